@@ -36,7 +36,7 @@ from trainfast_runner.results.comparison.ranking import (
 )
 from trainfast_runner.results.distributions import spread
 from trainfast_runner.results.doubts import doubts, watched_text
-from trainfast_tui.text.comparison_words import difference_text, value_text, verdict_text
+from trainfast_tui.text.comparison_words import difference_text, value_text, verdict_words
 
 
 def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:
@@ -121,7 +121,7 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
         ("steady", "from step 9", "still warming up"),
     ]
     assert found.notes[0].startswith("the conditions differed (start temperature, throttled by heat,")
-    assert verdict_text(found) is not None
+    assert verdict_words(found) is not None
 
 
 def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
@@ -173,12 +173,12 @@ def test_the_change_is_what_a_person_gets_by_subtracting() -> None:
 
 
 def test_the_sentence_says_which_way_and_how_sure() -> None:
-    text = verdict_text(compare(result(100), result(80)))
+    text = verdict_words(compare(result(100), result(80)))
     assert text is not None
     assert text.startswith("B has 20.0 % less throughput than A (95 % CI: -2")
-    text = verdict_text(compare(result(100), result(101))) or ""
+    text = verdict_words(compare(result(100), result(101))) or ""
     assert text.startswith("No significant difference in throughput (95")
-    assert "too few steps" in (verdict_text(compare(result(100), result(101, steps=2))) or "")
+    assert "too few steps" in (verdict_words(compare(result(100), result(101, steps=2))) or "")
 
 
 def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs() -> None:
@@ -229,7 +229,7 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Resu
     rows = {row.label: row for row in found.rows}
     assert (rows["throughput"].verdict, rows["step"].verdict) == (verdict, verdict)
     assert (rows["throughput"].interval_percent is None) == (verdict != WORSE)
-    words = verdict_text(found) or ""
+    words = verdict_words(found) or ""
     assert words.startswith("B has 40.0 % less") if verdict == WORSE else words == f"Speed is {verdict}."
 
 
@@ -266,7 +266,7 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do() -> None:
     assert (rows["throughput"].interval_percent, rows["step"].interval_percent) == (None, None)
     assert (rows["token throughput"].verdict, rows["token throughput"].percent) == (BETTER, pytest.approx(20))
     assert rows["token throughput"].interval_percent is not None
-    assert verdict_text(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
+    assert verdict_words(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
 
 
 def test_a_run_on_the_cpu_says_nothing_of_gpu_memory() -> None:
@@ -338,8 +338,8 @@ def test_speed_under_strict_malloc_thresholds_ranks_against_nothing() -> None:
     rows = {row.label: row for row in found.rows}
     assert rows["throughput"].verdict == rows["step"].verdict == STRICT_THRESHOLDS
     assert rows["throughput"].interval_percent is None
-    assert verdict_text(found) is not None
-    assert "not comparable" in str(verdict_text(found))
+    assert verdict_words(found) is not None
+    assert "not comparable" in str(verdict_words(found))
     assert any("speed is not comparable" in note for note in found.notes)
     assert compare(limited, limited).rows[0].verdict == STRICT_THRESHOLDS, "such a speed ranks against nothing"
 

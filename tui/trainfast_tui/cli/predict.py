@@ -29,7 +29,7 @@ from trainfast_tui.cli.printing.prediction_table import PredictionTable, print_n
 from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import count, percent, plain, size
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, phase_words
-from trainfast_tui.text.speed_words import speed_words
+from trainfast_tui.text.speed_words import speed_text
 from trainfast_tui.text.tables import pair_lines
 from trainfast_tui.text.wait_words import importing_words
 
@@ -161,7 +161,7 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Ite
     if isinstance(speed, UnknownSpeed):
         yield "speed", f"not predicted: {plain(speed.reason)}"
     else:
-        yield "speed", f"{speed_words(speed)}, 90 % interval, by {plain(speed.basis)}"
+        yield "speed", f"{speed_text(speed)}, 90 % interval, by {plain(speed.basis)}"
     if predicted.attention:
         yield "attention", predicted.attention
     yield "basis", predicted.basis

@@ -13,7 +13,7 @@ from trainfast_tui.text.comparison_words import (
     figure_with_unit,
     interval_text,
     value_text,
-    verdict_text,
+    verdict_words,
 )
 from trainfast_tui.text.format import ABSENT, plain, signed_percent, with_sizes
 from trainfast_tui.text.tables import figure_headings
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [_cells(row) for row in comparison.rows if row.a is not None or row.b is not None]
     header = ("FIGURE", *figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
     print_table(header, rows, drop=("95 % CI", "CHANGE"))
-    if (verdict := verdict_text(comparison)) is not None:
+    if (verdict := verdict_words(comparison)) is not None:
         print_line()
         print_line(verdict)
     if comparison.conditions:

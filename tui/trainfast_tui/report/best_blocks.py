@@ -37,7 +37,7 @@ from trainfast_tui.text.format import (
     with_sizes,
 )
 from trainfast_tui.text.search.best_answer import EFFECT_HEADER, best_answer_rows, count_rows, effect_rows
-from trainfast_tui.text.search.best_figures import gain_words, objective_of, typed_knobs
+from trainfast_tui.text.search.best_figures import gain_text, objective_of, typed_knobs
 from trainfast_tui.text.search.outcomes import outcome_of, role_of
 from trainfast_tui.text.tables import FigureHeading, figure_headings
 
@@ -108,7 +108,7 @@ def _question(question: BestQuestion) -> Iterator[Block]:
                 effect.knob,
                 value_text(effect.knob, effect.before),
                 value_text(effect.knob, effect.value),
-                gain_words(effect.gain_percent),
+                gain_text(effect.gain_percent),
                 effect.search_id,
             )
             for effect in question.earlier

@@ -14,7 +14,7 @@ from trainfast_tui.text.comparison_words import (
     figure_with_unit,
     interval_text,
     value_text,
-    verdict_text,
+    verdict_words,
 )
 from trainfast_tui.text.lines import Line, Tone, paragraph, rule
 from trainfast_tui.text.signs import SYNTHETIC_BADGE
@@ -56,7 +56,7 @@ class CompareScreen(PageScreen):
             [],
             *_figure_lines(comparison, width),
             [],
-            *paragraph(verdict_text(comparison) or "", width, "text"),
+            *paragraph(verdict_words(comparison) or "", width, "text"),
             *_condition_lines(comparison),
             *(
                 line

@@ -49,7 +49,7 @@ def interval_text(row: ComparisonRow) -> str:
     return f"{low:+.1f} to {high:+.1f} %"
 
 
-def verdict_text(comparison: Comparison) -> str | None:
+def verdict_words(comparison: Comparison) -> str | None:
     """Return the verdict; None if a run's throughput is unknown."""
     row = comparison.rows[0]
     if row.percent is None:

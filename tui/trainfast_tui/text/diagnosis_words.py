@@ -56,7 +56,7 @@ def diagnosis_section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]
             (figure_text(name, value), "text"),
         ]
         if (condition := thresholds.get(name)) is not None:
-            line.append((f"   the rule: {_threshold_text(condition)}", "muted"))
+            line.append((f"   the rule: {_threshold_words(condition)}", "muted"))
         lines.append(line)
     source = matched.source if matched is not None else ""
     for label, text in (("try", diagnosis.advice), ("source", source)):
@@ -84,7 +84,7 @@ def figure_text(name: str, value: float | int | str | None) -> str:
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
 
 
-def _threshold_text(condition: FigureCondition) -> str:
+def _threshold_words(condition: FigureCondition) -> str:
     """Return a rule's threshold for a figure, with its unit."""
     threshold = condition.threshold
     if isinstance(threshold, tuple):

@@ -1,4 +1,4 @@
-"""A predicted speed in words, alone and beside the measured one."""
+"""Speeds in words: a predicted one, alone and beside the measured one, and the remark on one of few steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from trainfast_runner.records.run_file import PredictedSpeed
 
 
-def speed_words(speed: PredictedSpeed) -> str:
+def speed_text(speed: PredictedSpeed) -> str:
     """Return a rate and its 90 % interval: `14.2 samples/s (12.9 to 15.6)`."""
     return f"{number(speed.median)} samples/s ({interval(speed.low, speed.high)})"
 
 
 def few_steps_note(measured: int) -> str:
-    """Return a remark on figures of so few steps; empty if no step or enough steps were measured."""
+    """Return the remark on a speed of so few steps; empty if no step or enough steps were measured."""
     if not 0 < measured < MIN_STEPS_TO_COMPARE:
         return ""
     return "1 timed step" if measured == 1 else "few steps"
@@ -25,7 +25,7 @@ def few_steps_note(measured: int) -> str:
 
 def against_predicted_speed(measured: float | None, speed: PredictedSpeed) -> str:
     """Return the prediction and its error: `predicted 14.2 samples/s (12.9 to 15.6), +3.1 %`."""
-    words = f"predicted {speed_words(speed)}"
+    words = f"predicted {speed_text(speed)}"
     if measured is None or not speed.median:
         return plain(words)
     return plain(f"{words}, {signed_percent(percent_change(measured, speed.median))}")

@@ -11,11 +11,11 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.search.best_figures import (
     best_label,
     budget_words,
-    gain_words,
+    gain_text,
     is_final,
     noise_words,
     objective_words,
-    rate_words,
+    rate_text,
     typed_knobs,
     verdict_counts,
 )
@@ -65,7 +65,7 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     if answer.best_number != baseline:
         rate, value = answer.baseline_rate, answer.baseline_value
         yield "baseline", _side_words(so_far, baseline, rate, value, answer.baseline_run_ids)
-        yield "gain", gain_words(answer.gain_percent)
+        yield "gain", gain_text(answer.gain_percent)
     elif noise is not None:
         yield "gain", "none beyond the noise: the baseline is kept"
     else:
@@ -93,7 +93,7 @@ def _side_words(
     so_far: BestSoFar, number: int, rate: Interval | None, value: Interval | None, run_ids: Sequence[str]
 ) -> str:
     """Return a setting with its rate, its objective where that is another figure, and its runs."""
-    words = f"{typed_knobs(so_far.candidate(number).knobs)}: {rate_words(rate)}"
+    words = f"{typed_knobs(so_far.candidate(number).knobs)}: {rate_text(rate)}"
     if value is not None and so_far.objective != "samples_per_s":
         words += f", {objective_words(so_far.objective, so_far.for_steps, value)}"
     return f"{words}, runs {' and '.join(run_ids)}" if run_ids else f"{words}, not confirmed"
@@ -111,14 +111,14 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     for effect in answer.effects:
         text_of = KNOBS_BY_NAME[effect.knob].text_of
         basis = "turned back in a run" if effect.measured else "earlier searches" if effect.earlier else "the trials"
-        yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_words(effect.gain_percent), basis
+        yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_text(effect.gain_percent), basis
 
 
 def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     rates = {verdict.candidate_number: verdict.rate for verdict in answer.verdicts}
     for number in answer.pareto_numbers:
         knobs = typed_knobs(so_far.candidate(number).knobs)
-        yield knobs, rate_words(rates.get(number)), fmt.size(so_far.peak_bytes(number))
+        yield knobs, rate_text(rates.get(number)), fmt.size(so_far.peak_bytes(number))
 
 
 def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:

@@ -61,14 +61,14 @@ def typed_knobs(knobs: Mapping[str, Any]) -> str:
     return " ".join(typed_overrides(knobs))
 
 
-def rate_words(rate: Interval | None) -> str:
+def rate_text(rate: Interval | None) -> str:
     """Return a rate with its 95 % interval: `123 samples/s (120 to 126)`."""
     if rate is None:
         return fmt.ABSENT
     return f"{fmt.per_second(rate.median, 'samples')} ({fmt.interval(rate.low, rate.high)})"
 
 
-def gain_words(percent: Interval | None) -> str:
+def gain_text(percent: Interval | None) -> str:
     """Return a gain with its 95 % interval: `+34.1 % (+31.0 % to +37.2 %)`."""
     if percent is None:
         return "unknown"
@@ -118,11 +118,11 @@ def unit_of(objective: str, median: float) -> tuple[str, float]:
 def objective_words(objective: str, for_steps: int | None, value: Interval) -> str:
     """Return a figure with its 95 % interval: `123 tokens/s (120 to 126)`, `12.3 min (12.1 to 12.5) for 800 steps`."""
     unit, divisor = unit_of(objective, value.median)
-    words = figure_words(value, divisor, f" {unit}")
+    words = figure_with_interval_text(value, divisor, f" {unit}")
     return words if for_steps is None else f"{words} for {counted(for_steps, 'step')}"
 
 
-def figure_words(value: Interval, divisor: float, unit: str = "") -> str:
+def figure_with_interval_text(value: Interval, divisor: float, unit: str = "") -> str:
     """Return a figure divided by `divisor`, with its interval if it has one: `123 (120 to 126)`."""
     words = f"{fmt.number(value.median / divisor)}{unit}"
     if value.low == value.high:

@@ -9,7 +9,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.keys import ASK_VARY, key_of
-from trainfast_tui.text.search.best_figures import budget_words, gain_words, noise_words, objective_words, typed_knobs
+from trainfast_tui.text.search.best_figures import budget_words, gain_text, noise_words, objective_words, typed_knobs
 from trainfast_tui.text.search.outcomes import role_of
 from trainfast_tui.text.wait_words import wait_words
 
@@ -94,7 +94,7 @@ def _answer_words(so_far: BestSoFar) -> str:
         budget += "best so far: "
     words = candidate_words(so_far.space, answer.best_number)
     if (gain := answer.gain_percent) is not None:
-        words += f": {gain_words(gain)}"
+        words += f": {gain_text(gain)}"
     return budget + words
 
 

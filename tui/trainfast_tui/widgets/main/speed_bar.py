@@ -8,7 +8,7 @@ from trainfast_tui.next_run.memory_and_speed import MeasuredSpeed, NextRunSpeed
 from trainfast_tui.painting.painted import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, first_fitting, join_pieces, paragraph, rule
-from trainfast_tui.text.speed_words import speed_words
+from trainfast_tui.text.speed_words import speed_text
 from trainfast_tui.widgets.bar import MEASURED_SIGN, has_long_form
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _predicted_lines(speed: NextRunSpeed, predicted: PredictedSpeed, width: int,
     In the short form the change stands alone.
     """
     change_percent = speed.change_percent
-    words: Piece = (speed_words(predicted), "title")
+    words: Piece = (speed_text(predicted), "title")
     interval = first_fitting([[("predicted ", "muted"), words], [words]], width)
     if change_percent is None:
         return [interval]

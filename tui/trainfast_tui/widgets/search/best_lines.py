@@ -8,7 +8,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Piece, Tone, labelled
 from trainfast_tui.text.search.best_answer import precision_words
-from trainfast_tui.text.search.best_figures import figure_words, gain_words, unit_of, verdict_counts
+from trainfast_tui.text.search.best_figures import figure_with_interval_text, gain_text, unit_of, verdict_counts
 from trainfast_tui.text.search.best_state import candidate_words
 from trainfast_tui.text.search.outcomes import outcome_of, role_of
 from trainfast_tui.widgets.bar import bar
@@ -55,7 +55,7 @@ def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width:
     candidate = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
     value, divisor = so_far.values.get(index), _unit(so_far)[1]
     if value is not None:
-        words = figure_words(value, divisor)
+        words = figure_with_interval_text(value, divisor)
     if isinstance(attempt, Trial):
         steps = f"{len(attempt.step_ms)}" if attempt.step_ms else fmt.ABSENT
         process = "repeat" if attempt.repeats else "warm" if attempt.warm else "new"
@@ -103,7 +103,7 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     names = [_effect_name(effect) for effect in answer.effects]
     label_width = min(max(map(len, names)), max(MIN_EFFECT_CELLS, width - GAIN_CELLS))
     gains = [effect.gain_percent for effect in answer.effects]
-    words = [gain_words(gain) for gain in gains]
+    words = [gain_text(gain) for gain in gains]
     bar_room = width - label_width - max(map(len, words)) - BASIS_CELLS
     bar_width = max(MIN_BAR_CELLS, min(MAX_BAR_CELLS, bar_room))
     largest = max(gain.median for gain in gains)
