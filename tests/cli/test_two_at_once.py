@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -124,7 +123,7 @@ def test_a_stop_that_is_left_early_says_in_its_exit_code_how(
 ) -> None:
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     _, directory = Home(tmp_path).new_run("stubborn")
-    monkeypatch.setattr(stop_command, "stop", lambda *arguments, **options: os.kill(os.getpid(), number))
+    monkeypatch.setattr(stop_command, "stop", lambda *arguments, **options: signal.raise_signal(number))
     arguments = argparse.Namespace(reference=directory.name, now=False, json=False)
     with shared_lock(directory):
         assert stop_command.run(arguments) == code
