@@ -74,9 +74,12 @@ def test_a_name_that_no_gpu_has_does_not_train_on_the_cpu(variable: str) -> None
     )
 
 
-@pytest.mark.parametrize("variable", ["0,0", "1,0,1", "GPU-aa,GPU-aa11"])
-def test_a_gpu_that_is_named_twice_leaves_none_as_in_torch(variable: str) -> None:
-    assert refused(seen(variable)).startswith(f"CUDA_VISIBLE_DEVICES={variable} names")
+@pytest.mark.parametrize(("variable", "index"), [("0,0", 0), ("1,0,1", 1), ("GPU-aa,GPU-aa11", 0)])
+def test_a_gpu_that_is_named_twice_leaves_none_as_in_torch(variable: str, index: int) -> None:
+    assert refused(seen(variable)) == (
+        f"CUDA_VISIBLE_DEVICES={variable} names GPU {index} twice, so torch sees none; try CUDA_VISIBLE_DEVICES=0,"
+        " or devices=cpu to train on the CPU (allowed: 0, 1)"
+    )
 
 
 def test_an_nvml_failure_with_gpus_present_is_refused_and_says_what_to_do() -> None:

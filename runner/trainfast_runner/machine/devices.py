@@ -22,7 +22,7 @@ from trainfast_runner.machine.gpus.visible import (
     VISIBLE_DEVICES,
     hides_all,
     named_instance,
-    no_gpu_named_error,
+    no_gpu_left_error,
     order_unknown_error,
     visible_devices,
 )
@@ -210,7 +210,7 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
         return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
     gpus = visible_devices(machine.nvml_gpus, environment, cuda_order)
     if not gpus:
-        raise no_gpu_named_error(environment, machine.nvml_gpus)
+        raise no_gpu_left_error(environment, "names no GPU here", machine.nvml_gpus)
     if all(gpu.mig_mode is True for gpu in gpus):
         raise _mig_mode_error(gpus, machine.instances)
     topology = read_topology() if len(gpus) > 2 else None

@@ -77,10 +77,9 @@ def visible_devices(
 ) -> list[Device]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
 
-    Empty if a GPU is named twice, as torch reads it (`_parse_visible_devices` in torch/cuda/__init__.py).
-
     `cuda_order` gives the UUIDs in CUDA's own order, by which CUDA counts unless CUDA_DEVICE_ORDER=PCI_BUS_ID. It is
-    asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails.
+    asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails,
+    and if a GPU is named twice: torch then sees none (`_parse_visible_devices` in torch/cuda/__init__.py).
     """
     gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
     named_entries = visible_entries(environment)
@@ -100,7 +99,8 @@ def visible_devices(
         if len(matching_gpus) != 1:
             break
         if matching_gpus[0] in chosen:
-            return []
+            fault = f"names GPU {matching_gpus[0].index} twice, so torch sees none"
+            raise no_gpu_left_error(environment, fault, gpus)
         chosen += matching_gpus
     return chosen
 
@@ -115,10 +115,10 @@ def order_unknown_error(environment: Mapping[str, str], reason: str) -> UserErro
     )
 
 
-def no_gpu_named_error(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> UserError:
-    """The refusal of a CUDA_VISIBLE_DEVICES that hides nothing on purpose and leaves nothing either."""
+def no_gpu_left_error(environment: Mapping[str, str], fault: str, gpus: Sequence[Device]) -> UserError:
+    """The refusal of a CUDA_VISIBLE_DEVICES that leaves no GPU and was not meant to hide them all."""
     return UserError(
-        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} names no GPU here",
+        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} {fault}",
         key=VISIBLE_DEVICES,
         allowed=[str(gpu.index) for gpu in gpus],
         advice=f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}",
