@@ -73,7 +73,7 @@ def test_new_over_a_parent_stays_an_extension(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '[model]\nfamily = "llama"  # small\nhidden_size = 64\n[data]\nkind = "text"\n[model.rope]\ntheta = 1.0\n',
+        '[model]\n# small\nfamily = "llama"\nhidden_size = 64\n[data]\nkind = "text"\n[model.rope]\ntheta = 1.0\n',
         'model.family = "llama"  # small\ndata.kind = "text"\nmodel.hidden_size = 64\nmodel.rope.theta = 1.0\n',
     ],
 )
@@ -84,9 +84,14 @@ def test_new_from_a_table_that_stands_in_two_places(cli: Cli, text: str) -> None
     saved = tomllib.loads(saved_text)
     assert saved["model"] == {"family": "llama", "hidden_size": 256, "rope": {"theta": 1.0}}
     assert saved["data"] == {"kind": "text"}
-    assert "# small" in saved_text
+    assert saved_text == (cli.presets / "mine.toml").read_text().replace("64", "256")
     assert cli("presets", "new", "other", "--from", "mine", "--set", "model.family=gpt2").code == 0
     assert tomllib.loads((cli.presets / "other.toml").read_text())["model"] == {"family": "gpt2"}
+    scaling = ["--set", "model.scaling={kind={factor=2}}"]
+    assert cli("presets", "new", "scaled", "--from", "mine", *scaling).code == 0
+    saved = tomllib.loads((cli.presets / "scaled.toml").read_text())
+    assert saved["model"]["scaling"] == {"kind": {"factor": 2}}
+    assert saved["data"] == {"kind": "text"}
 
 
 def test_another_model_brings_its_own_fields(cli: Cli) -> None:

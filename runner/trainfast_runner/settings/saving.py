@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import AbstractTable
 from tomlkit.toml_document import TOMLDocument
 
 from trainfast_runner.errors import UserError
@@ -107,8 +107,8 @@ def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> No
             _flatten(document, preset)
     saved_model = saved_spec.model
     if any(spec.model.get(key) != saved_model.get(key) for key in presets.MODEL_SOURCES):
+        # Every field of another model is written.
         saved_model = {}
-        _table(document, "model").clear()
     _set_values(document, "model", spec.model, saved_model, relative=("path",))
     data = dict(spec.data)
     if "paths" in data:
@@ -128,7 +128,7 @@ def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
     for section, values in (("model", preset.model), ("data", preset.data), ("knobs", _toml_values(preset.knobs))):
         table = _table(document, section)
         for key, value in values.items():
-            table.setdefault(key, value)
+            table.setdefault(key, _in_one_line(value))
 
 
 def _set_values(
@@ -149,18 +149,26 @@ def _set_values(
     if not changed_values and not removed_keys:
         return
     table = _table(document, section)
-    for key in removed_keys:
-        del table[key]
     for key, value in changed_values.items():
-        table[key] = value
+        table[key] = _in_one_line(value)
+    for key in removed_keys:
+        # Looked up for each key: the view of a table in several places is wrong after one of its keys is removed.
+        del _table(document, section)[key]
 
 
-def _table(document: TOMLDocument, section: str) -> AbstractTable:
-    """The table of the section, which is added if it is missing, and joined if it is written in several places."""
-    if not isinstance(document.get(section), AbstractTable):
-        joined = tomlkit.table()
-        joined.update(document.pop(section, {}))
-        document[section] = joined
+def _in_one_line(value: Any) -> Any:
+    """The value; a table as an inline one, because a header would take the dotted keys that follow it."""
+    if not isinstance(value, dict):
+        return value
+    table = tomlkit.inline_table()
+    table.update(value)
+    return table
+
+
+def _table(document: TOMLDocument, section: str) -> MutableMapping[str, Any]:
+    """The table of the section, which is added if it is missing."""
+    if section not in document:
+        document[section] = tomlkit.table()
     table = document[section]
-    assert isinstance(table, AbstractTable)
+    assert isinstance(table, MutableMapping)
     return table
