@@ -191,6 +191,7 @@ def test_a_shell_file_gets_flags(tmp_path: Path) -> None:
         ("'--per-device-train-batch-size=4'", "--per-device-train-batch-size=16"),
         ('"--per_device_train_batch_size" "4"', '"--per_device_train_batch_size" 16'),
         ('"--per_device_train_batch_size=$BS"', '"--per_device_train_batch_size=$BS"'),
+        ('--"per-device-train-batch-size=4"', "--per-device-train-batch-size=16"),
     ],
 )
 def test_a_flag_in_quotes_is_not_given_twice(tmp_path: Path, word: str, new_word: str) -> None:
@@ -198,7 +199,7 @@ def test_a_flag_in_quotes_is_not_given_twice(tmp_path: Path, word: str, new_word
     file.write_text(f"python train.py {word} --output_dir out\n")
     text, found = changed(file, a_run(script=True, batch_size=16))
     assert text == f"python train.py {new_word} --output_dir out\n"
-    assert found.notes == ((f'{file}: --per_device_train_batch_size is "$BS": make it 16',) if "$" in word else ())
+    assert found.notes == ((f"{file}: --per_device_train_batch_size is $BS: make it 16",) if "$" in word else ())
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,14 @@ def test_a_flag_in_quotes_is_read() -> None:
     assert imported.not_understood == ("colour='red'",)
 
 
+@pytest.mark.parametrize(
+    "flag", ['"--learning_rate"=3e-4', '--"learning_rate=3e-4"', "'--learning_rate'=\"3e-4\"", "--learning'_rate=3e-4'"]
+)
+def test_a_flag_is_read_wherever_its_quotes_stand(flag: str) -> None:
+    imported = import_settings(f"python t.py {flag}", "it", "tiny-llama")
+    assert (imported.knobs, imported.not_understood) == ({"lr": 3e-4}, ())
+
+
 def test_what_is_not_understood_is_listed_and_nothing_is_executed() -> None:
     text = "import os; os.remove('/nothing')\nargs = TrainingArguments('o', optim='lion', lr=x, fsdp='full_shard')\n"
     imported = import_settings(text, "train.py", "tiny-llama")

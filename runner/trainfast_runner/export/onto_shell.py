@@ -104,7 +104,7 @@ def _flag_edits(
             continue
         flag, value_word = flags[name]
         if value_word is not None and "$" in value_word.text:
-            notes.append(f"{file}: --{name} is {value_word.text}: make it {new}")
+            notes.append(f"{file}: --{name} is {value_word.value}: make it {new}")
         elif value is None:
             gone = [flag] if value_word is None or value_word.begin == flag.begin else [flag, value_word]
             edits += [(word.begin, word.end, "") for word in gone]

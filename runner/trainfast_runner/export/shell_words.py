@@ -34,9 +34,9 @@ class Word:
 
     @property
     def value(self) -> str:
-        """The word without its quotes."""
+        """The word without its quotes, those in `$(...)` too."""
         try:
-            return "".join(shlex.split(self.text))
+            return " ".join(shlex.split(self.text))
         except ValueError:
             return self.text
 
@@ -86,12 +86,10 @@ def flags_of(words: list[Word]) -> dict[str, tuple[Word, Word | None]]:
     for index, word in enumerate(words):
         if not word.value.startswith("--") or word.value == "--":
             continue
-        name, equals, _ = word.value[2:].partition("=")
+        name, equals, value = word.value[2:].partition("=")
         after = words[index + 1] if index + 1 < len(words) else None
         if equals:
-            # The quote that opens before the flag closes after its value.
-            opening_quote = "" if word.text.startswith("--") else word.text[0]
-            value_word: Word | None = Word(opening_quote + word.text.partition("=")[2], word.begin, word.end)
+            value_word: Word | None = Word(shlex.quote(value), word.begin, word.end)
         else:
             value_word = after if after is not None and not after.value.startswith("--") else None
         flags[name.replace("-", "_")] = (word, value_word)
