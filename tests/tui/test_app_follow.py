@@ -57,7 +57,10 @@ def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Callable[[Path]
 
 def test_a_figure_out_of_bounds_makes_its_line_unreadable(home: Home, hold: Callable[[Path], None]) -> None:
     directory = live(home, hold, steps=20)
-    damaged = [msgspec.structs.replace(a_step(n), data_ms=1e308) for n in (21, 22)]
+    damaged = [
+        msgspec.structs.replace(a_step(21), data_ms=1e308),
+        msgspec.structs.replace(a_step(22), phase_peaks={"optimizer": 2**63}),
+    ]
     append(directory / "steps.jsonl", *damaged, a_step(23))
     followed = Follower(directory).poll()
     assert [step.step for step in followed.steps][-2:] == [20, 23]

@@ -42,7 +42,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     lr: Bounded | None = None
     loss_scale: Bounded | None = None
     compiling: bool = False
-    phase_peaks: dict[str, int] | None = None
+    phase_peaks: dict[str, Count] | None = None
     loss_not_finite: bool = False
 
     def __post_init__(self) -> None:

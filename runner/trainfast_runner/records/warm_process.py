@@ -98,7 +98,7 @@ class WarmLine(msgspec.Struct, frozen=True, kw_only=True):
 class ProbeLine(WarmLine, frozen=True, kw_only=True):
     """A rank's answer to a `ProbeOrder`. `outcome` is fits or oom."""
 
-    phase_peaks: dict[str, int] = {}
+    phase_peaks: dict[str, Count] = {}
     limit_peak_bytes: Count | None = None
     available_after_bytes: Count | None = msgspec.field(default=None, name="room_after_bytes")
     """Available memory of the rank after the probe."""
