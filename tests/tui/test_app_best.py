@@ -374,6 +374,6 @@ def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) ->
 
 def test_the_command_aligns_the_gains_of_its_answer_to_the_right(home: Home) -> None:
     lines = answer_lines(best_seen(a_best_search(home, best_answered())).so_far, BEST_ID)
-    header = next(at for at, line in enumerate(lines) if line.startswith("knob "))
+    header = next(at for at, line in enumerate(lines) if line.startswith("value "))
     table = lines[header : header + 5]
     assert len({line.index(")") for line in table}) == 1, "\n".join(table)

@@ -33,7 +33,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], max_cells: int =
     """Return aligned lines, the header first; no column is over `max_cells` wide."""
     lines = [header, *rows]
     widths = [min(max_cells, max(map(cell_len, column))) for column in zip(*lines, strict=True)]
-    return [aligned_line(line, widths, figure_columns(header)) for line in lines]
+    right = figure_columns(header)
+    return [aligned_line(line, widths, right) for line in lines]
 
 
 def aligned_line(cells: Iterable[str], widths: Iterable[int], right: Container[int]) -> str:

@@ -19,7 +19,7 @@ from trainfast_tui.text.search.best_figures import (
     typed_knobs,
     verdict_counts,
 )
-from trainfast_tui.text.tables import FigureHeading, pair_lines, table
+from trainfast_tui.text.tables import FigureHeading, figure_headings, pair_lines, table
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.best_so_far import BestSoFar
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 5
 """Runner-ups and candidates that were not tried are listed up to this many."""
-EFFECT_HEADER = ("knob", "instead of", FigureHeading("gave (95 % CI)"), "measured by")
-PARETO_HEADER = ("fastest in its memory", "rate", FigureHeading("peak"))
+EFFECT_HEADER = ("value", "instead of", FigureHeading("gave (95 % CI)"), "measured by")
+PARETO_HEADER = ("fastest in its memory", *figure_headings("rate", "peak"))
 
 
 def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
