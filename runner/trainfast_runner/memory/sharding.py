@@ -70,7 +70,7 @@ class WholeModel:
 class MemoryRule:
     """Turns the live bytes of the whole model in one process into those of one rank of a strategy.
 
-    By this rule itself the rank keeps everything.
+    The base class is the rule of a strategy whose rank keeps everything.
     """
 
     def __init__(self, model: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
@@ -326,15 +326,17 @@ class ZeroParametersOffloaded(ZeroParameters):
         return super().in_optimizer(live)._replace(temporary=self._host_scratch(live, self.largest_group))
 
 
-MEMORY_RULES = {
-    "Unshared": MemoryRule,
-    "Replicated": Replicated,
-    "Copied": Copied,
-    "FullySharded": FullySharded,
-    "ZeroPartitioned": ZeroPartitioned,
-    "ZeroParameters": ZeroParameters,
-    "ZeroOffloaded": ZeroOffloaded,
-    "ZeroParametersOffloaded": ZeroParametersOffloaded,
+MEMORY_RULES = {"Unshared": MemoryRule} | {
+    rule.__name__: rule
+    for rule in (
+        Replicated,
+        Copied,
+        FullySharded,
+        ZeroPartitioned,
+        ZeroParameters,
+        ZeroOffloaded,
+        ZeroParametersOffloaded,
+    )
 }
 """The catalog's `memory_rule`s. Under tensor parallelism the trace is of one rank's part of the model, and the dp axis
 shares this part like a whole model."""
