@@ -133,7 +133,7 @@ def find_python(python: str | None) -> str:
 
 
 def _missing_packages_error(executable: str, missing: Iterable[str]) -> UserError:
-    """The refusal of a Python that cannot train, with the command that installs them."""
+    """The refusal of a Python that lacks packages, with the command that installs them."""
     names = " ".join(dict.fromkeys(missing))
     return UserError(
         f"{executable} has no {names.replace(' ', ', ')}; install with: {executable} -m pip install {names}",

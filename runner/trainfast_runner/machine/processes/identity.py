@@ -17,7 +17,10 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True)
 class Identity:
-    """One process, never reused: its pid, and its start in clock ticks since boot (field 22 of `/proc/PID/stat`)."""
+    """One process, told apart from later ones with its pid by its start.
+
+    `start_ticks` are clock ticks since boot (field 22 of `/proc/PID/stat`).
+    """
 
     pid: int
     start_ticks: int

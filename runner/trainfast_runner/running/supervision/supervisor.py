@@ -46,7 +46,7 @@ from trainfast_runner.units import counted
 LOST_RANK_GRACE_S = 5.0
 """Time for a training that has lost a rank to end after SIGTERM."""
 UNKILLABLE_S = 60.0
-"""Time to end after SIGKILL: seconds with a large memory; an uninterruptible sleep never ends."""
+"""Time to end after SIGKILL: seconds with a large memory; a process in uninterruptible sleep may never end."""
 LEFTOVER_GRACE_S = 5.0
 """Time for processes that the training left behind to end after SIGTERM; less if grace_s is less."""
 LAST_MOMENTS_S = 1.0

@@ -70,7 +70,7 @@ class PresetBatchConductor(BatchConductor):
         replies = process.probe(batch_size, steps)
         seconds = (time.monotonic_ns() - began_ns) / 1e9
         if replies is None:
-            # No rank answered: an error other than an OOM, or the run was killed.
+            # No rank answered: an error other than an OOM, or the run was killed, by the kernel or from outside.
             result = self._runs.wait_for_process_end()
             raise_if_stopped(result)
             if result.state != "oom":
