@@ -35,30 +35,47 @@ MODULE_FLAG = re.compile(rf"-{PYTHON_LETTERS}m|--module")
 """The word before a module; `--module` is torchrun's."""
 FLAG_WITH_MODULE = re.compile(rf"-{PYTHON_LETTERS}m([^\W\d][\w.]*)")
 """A word of Python's that names the module too: `python -mMODULE`."""
-PYTHON_OPTIONS_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
-"""Options of Python that take the next word."""
-LAST_PYTHON_OPTION = re.compile(rf"-({PYTHON_LETTERS}c.*)?", re.DOTALL)
-"""`-` and `-c TEXT`: the words after them are the program's own arguments."""
+PYTHON_OPTION_BEFORE_VALUE = re.compile(rf"-{PYTHON_LETTERS}[XW]|--check-hash-based-pycs")
+"""A word of Python's options that takes the next word."""
+PROGRAM_OPTION = re.compile(rf"-{PYTHON_LETTERS}([mc])(.*)", re.DOTALL)
+"""The last of Python's options, `-m` or `-c`, with the module or text where they are in the same word."""
 
 
 def script_index(words: Sequence[str]) -> int | None:
     """Return the index of the word with the script's file or module (`script_name`); None if there is neither."""
-    in_python_options = False
-    for index, word in enumerate(words):
-        if word.endswith(".py"):
-            return index
+    index = 0
+    while index < len(words):
+        word = words[index]
         # `numactl -m 0` and `docker run -m 4g` name memory.
         is_module = index > 0 and MODULE_FLAG.fullmatch(words[index - 1]) and re.match(r"[^-\d]", word)
-        # Another program's option may look the same: `train -dimension 2`.
-        is_module = is_module or (in_python_options and FLAG_WITH_MODULE.fullmatch(word))
-        if is_module and script_name(word) not in SCRIPT_RUNNERS:
+        if word.endswith(".py") or (is_module and word not in SCRIPT_RUNNERS):
             return index
-        is_python_option = word.startswith("-") and not LAST_PYTHON_OPTION.fullmatch(word)
-        is_value = index > 0 and words[index - 1] in PYTHON_OPTIONS_WITH_VALUE
-        in_python_options = bool(PYTHON.fullmatch(os.path.basename(word))) or (
-            in_python_options and (is_python_option or is_value)
-        )
+        if not PYTHON.fullmatch(os.path.basename(word)):
+            index += 1
+            continue
+        index += program_index(words[index:])
+        program = words[index] if index < len(words) else ""
+        option = PROGRAM_OPTION.fullmatch(program)
+        if program == "-" or (option is not None and option[1] == "c"):
+            # The words after it are arguments of a program without a name.
+            return None
+        # Only a Python's: another program's option may look the same, as in `train -dimension 2`.
+        if FLAG_WITH_MODULE.fullmatch(program) and script_name(program) not in SCRIPT_RUNNERS:
+            return index
     return None
+
+
+def program_index(words: Sequence[str]) -> int:
+    """Return the index of a Python's program in `words`, which begin with the Python: a file, `-`, `-m` or `-c`.
+
+    The index is past the end of the words if there is no program.
+    """
+    index = 1
+    while index < len(words) and words[index].startswith("-") and words[index] != "-":
+        if PROGRAM_OPTION.fullmatch(words[index]):
+            break
+        index += 2 if PYTHON_OPTION_BEFORE_VALUE.fullmatch(words[index]) else 1
+    return index
 
 
 def script_name(word: str) -> str:

@@ -13,10 +13,11 @@ from pathlib import Path
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.script_in_command import (
     ACCELERATE_MODULES,
+    PROGRAM_OPTION,
     PYTHON,
     PYTHON_LETTERS,
-    PYTHON_OPTIONS_WITH_VALUE,
     TORCHRUN_MODULES,
+    program_index,
     script_index,
     script_name,
 )
@@ -28,6 +29,8 @@ LAUNCHERS = {
     "accelerate-launch": ACCELERATE_MODULES[1],
 }
 """Modules of the launchers' console scripts."""
+ISOLATING_OPTION = re.compile(rf"-{PYTHON_LETTERS}[IE]")
+"""The beginning of a word of Python's options by which it ignores PYTHONPATH."""
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
 EACH_DEVICE = ("gpu", "auto", "xpu")
 """Counts by which torchrun starts a process for each GPU, or for each core where it has none."""
@@ -175,8 +178,9 @@ def _launcher_command(typed: Sequence[str], python: str | None, cwd: str) -> Scr
 def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """A Python with a script, a module or `-c`; a module may be a launcher's."""
     interpreter = python or _command_path(typed[0], cwd)
-    flags, arguments = _split_flags(typed[1:])
-    isolated = any(flag[1:].isalpha() and set(flag) & {"I", "E"} for flag in flags if flag[1] not in "WX-")
+    index = program_index(typed)
+    arguments = _program_words(typed[index:])
+    isolated = any(ISOLATING_OPTION.match(word) for word in typed[1 : index + 1])
     count: int | None = 1
     accelerate: AccelerateLaunch | None = None
     launched, script = False, tuple(arguments)
@@ -227,21 +231,12 @@ def _name_of(script: Sequence[str]) -> str:
     return Path(script[0]).name
 
 
-def _split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The interpreter's options, and the words from `-m`, `-c` or the script on."""
-    flags: list[str] = []
-    remaining = list(arguments)
-    while remaining and remaining[0].startswith("-") and remaining[0] not in ("-m", "-c", "-"):
-        flag = remaining.pop(0)
-        # `-um MODULE` is `-u -m MODULE`, and `-mMODULE` is `-m MODULE`.
-        if joined := re.fullmatch(rf"(-{PYTHON_LETTERS})([mc])(.*)", flag):
-            own = [joined[1]] if joined[1] != "-" else []
-            attached = [joined[3]] if joined[3] else []
-            return [*flags, *own], [f"-{joined[2]}", *attached, *remaining]
-        flags.append(flag)
-        if flag in PYTHON_OPTIONS_WITH_VALUE and remaining:
-            remaining.pop(0)
-    return flags, remaining
+def _program_words(words: Sequence[str]) -> list[str]:
+    """A Python's program and its arguments, with `-m` and `-c` in a word of their own: `-m MODULE` for `-umMODULE`."""
+    option = PROGRAM_OPTION.fullmatch(words[0]) if words else None
+    if option is None:
+        return list(words)
+    return [f"-{option[1]}", *filter(None, [option[2]]), *words[1:]]
 
 
 def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
