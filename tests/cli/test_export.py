@@ -100,6 +100,14 @@ def test_the_files_are_written_once(trained: tuple[Cli, Done], tmp_path: Path) -
     assert "train.sh exists already" in cli(*words).refused()
 
 
+def test_a_file_that_cannot_be_written_is_a_failure(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+    cli, _ = trained
+    (tmp_path / "train.sh").symlink_to("missing/train.sh")
+    done = cli("export", "last", "--to", "torchrun", "-o", str(tmp_path))
+    assert done.code == 4
+    assert done.err == f"trainfast-tui: cannot write into {tmp_path}: No such file or directory\n"
+
+
 def test_a_script_gets_the_settings_as_a_diff(trained: tuple[Cli, Done], tmp_path: Path) -> None:
     cli, _ = trained
     script = tmp_path / "train.py"

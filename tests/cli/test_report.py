@@ -274,9 +274,17 @@ def test_bad_input_is_one_line_and_writes_nothing(recorded: Cli, tmp_path: Path)
     assert "there is no folder" in recorded("report", "last", "-o", str(tmp_path / "no" / "report.md")).refused()
     (tmp_path / "folder.md").mkdir()
     assert "is a folder" in recorded("report", "last", "-o", str(tmp_path / "folder.md")).refused()
-    assert "report.md" in recorded("report", "last", "-o", "/proc/report.md").refused()
+    # Root learns only at the end that it cannot write here.
+    assert "/proc/report.md" in recorded("report", "last", "-o", "/proc/report.md").err
     assert "-o" in recorded("report", "last").refused()
     assert list(tmp_path.glob("*.html")) == []
+
+
+def test_a_report_that_the_disk_has_no_space_for_is_a_failure(recorded: Cli, tmp_path: Path) -> None:
+    (tmp_path / "report.md").symlink_to("/dev/full")
+    done = recorded("report", "last", "-o", str(tmp_path / "report.md"))
+    assert done.code == 4
+    assert done.err == f"trainfast-tui: cannot write {tmp_path / 'report.md'}: No space left on device\n"
 
 
 def test_a_run_that_is_running_has_no_report(cli: Cli, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from trainfast_runner.export.onto import OntoFile, onto
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.cli.arguments import add_run, directory_of
+from trainfast_tui.cli.exit_codes import EXIT_FAILED
 from trainfast_tui.cli.printing.output import print_exact, print_json, print_line, print_notice
 from trainfast_tui.text.format import plain
 
@@ -153,5 +154,5 @@ def _write(exported: Exported, folder: Path) -> list[Path]:
         for path in paths:
             path.write_text(exported.files[path.name], encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write into {folder}: {error.strerror}", key="-o") from None
+        raise UserError(f"cannot write into {folder}: {error.strerror}", key="-o", exit_code=EXIT_FAILED) from None
     return paths

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_tui.cli.exit_codes import EXIT_FAILED
 
 
 def output_path(name: str, endings: Sequence[str]) -> Path:
@@ -34,7 +35,7 @@ def write_output(path: Path, text: str, option: str = "-o") -> int:
     try:
         return path.write_bytes(text.encode())
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", key=option) from None
+        raise UserError(f"cannot write {path}: {error.strerror}", key=option, exit_code=EXIT_FAILED) from None
     except UnicodeEncodeError as error:
         word = os.fsencode(error.object[error.start : error.end])
         raise UserError(f"cannot write {path}: {word!r} is not UTF-8", key=option) from None
