@@ -17,6 +17,7 @@ from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, TimeAxis, time_axis
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.live.machine_events import MachineEvents
+from trainfast_tui.screens.help import SIGN_MEANINGS
 from trainfast_tui.text.event_words import DESCRIPTIONS, events_of_run
 
 
@@ -51,6 +52,22 @@ def test_a_compilation_stands_where_it_began(home: Home) -> None:
     event = next(one for one in events_of_run(Follower(directory).poll()) if one.sign == "c")
     assert event.t_ns == first.t_ns - 7 * S
     assert event.words == "step 1 compiled: it took 7 s"
+
+
+def test_a_throttle_reason_without_a_cause_has_signs_of_its_own(home: Home) -> None:
+    directory = a_run(home, steps=2)
+    write_lines(directory / "steps.jsonl", [msgspec.structs.replace(a_step(1), compiling=True)])
+    events = [
+        Event(t_ns=START_NS + second * S, kind=kind, device=0, detail="application_clocks")
+        for second, kind in ((20, "throttle_on"), (24, "throttle_off"))
+    ]
+    write_lines(directory / "events.jsonl", events)
+    described = {event.sign: event.words for event in events_of_run(Follower(directory).poll())}
+    assert described["c"] == "step 1 compiled: it took 1.2 s"
+    assert described["O"] == "GPU 0: held at the application clocks someone set"
+    assert described["o"] == "GPU 0: no longer: held at the application clocks someone set, after 4 s"
+    [meaning] = [meaning for sign, meaning in SIGN_MEANINGS if sign == "O o"]
+    assert "a reason for lower clocks that has no letter" in meaning
 
 
 def test_a_machine_without_a_run_tells_from_its_samples_and_looks_at_each_once() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.screens.base import PageScreen
+from trainfast_tui.text.event_words import OTHER_REASON_LETTER
 from trainfast_tui.text.keys import SCRIPT_KEY, actions_of, key_of
 from trainfast_tui.text.knob_groups import knobs_by_group
 from trainfast_tui.text.lines import Line, Section, Tone, has_all_words, labelled, line_text, paragraph, rule
@@ -41,6 +42,10 @@ SIGN_MEANINGS = (
     ("▸", "the cursor; beside a GPU: the run uses it"),
     ("T t", "event line: throttling by heat began (T) and ended (t); other causes use their letters"),
     ("✗ ✓ + - X c", "event line: GPU lost, GPU back, process started, process left, Xid error, step compiled"),
+    (
+        f"{OTHER_REASON_LETTER} {OTHER_REASON_LETTER.lower()}",
+        "event line: a reason for lower clocks that has no letter of its own began (O) and ended (o)",
+    ),
     *((f"{shade.letter} {shade.glyph * 2}", f"below a chart, and as its shade: {shade.words}") for shade in SHADES),
 )
 LABEL_CELLS = 14

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 EVENTS_KEPT = 500
+OTHER_REASON_LETTER = "O"
+"""The sign of a throttle reason that has no cause, and so no letter of a shade."""
 Describe = Callable[["Event"], tuple[str, Tone, str]]
 
 
@@ -89,7 +91,7 @@ def _device(event: Event) -> str:
 def _throttle(event: Event, *, is_beginning: bool) -> tuple[str, Tone, str]:
     reason = event.detail or ""
     cause = CAUSE_BY_REASON.get(reason)
-    letter = shade_of(cause).letter if cause is not None else "C"
+    letter = shade_of(cause).letter if cause is not None else OTHER_REASON_LETTER
     tone: Tone = "error" if throttle.severity(reason) == "warning" else "warning"
     words = f"{_device(event)}: {'' if is_beginning else 'no longer: '}{throttle.cause_text(reason)}"
     return (letter, tone, words) if is_beginning else (letter.lower(), "muted", words)
