@@ -74,6 +74,22 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
         assert (knobs["batch_size"], knobs["grad_accum"]) == (64, 64), "the key sets every knob of the change"
 
 
+async def test_of_more_changes_than_keys_the_first_are_shown(home: Home) -> None:
+    directory = explained_run(home)
+    result = read_result(directory)
+    assert result is not None
+    changes = [OomChange(settings={"batch_size": str(batch)}, saves="", costs="") for batch in (8, 7, 6, 5)]
+    newer_result = msgspec.structs.replace(result, oom=msgspec.structs.replace(WHY, changes=changes))
+    (directory / "result.json").write_bytes(msgspec.json.encode(newer_result))
+    async with running(home, size=(160, 48)) as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "1, 2 or 3 sets it" in text
+        assert "3 batch_size = 6" in text
+        assert "batch_size = 5" not in text
+
+
 async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> None:
     async with running(home, size=(160, 48)) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(explained_run(home))))

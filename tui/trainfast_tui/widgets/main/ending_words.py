@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_LOG_LINES = 4
 """The newest lines of the log beside a failure."""
+MAX_CHANGES = 3
+"""As many changes have a key; a newer version may record more."""
 NO_CHANGE_ADVICE = f"No knob is known to free memory: make the batch smaller, or map its flag ({SCRIPT_KEY})."
 RUN_AGAIN_ADVICE = f"{RUN_KEY} runs again."
 SHOW_LOG_ADVICE = f"{key_of('main', 'LogPane.log')} shows the whole log"
@@ -32,7 +34,7 @@ class Ending(msgspec.Struct, frozen=True):
     """The tone of the headline."""
     reason: str
     changes: tuple[OomChange, ...] = ()
-    """The changes of knobs that would make the run fit."""
+    """The first `MAX_CHANGES` changes of knobs that would make the run fit."""
     log: tuple[str, ...] = ()
     """The last lines of the log."""
     advice: str = ""
@@ -97,7 +99,7 @@ def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int)
         reason = ""
     elif run.run_file is not None and run.run_file.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run_file.memory_limit_bytes))} a rank."
-    changes = () if explanation is None else tuple(explanation.changes)
+    changes = () if explanation is None else tuple(explanation.changes[:MAX_CHANGES])
     advice = (
         "" if changes else NO_CHANGE_ADVICE if run.run_file is not None and run.run_file.script else RUN_AGAIN_ADVICE
     )
