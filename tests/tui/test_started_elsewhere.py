@@ -37,7 +37,7 @@ def test_only_runs_that_came_since_and_go_on_and_are_no_searchs_are_new(
 
     def look(shown: Path | None) -> tuple[str | None, str | None]:
         others.look(shown)
-        return others.live, others.started_elsewhere
+        return others.live_id, others.started_elsewhere_id
 
     assert look(None) == (earlier, None), "those that were there are not news"
     a_run(home, FIRST)
@@ -53,17 +53,17 @@ def test_only_runs_that_came_since_and_go_on_and_are_no_searchs_are_new(
 def test_another_live_run_is_known_until_it_ends_or_is_deleted(home: Home) -> None:
     others = OtherRuns(home)
     others.look(None)
-    assert others.live is None
+    assert others.live_id is None
     directory = a_run(home, FIRST, with_result=False)
     with locked(directory / ALIVE_LOCK_FILE):
         for _ in range(2):
             others.look(None)
-            assert others.live == FIRST
+            assert others.live_id == FIRST
     others.look(None)
-    assert others.live is None
+    assert others.live_id is None
     shutil.rmtree(directory)
     others.look(None)
-    assert others.live is None
+    assert others.live_id is None
 
 
 def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callable[[Path], None]) -> None:
@@ -72,7 +72,7 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callab
     reader._update_sampler = lambda run: None  # type: ignore[method-assign]
     assert reader._snapshot().run is None
     a_live_run(home, hold, run_id=FIRST)
-    assert reader._snapshot().started_elsewhere is None, "there is nothing to notify of: it is followed"
+    assert reader._snapshot().started_elsewhere_id is None, "there is nothing to notify of: it is followed"
     run = reader._snapshot().run
     assert run is not None
     assert run.run_id == FIRST
@@ -111,7 +111,7 @@ def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: 
     snapshot = reader._snapshot()
     session.receive(SnapshotTaken(snapshot))
     assert snapshot.live_run is None
-    assert (snapshot.other_live_run, snapshot.started_elsewhere) == (SECOND, None)
+    assert (snapshot.other_live_run_id, snapshot.started_elsewhere_id) == (SECOND, None)
     assert session.is_device_used
     session.set_next_run(next_run_from_preset("gpt2"))
     assert not session.requests[-1].may_trace
@@ -119,7 +119,7 @@ def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: 
 
 async def test_it_is_notified_once_beside_the_run_on_the_screen(home: Home) -> None:
     app = StillApp(home)
-    snapshot = replace(a_snapshot(a_run(home, FIRST)), started_elsewhere=SECOND)
+    snapshot = replace(a_snapshot(a_run(home, FIRST)), started_elsewhere_id=SECOND)
     async with app.run_test(size=(120, 40)) as pilot:
         app.post(SnapshotTaken(snapshot))
         await pilot.pause()

@@ -125,10 +125,10 @@ class Session:
         return self.snapshot.live_run if self.snapshot is not None else None
 
     @property
-    def other_live_run(self) -> str | None:
+    def other_live_run_id(self) -> str | None:
         """Id of a live run that is not on the screen; None while a run started here is not shown yet."""
         is_own = self.run_control.pending.is_pending
-        return None if self.snapshot is None or is_own else self.snapshot.other_live_run
+        return None if self.snapshot is None or is_own else self.snapshot.other_live_run_id
 
     def receive(self, message: Message) -> None:
         """Take in a message of a thread, before the app shows it (`TrainfastApp.on_posted_message`)."""
@@ -168,12 +168,12 @@ class Session:
         self.searches.note_snapshot(snapshot)
         self.update_background_work()
         self.run_control.pending.note_seen(snapshot.run.directory if snapshot.run is not None else None)
-        elsewhere = snapshot.started_elsewhere
+        run_id = snapshot.started_elsewhere_id
         # A run that this app just started comes onto the screen by itself.
-        if elsewhere is not None and elsewhere != self._notified_run_id and not self.run_control.pending.is_pending:
-            self._notified_run_id = elsewhere
+        if run_id is not None and run_id != self._notified_run_id and not self.run_control.pending.is_pending:
+            self._notified_run_id = run_id
             keys = f"{key_of('main', 'history')} lists it, {key_of('runs', 'open')} there shows it"
-            self.post(Notified(f"{elsewhere} was started elsewhere: {keys}."))
+            self.post(Notified(f"{run_id} was started elsewhere: {keys}."))
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
@@ -291,13 +291,13 @@ class Session:
             self.snapshot,
             self.searches.running_kind,
             is_device_used=self.is_device_used,
-            has_other_live_run=self.other_live_run is not None,
+            has_other_live_run=self.other_live_run_id is not None,
         )
 
     @property
     def is_device_used(self) -> bool:
         """True while a search or a run is going on, shown or not, or a run is being started."""
-        has_live_run = self.live_run is not None or self.other_live_run is not None
+        has_live_run = self.live_run is not None or self.other_live_run_id is not None
         return has_live_run or self.searches.running_kind is not None or self.run_control.pending.is_pending
 
     def _look_at_machine(self) -> MachineSeen:

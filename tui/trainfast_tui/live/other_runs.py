@@ -12,9 +12,9 @@ class OtherRuns:
     """Find the live runs that are not shown. After the first, a look is a `stat` and the lock of each."""
 
     def __init__(self, home: Home) -> None:
-        self.live: str | None = None
+        self.live_id: str | None = None
         """Id of the newest live run that is not shown, as of the last look; None if there is none."""
-        self.started_elsewhere: str | None = None
+        self.started_elsewhere_id: str | None = None
         """Id of the newest live run that began after the first look, was never shown and is not a search's; or None."""
         self._home = home
         self._changed_ns: int | None = None
@@ -26,14 +26,14 @@ class OtherRuns:
         self._new_ids: set[str] = set()
         """Ids of runs that came after the first look and were not shown yet."""
 
-    def look(self, shown_run: Path | None) -> None:
-        """Look for live runs other than `shown_run`."""
+    def look(self, shown_directory: Path | None) -> None:
+        """Look for live runs other than that of `shown_directory`."""
         self._look_for_new()
         unended_ids: list[str] = []
         live_ids: list[str] = []
         for run_id in self._unended_ids:
             directory = self._home.directory(run_id)
-            if directory == shown_run:
+            if directory == shown_directory:
                 self._new_ids.discard(run_id)
                 unended_ids.append(run_id)
                 continue
@@ -45,8 +45,8 @@ class OtherRuns:
             elif not is_launched:
                 unended_ids.append(run_id)
         self._unended_ids = unended_ids
-        self.live = next(iter(live_ids), None)
-        self.started_elsewhere = next((run_id for run_id in live_ids if self._is_started_elsewhere(run_id)), None)
+        self.live_id = next(iter(live_ids), None)
+        self.started_elsewhere_id = next((run_id for run_id in live_ids if self._is_started_elsewhere(run_id)), None)
 
     def _is_started_elsewhere(self, run_id: str) -> bool:
         if run_id not in self._new_ids:

@@ -124,7 +124,7 @@ class Reader(threading.Thread):
         batch_search = self._read("the batch search", self._batch_search.poll, self._batch_search.newest)
         best_search = self._read("the best-fit search", self._best_search.poll, self._best_search.newest)
         self._read("the list of runs", lambda: self._other_runs.look(self.followed), None)
-        other_run_id = self._other_runs.started_elsewhere
+        other_run_id = self._other_runs.started_elsewhere_id
         if other_run_id is not None and run is None and self.followed is None:
             self._followed_run.follow(self._home.directory(other_run_id))
             other_run_id = None  # the next snapshot shows it
@@ -138,8 +138,8 @@ class Reader(threading.Thread):
             batch_search=batch_search,
             best_search=best_search,
             trouble=self._trouble,
-            other_live_run=self._other_runs.live,
-            started_elsewhere=other_run_id,
+            other_live_run_id=self._other_runs.live_id,
+            started_elsewhere_id=other_run_id,
         )
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
 

@@ -62,9 +62,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Xid errors that the app's own sampler received, while no run samples the machine."""
     processes: tuple[ProcessRow, ...] | None = None
     """The processes that use the machine; None while no screen shows them."""
-    other_live_run: str | None = None
+    other_live_run_id: str | None = None
     """Id of the newest live run that is not shown, a search's trial for instance."""
-    started_elsewhere: str | None = None
+    started_elsewhere_id: str | None = None
     """Id of a live run that was started elsewhere since the app was opened, and was never shown."""
 
     @property

@@ -139,7 +139,7 @@ class ScriptScreen(AppScreen):
         self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
         self._discovery_id = NO_DISCOVERY
         if session.is_device_used:
-            run_id = session.live_run.run_id if session.live_run is not None else session.other_live_run
+            run_id = session.live_run.run_id if session.live_run is not None else session.other_live_run_id
             is_searching = session.searches.running_kind is not None
             user = "a search" if is_searching or run_id is None else run_id
             self._refusal = f"{user} is being measured, and starting the script would slow it; look again when it ends"
