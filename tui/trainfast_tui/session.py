@@ -177,15 +177,15 @@ class Session:
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
-        run = snapshot.run.run_file if snapshot.run is not None else None
-        if run is None or run.run_id == self._adopted_run_id:
+        run_file = snapshot.run.run_file if snapshot.run is not None else None
+        if run_file is None or run_file.run_id == self._adopted_run_id:
             return
-        self._adopted_run_id = run.run_id
+        self._adopted_run_id = run_file.run_id
         if self._keeps_knobs and self.next_run is not None:
-            self.next_run = self.next_run.compared_with(run)
+            self.next_run = self.next_run.compared_with(run_file)
         else:
-            is_opened = run.run_id == self._opened_run_id
-            self.next_run = repeat_run(run, self.home, is_opened=is_opened) or self.next_run
+            is_opened = run_file.run_id == self._opened_run_id
+            self.next_run = repeat_run(run_file, self.home, is_opened=is_opened) or self.next_run
         self.post(NextRunChanged())
 
     def _on_machine(self, machine: Machine) -> None:

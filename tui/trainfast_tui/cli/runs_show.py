@@ -56,13 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_ended(result: Result, run: RunFile | None, arguments: argparse.Namespace) -> None:
+def _print_ended(result: Result, run_file: RunFile | None, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json(result)
     elif arguments.why:
         print_lines(explained_bottlenecks(result.diagnosis, no_bottleneck_in_result(result)))
     else:
-        print_lines([*summary_lines(result), _settings_line(result, run)])
+        print_lines([*summary_lines(result), _settings_line(result, run_file)])
 
 
 def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
@@ -101,11 +101,11 @@ def _print_steps(directory: Path, as_json: bool) -> None:
         print_line(f"note: a long run: these are {count(len(steps))} of its {count(step_count)} steps")
 
 
-def _settings_line(result: Result, run: RunFile | None) -> str:
+def _settings_line(result: Result, run_file: RunFile | None) -> str:
     """Return a run's overrides, or the search that a warm process belongs to."""
     if result.role in WARM_ROLES and result.script is None:
         return f"its search: {result.search_id or 'none recorded'}"
     # Results of older versions have their overrides only in `run.json`.
-    overrides = result.overrides or (run.override_values() if run is not None else {})
+    overrides = result.overrides or (run_file.override_values() if run_file is not None else {})
     typed = typed_overrides(without_search_settings(overrides, result.role))
     return f"settings: {plain(' '.join(typed))}" if typed else "settings: as the preset sets them"

@@ -61,8 +61,8 @@ def directory_to_stop(reference: str) -> Path:
 
 def search_notice(directory: Path) -> str | None:
     """Return the words on the live search that ends with this run; None for a run of no search."""
-    run = read_run_file(directory)
-    search = None if run is None else conducted_search_of(Home(), run)
+    run_file = read_run_file(directory)
+    search = None if run_file is None else conducted_search_of(Home(), run_file)
     if search is None or not has_journal(search):
         return None
     return f"{directory.name} belongs to search {search.name}, which ends with it; the same search command continues it"

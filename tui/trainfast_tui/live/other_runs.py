@@ -51,8 +51,8 @@ class OtherRuns:
     def _is_started_elsewhere(self, run_id: str) -> bool:
         if run_id not in self._new_ids:
             return False
-        run = read_run_file(self._home.directory(run_id))
-        return run is not None and run.role is None
+        run_file = read_run_file(self._home.directory(run_id))
+        return run_file is not None and run_file.role is None
 
     def _look_for_new(self) -> None:
         try:

@@ -45,12 +45,12 @@ class NextRun(ABC):
         """Knobs of the run on the screen, or without a run those of the preset."""
         return self.preset_knobs if self.shown_run_knobs is None else self.shown_run_knobs
 
-    def compared_with(self, run: RunFile | None) -> Self:
+    def compared_with(self, run_file: RunFile | None) -> Self:
         """Return a copy compared with this run, unless either runs a script and they do not run the same."""
-        is_script_involved = run is not None and (run.script is not None or self.script is not None)
-        if run is None or (is_script_involved and not has_same_model(run, self.spec)):
+        is_script_involved = run_file is not None and (run_file.script is not None or self.script is not None)
+        if run_file is None or (is_script_involved and not has_same_model(run_file, self.spec)):
             return replace(self, shown_run_knobs=None)
-        return replace(self, shown_run_knobs=run.knobs)
+        return replace(self, shown_run_knobs=run_file.knobs)
 
     def is_changed(self, name: str) -> bool:
         """True if the knob differs from `reference_knobs`."""
@@ -70,10 +70,10 @@ class NextRun(ABC):
         fields = {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
         return typed_overrides({key: fields.get(key) for key in self.spec.overrides if "." in key})
 
-    def repeats(self, run: RunFile) -> bool:
-        """True if the next run has the model and knobs of `run`."""
-        return has_same_model(run, self.spec) and all(
-            asks_for_same(name, run.knobs.get(name), value) for name, value in self.spec.knobs.items()
+    def repeats(self, run_file: RunFile) -> bool:
+        """True if the next run has the model and knobs of `run_file`."""
+        return has_same_model(run_file, self.spec) and all(
+            asks_for_same(name, run_file.knobs.get(name), value) for name, value in self.spec.knobs.items()
         )
 
     def reset(self, name: str) -> Self:

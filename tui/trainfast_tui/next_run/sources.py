@@ -64,70 +64,74 @@ def _script_spec(script: ScriptPreset, knobs: KnobValues, overrides: Iterable[st
     return RunSpec(script.name, None, script.title or script.name, {}, {}, knobs, tuple(overrides), script)
 
 
-def repeat_run(run: RunFile, home: Home, *, is_opened: bool = False) -> NextRun | None:
+def repeat_run(run_file: RunFile, home: Home, *, is_opened: bool = False) -> NextRun | None:
     """Return the next run that repeats this one; None for a script's run that cannot be repeated by its knobs.
 
     `is_opened`: a person opened this run, so a best-fit search's run is repeated itself.
     """
-    return repeat_preset_run(run, home, is_opened=is_opened) if run.script is None else _repeat_script_run(run)
+    if run_file.script is not None:
+        return _repeat_script_run(run_file)
+    return repeat_preset_run(run_file, home, is_opened=is_opened)
 
 
-def repeat_preset_run(run: RunFile, home: Home, *, is_opened: bool = False) -> PresetNextRun:
+def repeat_preset_run(run_file: RunFile, home: Home, *, is_opened: bool = False) -> PresetNextRun:
     """Return the next run that repeats a preset's run, with its model, data and knobs even if the preset has changed.
 
     A search chose the knobs of its confirmation run, so the settings that were searched are repeated. A best-fit search
     has several such runs of different candidates: a run that the person opened (`is_opened`) is repeated itself.
     """
-    preset_knobs = _preset_knobs(run)
-    is_of_search = run.role == CONFIRMATION or (run.role == COLD and not is_opened)
-    searched_settings = _searched_settings(run, home) if is_of_search else None
-    spec = spec_of_record(searched_settings or run)
+    preset_knobs = _preset_knobs(run_file)
+    is_of_search = run_file.role == CONFIRMATION or (run_file.role == COLD and not is_opened)
+    searched_settings = _searched_settings(run_file, home) if is_of_search else None
+    spec = spec_of_record(searched_settings or run_file)
     if is_of_search and searched_settings is None:
         spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
-    if "devices" not in (searched_settings or run).overrides:
+    if "devices" not in (searched_settings or run_file).overrides:
         # The launcher wrote down how many it chose; the next run chooses again.
         spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
-    return PresetNextRun(spec, preset_knobs, shown_run_knobs=run.knobs)
+    return PresetNextRun(spec, preset_knobs, shown_run_knobs=run_file.knobs)
 
 
-def _preset_knobs(run: RunFile) -> KnobValues:
+def _preset_knobs(run_file: RunFile) -> KnobValues:
     try:
-        return resolve(run.name).knobs
+        return resolve(run_file.name).knobs
     except UserError:
         return defaults()
 
 
-def _searched_settings(run: RunFile, home: Home) -> RecordedSpec | None:
+def _searched_settings(run_file: RunFile, home: Home) -> RecordedSpec | None:
     """Return the settings that the run's search was started with; None if its journal cannot be read."""
-    if run.search_id is None:
+    if run_file.search_id is None:
         return None
     from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
     from trainfast_runner.search.journal.best import BestQuestion, read_best_journal
 
-    directory = home.search_directory(run.search_id)
+    directory = home.search_directory(run_file.search_id)
     try:
-        lines = read_best_journal(directory) if run.role == COLD else read_batch_journal(directory)
+        lines = read_best_journal(directory) if run_file.role == COLD else read_batch_journal(directory)
     except OSError:
         return None
     return next((line for line in lines if isinstance(line, BatchQuestion | BestQuestion)), None)
 
 
-def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
+def _repeat_script_run(run_file: RunFile) -> ScriptNextRun | None:
     """Return the next run of this run's script.
 
     The script's preset is taken if its file is still there, else the recorded command with its flags. None for a trial,
     a run with `--steps-from-log` or `--samples-per-step`, and a knob value unknown to this version.
     """
-    record = run.script
+    record = run_file.script
     if record is None or record.trial or record.steps_from_log or record.samples_per_step:
         return None
-    script = _script_preset(run)
+    script = _script_preset(run_file)
     if script is None:
-        recorded_knobs = {name: value for name, value in run.knobs.items() if name not in record.flagged}
-        script = ScriptPreset(command=tuple(record.command), name=run.preset, title=run.title, cwd=run.cwd)
+        recorded_knobs = {name: value for name, value in run_file.knobs.items() if name not in record.flagged}
+        script = ScriptPreset(
+            command=tuple(record.command), name=run_file.preset, title=run_file.title, cwd=run_file.cwd
+        )
     else:
         recorded_knobs = {
-            name: value for name, value in run.knobs.items() if reach_of(name, script).way is not Way.NONE
+            name: value for name, value in run_file.knobs.items() if reach_of(name, script).way is not Way.NONE
         }
     try:
         read_knobs = {name: knob(name).read(value) for name, value in recorded_knobs.items() if name in KNOBS_BY_NAME}
@@ -137,17 +141,17 @@ def _repeat_script_run(run: RunFile) -> ScriptNextRun | None:
     if knobs.get("timing_warmup") == KNOBS_BY_NAME["timing_warmup"].default:
         knobs.pop("timing_warmup", None)
     overrides = [name for name, value in knobs.items() if script.knobs.get(name) != value]
-    return ScriptNextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run.knobs)
+    return ScriptNextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run_file.knobs)
 
 
-def _script_preset(run: RunFile) -> ScriptPreset | None:
+def _script_preset(run_file: RunFile) -> ScriptPreset | None:
     """Return the script's preset of this name, if it starts in the run's folder; None without one."""
-    path = script_preset.path_of(run.preset)
+    path = script_preset.path_of(run_file.preset)
     try:
         script = script_preset.load(path) if path is not None else None
     except UserError:
         return None
-    return script if script is not None and script.cwd in ("", run.cwd) else None
+    return script if script is not None and script.cwd in ("", run_file.cwd) else None
 
 
 def next_run_from_search(record: RecordedSpec) -> NextRun:

@@ -45,10 +45,11 @@ def peak_word(*, of_script: bool, on_cpu: bool) -> str:
     return "resident" if of_script and on_cpu else "allocated"
 
 
-def peak_word_of(run: RunFile | None) -> str:
+def peak_word_of(run_file: RunFile | None) -> str:
     """Return the word for the peak of a run, also of a live one."""
     return peak_word(
-        of_script=run is not None and run.script is not None, on_cpu=run is not None and run.device == "cpu"
+        of_script=run_file is not None and run_file.script is not None,
+        on_cpu=run_file is not None and run_file.device == "cpu",
     )
 
 

@@ -23,7 +23,7 @@ from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.format import plain, with_sizes
 
 
-def prove(run: RunFile, directory: Path, exported: Exported, command: Sequence[str], *, wait: bool) -> int:
+def prove(run_file: RunFile, directory: Path, exported: Exported, command: Sequence[str], *, wait: bool) -> int:
     """Run the export, follow it to its end, and keep the proof; 0, or 129 if the terminal went away.
 
     With `wait` the run is started once no other run uses the devices. Raises UserError for a device in use, and, with
@@ -33,7 +33,7 @@ def prove(run: RunFile, directory: Path, exported: Exported, command: Sequence[s
         for name, text in exported.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         with progress_when_slow("checking…"):
-            plan = plan_exported(run, exported, command, Path(folder))
+            plan = plan_exported(run_file, exported, command, Path(folder))
         with run_started_when_free(plan, Home(), wait=wait) as (started, signals):
             print_notice(f"{started.name} runs the export")
             result = follow(started, signals, interrupt_stops=True)
@@ -46,7 +46,7 @@ def prove(run: RunFile, directory: Path, exported: Exported, command: Sequence[s
             advice=f"trainfast-tui logs {result.run_id}",
             exit_code=exit_code_of(result.state),
         )
-    proof = proof_of(run, read_result(directory), exported, started, result)
+    proof = proof_of(run_file, read_result(directory), exported, started, result)
     append_proof(directory, proof)
     print_notice(plain(proof.line()))
     return 0

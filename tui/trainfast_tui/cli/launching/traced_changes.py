@@ -22,10 +22,10 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
 
     The tracing ends after `TRACES_WITHIN_S` or at Ctrl-C.
     """
-    run = read_run_file(directory)
-    if run is None or run.script is not None:
+    run_file = read_run_file(directory)
+    if run_file is None or run_file.script is not None:
         return result
-    oom_run = out_of_memory_of(read_records(directory), run, result.reason, result.error)
+    oom_run = out_of_memory_of(read_records(directory), run_file, result.reason, result.error)
     cancelled = threading.Event()
     timer = threading.Timer(TRACES_WITHIN_S, cancelled.set)
     timer.daemon = True

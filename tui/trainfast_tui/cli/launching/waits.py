@@ -23,10 +23,10 @@ def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambd
     """
     progress, began_ns = Progress(), time.monotonic_ns()
 
-    def show(run: RunFile, seconds: float) -> None:
+    def show(run_file: RunFile, seconds: float) -> None:
         on_poll()
-        search = conducted_search_of(home, run)
-        waited_for = f"search {search.name}" if search is not None and has_journal(search) else run.run_id
+        search = conducted_search_of(home, run_file)
+        waited_for = f"search {search.name}" if search is not None and has_journal(search) else run_file.run_id
         progress.show_activity(f"waiting for {waited_for} to end, {duration(seconds)} so far")
 
     try:

@@ -45,7 +45,7 @@ class EndingPanel(GrowingPanel):
         self._session = session
         self._ending: Ending | None = None
         self._run_id = ""
-        self._run: RunFile | None = None
+        self._run_file: RunFile | None = None
         self._applied: _AppliedChange | None = None
         """The change applied last."""
 
@@ -56,7 +56,7 @@ class EndingPanel(GrowingPanel):
             new_ending = ending_of(run, *self._session.background.oom_explainer.explanation_of(run))
             if new_ending is not None and self._ending is not None and run.run_id == self._run_id:
                 new_ending = replace(new_ending, changes=with_same_keys(new_ending.changes, self._ending.changes))
-            self._run_id, self._run = run.run_id, run.run_file
+            self._run_id, self._run_file = run.run_id, run.run_file
         if new_ending != self._ending:
             self._ending = new_ending
             self.set_shown(new_ending is not None)
@@ -64,11 +64,11 @@ class EndingPanel(GrowingPanel):
     def action_apply_change(self, index: int) -> None:
         """Give the next run one of the proposed changes, in place of the one applied before."""
         next_run = self._session.next_run
-        if self._ending is None or self._run is None or index >= len(self._ending.changes) or next_run is None:
+        if self._ending is None or self._run_file is None or index >= len(self._ending.changes) or next_run is None:
             return
-        if (self._run.script or next_run.script) and not has_same_model(self._run, next_run.spec):
+        if (self._run_file.script or next_run.script) and not has_same_model(self._run_file, next_run.spec):
             self.screen.notify(
-                f"The changes are for {self._run.name}; the next run is {next_run.spec.name}.", severity="warning"
+                f"The changes are for {self._run_file.name}; the next run is {next_run.spec.name}.", severity="warning"
             )
             return
         before = self._without_last_change(next_run)
