@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_tui.text.format import plain, size
@@ -81,7 +81,7 @@ def _may_fit(change: OomChange) -> bool:
     return change.missing_bytes is None
 
 
-def changes_title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
+def changes_title(changes: Sequence[OomChange]) -> str:
     """Return the heading over the changes: how much is known about them."""
     if changes and not any(_may_fit(change) for change in changes):
         return CLOSEST_TITLE
