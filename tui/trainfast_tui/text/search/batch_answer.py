@@ -94,6 +94,9 @@ class Offer:
 
 def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
     """Return the batch sizes found, the recommended one first; if nothing fits, the changes that would help."""
+    from trainfast_runner.search.batch.answer import LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT
+    from trainfast_runner.search.batch.decide import ALIGNED_UNIT
+
     ended = search.ended if search is not None else None
     if ended is None:
         return ()
@@ -104,7 +107,8 @@ def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
         )
     answer = ended.answer
     confirmation = answer.confirmation_run_id
-    multiple = "the largest multiple of 64" if (answer.aligned_batch or 0) >= 512 else "a multiple of 8"
+    is_large = (answer.aligned_batch or 0) >= LARGE_ALIGNED_FROM
+    multiple = f"the largest multiple of {LARGE_ALIGNED_UNIT}" if is_large else f"a multiple of {ALIGNED_UNIT}"
     batches = [
         ("recommended", answer.recommended_batch, answer.recommended_why),
         ("aligned", answer.aligned_batch, multiple),
