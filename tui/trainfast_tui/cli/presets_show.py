@@ -70,7 +70,7 @@ def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice
     print_line("\nknobs")
     print_lines(pair_lines(_knob_rows(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
     if preset.variants and variant is None:
-        print_line("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
+        print_line(f"\nvariants (run one with: trainfast-tui run {preset.name}/ID)")
         print_lines(_variant_lines(preset, terminal_width()))
     print_line("\nadvice for this machine")
     print_lines(pair_lines((f"  {entry.knob}", plain(entry.text)) for entry in advice))

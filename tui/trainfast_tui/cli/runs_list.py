@@ -102,7 +102,7 @@ def _cells(row: RunRow) -> list[str]:
     ]
     return [
         row.run_id,
-        row.state,
+        row.state,  # the name that --state takes
         plain(short_overrides(without_search_settings(row.overrides, row.role), _cells_for_overrides())),
         per_second(row.samples_per_s, "samples"),
         milliseconds(row.step_ms_p50),

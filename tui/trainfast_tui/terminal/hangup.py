@@ -13,7 +13,7 @@ from collections.abc import Callable
 GRACE_S = 3.0
 """Seconds that the app has to leave by itself once its terminal is gone."""
 EXIT_STATUS = 129
-"""128 + SIGHUP."""
+"""128 + SIGHUP, as `EXIT_HUNG_UP` of the command line, which imports this package."""
 
 
 def watch_for_hangup(fd: int, on_lost: Callable[[], object]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -19,13 +18,11 @@ from trainfast_runner.search.bench.variants import Bench, PlannedRow, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, open_warm_rows, warm_groups
 from trainfast_runner.search.conducting.run_ends import Cancelled
 from trainfast_tui.cli.launching.follow_run import follow
-from trainfast_tui.cli.launching.start_run import predict_memory, start_when_free
+from trainfast_tui.cli.launching.start_run import StartedT, predict_memory, start_when_free
 from trainfast_tui.cli.launching.waits import await_cooling
 from trainfast_tui.cli.printing.output import print_notice
 from trainfast_tui.cli.signals import Signals
 from trainfast_tui.text.format import plain, with_sizes
-
-StartedT = TypeVar("StartedT")
 
 
 @dataclass(frozen=True)

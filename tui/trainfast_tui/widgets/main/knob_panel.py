@@ -101,7 +101,7 @@ class KnobPanel(PaintedWidget, can_focus=True):
 
     @property
     def _shown_refusal(self) -> UserError | None:
-        """The refusal of a value, else that of the run on this machine by the knob under the cursor."""
+        """The refusal of the typed value; else this machine's of the run, if it is about the knob under the cursor."""
         machine_refusal = self._machine_refusal
         if self._value_refusal is not None or machine_refusal is None or machine_refusal.key != self.current:
             return self._value_refusal
