@@ -2,7 +2,7 @@
 
     TRAINFAST_SCREENSHOTS=1 pytest tests/tui/test_screenshots.py
 
-trains tiny-llama three times, searches its largest batch and its best fit, trains beside eight stand-in GPUs, and
+trains tiny-llama three times, finds its largest batch and its best fit, trains beside eight stand-in GPUs, and
 writes docs/screens/*.svg. Take them on a quiet machine.
 """
 

@@ -209,7 +209,7 @@ class ScriptScreen(AppScreen):
         except UserError as error:
             self.show_refusal(error)
             return
-        keys = f"{RUN_KEY} runs it, {key_of('main', 'batch')} searches its batch"
+        keys = f"{RUN_KEY} runs it, {key_of('main', 'batch')} finds its largest batch"
         self.session.post(Notified(f"{name} is the next run: {keys}. Saved: {path}"))
         self.dismiss()
 

@@ -127,7 +127,7 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
     if not findings.command:
         about = (
             "A script of your own runs as it is, in its own environment: its steps, memory and speed are measured, its"
-            " largest batch and its fastest settings searched. First it is run to its argument parser and no further,"
+            " largest batch and its fastest settings found. First it is run to its argument parser and no further,"
             " to see which of its flags take which knobs."
         )
         first_step = f"{key_of('script', 'map')} types its command."
