@@ -34,7 +34,7 @@ class QuestionDialogs:
     planned: Mapping[str, Sequence[KnobValue]]
     """The varied values of the present search, where `request` names none."""
     steps: int
-    """The steps of the next run, proposed as the length of a training."""
+    """The steps of the next run, proposed as the length of a training run."""
     on_request: Callable[[BestRequest], None]
     """Gets the question with the answer."""
 
