@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.known_values import highest, lowest
+from trainfast_runner.machine.telemetry.throttle import causes_of
 from trainfast_tui.charts.chart_data import ThrottledSpan
 from trainfast_tui.charts.readings import GPU_READINGS
-from trainfast_tui.text.shades import causes_of
 
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick

@@ -12,7 +12,7 @@ from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.records.run_states import state_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone
-from trainfast_tui.text.shades import CAUSE_BY_REASON, shade_of
+from trainfast_tui.text.shades import shade_of
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_lines import Event, Step
@@ -90,7 +90,7 @@ def _device(event: Event) -> str:
 
 def _throttle(event: Event, *, is_beginning: bool) -> tuple[str, Tone, str]:
     reason = event.detail or ""
-    cause = CAUSE_BY_REASON.get(reason)
+    cause = throttle.CAUSE_BY_REASON.get(reason)
     letter = shade_of(cause).letter if cause is not None else OTHER_REASON_LETTER
     tone: Tone = "error" if throttle.severity(reason) == "warning" else "warning"
     words = f"{_device(event)}: {'' if is_beginning else 'no longer: '}{throttle.cause_text(reason)}"

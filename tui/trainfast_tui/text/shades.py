@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_tui.text.lines import Tone
 
 
@@ -37,27 +34,10 @@ _BY_CAUSE = {shade.cause: shade for shade in SHADES}
 
 
 def shade_of(cause: str) -> Shade:
-    """Return the shade of a cause that `causes_of` names."""
+    """Return the shade of a cause that `throttle.causes_of` names."""
     return _BY_CAUSE[cause]
 
 
 def severity_rank(shade: Shade) -> int:
     """Return the rank of the shade, 0 for the worst."""
     return SHADES.index(shade)
-
-
-UMBRELLA_CAUSE = "hardware"
-"""The cause that NVML sets together with a more specific one."""
-
-
-CAUSE_BY_REASON = {
-    "hw_slowdown": UMBRELLA_CAUSE,
-    **{reason: cause.name for cause in CAUSES for reason in cause.reasons},
-}
-"""The cause of each throttle reason; clocks that somebody set are not a cause, because the GPU obeys them."""
-
-
-def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:
-    """Return the causes behind a device's throttle reasons, `UMBRELLA_CAUSE` only if nothing more specific is set."""
-    causes = frozenset(CAUSE_BY_REASON[reason] for reason in reasons or () if reason in CAUSE_BY_REASON)
-    return causes - {UMBRELLA_CAUSE} if causes & {"thermal", "brake"} else causes

@@ -107,6 +107,13 @@ CAUSES = (
     Cause("sync_boost", "its sync-boost group", (), "sync_boost_violation_ns", frozenset(("sync_boost",))),
 )
 """Every cause that is joined to steps, under the names that records use."""
+UMBRELLA_CAUSE = "hardware"
+"""The cause that NVML sets together with a more specific one; it is not joined to steps."""
+CAUSE_BY_REASON = {
+    "hw_slowdown": UMBRELLA_CAUSE,
+    **{reason: cause.name for cause in CAUSES for reason in cause.reasons},
+}
+"""The cause of each throttle reason; clocks that somebody set are not a cause, because the GPU obeys them."""
 REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if cause.policy_counter is not None} | {
     "sw_power_cap_ns": frozenset(("sw_power_cap",)),
     "sw_thermal_slowdown_ns": frozenset(("sw_thermal",)),
@@ -116,6 +123,12 @@ REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if
 """Every duration counter, with the throttle reasons in whose presence it must run."""
 MAX_INTERVAL_NS = 5_000_000_000
 """Longest time between two readings that measure the time between them."""
+
+
+def causes_of(reasons: Iterable[str] | None) -> frozenset[str]:
+    """Return the causes behind a device's throttle reasons, `UMBRELLA_CAUSE` only if nothing more specific is set."""
+    causes = frozenset(CAUSE_BY_REASON[reason] for reason in reasons or () if reason in CAUSE_BY_REASON)
+    return causes - {UMBRELLA_CAUSE} if causes & {"thermal", "brake"} else causes
 
 
 class SampledReasons:

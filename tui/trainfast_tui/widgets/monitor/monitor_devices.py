@@ -7,6 +7,7 @@ from functools import cached_property
 
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.binding import SHORT_WARNING
+from trainfast_runner.machine.telemetry.throttle import causes_of
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.units import counted
@@ -14,7 +15,7 @@ from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, labelled, line_length, moved_cursor, paragraph
-from trainfast_tui.text.shades import causes_of, severity_rank, shade_of
+from trainfast_tui.text.shades import severity_rank, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 from trainfast_tui.widgets.monitor.device_details import (
     Item,
