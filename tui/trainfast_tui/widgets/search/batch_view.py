@@ -9,12 +9,12 @@ from trainfast_tui.charts.fit_chart import PeakPoint, fit_chart
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.lines import Line, Piece, labelled, line_length, moved_cursor, paragraph, wrap
-from trainfast_tui.text.search.batch_answer import Offer, offers
 from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
 from trainfast_tui.text.search.outcomes import outcome_of
 from trainfast_tui.text.signs import search_sign
 from trainfast_tui.widgets.search.batch_lines import table_lines
+from trainfast_tui.widgets.search.batch_offers import Offer, offers
 from trainfast_tui.widgets.search.search_view import SearchView
 
 MIN_CHART_LINES, MAX_CHART_LINES = 6, 16
