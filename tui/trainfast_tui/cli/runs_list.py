@@ -15,11 +15,12 @@ from trainfast_runner.records.run_states import STATES, notable_reason
 from trainfast_runner.running.history import RunRow, iter_rows
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.settings.set_by_searches import without_search_settings
 from trainfast_runner.worker.shared.search_roles import PROBE, TRIAL
 from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.printing.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
-from trainfast_tui.text.overrides import short_overrides, without_search_settings
+from trainfast_tui.text.overrides import short_overrides
 from trainfast_tui.text.signs import SYNTHETIC_MARK
 from trainfast_tui.text.speed_words import few_steps_note
 from trainfast_tui.text.tables import figure_headings

@@ -14,6 +14,7 @@ from trainfast_runner.records.run_file import SCHEMA, RunFile
 from trainfast_runner.results.device_conditions.joined_steps import as_record, read_joined_steps
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower, RunSnapshot
+from trainfast_runner.settings.set_by_searches import without_search_settings
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, terminal_width
 from trainfast_tui.cli.printing.run_status import live_record, status_line
@@ -27,7 +28,7 @@ from trainfast_tui.text.diagnosis_words import (
 )
 from trainfast_tui.text.format import count, plain
 from trainfast_tui.text.lines import line_text
-from trainfast_tui.text.overrides import typed_overrides, without_search_settings
+from trainfast_tui.text.overrides import typed_overrides
 
 PIPE_WIDTH = 10_000
 """The width of lines for a pipe, which gets each one whole."""

@@ -11,6 +11,7 @@ from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import DIFFERENT_SAMPLE_VERDICTS
 from trainfast_runner.results.doubts import doubt_marks
+from trainfast_runner.settings.set_by_searches import without_search_settings
 from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.blocks import Block, Grid, Heading, Listing, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
@@ -37,7 +38,7 @@ from trainfast_tui.text.format import (
     size,
     with_sizes,
 )
-from trainfast_tui.text.overrides import typed_overrides, without_search_settings
+from trainfast_tui.text.overrides import typed_overrides
 from trainfast_tui.text.result_figures import figure_rows, result_notes
 from trainfast_tui.text.speed_words import few_steps_note
 from trainfast_tui.text.tables import figure_headings

@@ -7,24 +7,12 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
 from trainfast_tui.text.format import truncate
 
 
 def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
     """Return each override as `knob=value`, `model.FIELD=value` or `data.FIELD=value`."""
     return [f"{key}={_typed_value(key, value)}" for key, value in overrides.items()]
-
-
-def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> dict[str, Any]:
-    """Return the overrides without those that a search sets in each of its runs; all of a run without a `role`."""
-    if role is None:
-        return dict(overrides)
-    return {
-        key: value
-        for key, value in overrides.items()
-        if key not in SET_BY_A_SEARCH and (key, value) != ("memory_limit", None)
-    }
 
 
 def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:

@@ -6,10 +6,11 @@ import time
 
 from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.running.history import RunRow
+from trainfast_runner.settings.set_by_searches import without_search_settings
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.keys import RUN_KEY, key_of
 from trainfast_tui.text.lines import Line, Piece, has_all_words, line_length
-from trainfast_tui.text.overrides import short_overrides, typed_overrides, without_search_settings
+from trainfast_tui.text.overrides import short_overrides, typed_overrides
 from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
 from trainfast_tui.text.speed_words import few_steps_note
 from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
