@@ -103,7 +103,7 @@ def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
     session, _ = a_session(home)
     assert list(farewell_lines(session)) == []
     directory = a_live_run(home, hold)
-    session.receive(SnapshotTaken(msgspec.structs.replace(a_snapshot(directory), other_live_run=SECOND)))
+    session.receive(SnapshotTaken(msgspec.structs.replace(a_snapshot(directory), other_live_run_id=SECOND)))
     farewell = "\n".join(farewell_lines(session))
     for run_id in (directory.name, SECOND):
         assert f"{run_id} goes on without this screen." in farewell

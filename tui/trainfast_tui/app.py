@@ -216,10 +216,9 @@ def farewell_lines(session: Session) -> Iterator[str]:
     if (search := session.searches.running_kind) is not None:
         yield f"The {search.label} search keeps running without this screen."
         yield f"Come back with: trainfast-tui    then {search.key}"
-    shown_run = session.live_run.run_id if session.live_run is not None else None
-    # Beside a search the other live run is its trial.
-    other_run = session.snapshot.other_live_run if session.snapshot is not None and search is None else None
-    for run_id in (shown_run, other_run):
+    shown_id = session.live_run.run_id if session.live_run is not None else None
+    # During a search the other live run is its trial.
+    for run_id in (shown_id, session.other_live_run_id if search is None else None):
         if run_id is not None:
             yield f"{run_id} goes on without this screen."
             # A line for the command: a terminal of 80 columns would break the id.
