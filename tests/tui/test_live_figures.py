@@ -97,6 +97,11 @@ def test_the_last_loss_is_the_mean_of_the_last_logged_ones_as_in_the_result(
     assert first_and_last_loss(replace(snapshot, steps=(*steps, not_finite)))[1] is None
 
 
+def test_small_losses_are_shown_whole(live: Callable[[int, int], RunSnapshot], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainfast_tui.widgets.main.step_panel.first_and_last_loss", lambda run: (0.0512, 0.0312))
+    assert "loss 0.0512 → 0.0312 peak" in shown(live(6, 6))
+
+
 def test_the_number_of_steps_is_left_out_where_it_is_unknown(live: Callable[[int, int], RunSnapshot]) -> None:
     snapshot = live(6, 6)
     assert step_words(snapshot) == "step 6 of 40"

@@ -113,7 +113,7 @@ def _steadiness_pieces(run: RunSnapshot, width: int) -> Line:
 def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
     (first, last), peak = first_and_last_loss(run), peak_allocated_bytes(run)
     line: Line = [
-        (fmt.to_width(f"loss {fmt.number(first)} → {fmt.number(last)}", FIRST_COLUMN_CELLS) + " ", "text"),
+        (f"{f'loss {fmt.number(first)} → {fmt.number(last)}':<{FIRST_COLUMN_CELLS}} ", "text"),
         (f"peak {peak_word_of(run.run_file)} ", "muted"),
         (fmt.size(peak), "text"),
     ]
@@ -152,8 +152,14 @@ def _short_legend(names: Sequence[str], phases: dict[str, float | None]) -> Line
     """Return the legend of these phases with short names, and the unit once at the end."""
     legend: Line = []
     for name in names:
-        legend += [*_legend_entry(name, SHORT_PHASES.get(name, name)), (f"{fmt.number(phases[name])} ", "text")]
+        legend += [*_legend_entry(name, SHORT_PHASES.get(name, name)), (f"{_short_figure(phases[name])} ", "text")]
     return [*legend, ("ms", "text")]
+
+
+def _short_figure(milliseconds: float | None) -> str:
+    """Return a figure of five cells at most below 10,000: thousandths of a millisecond are the least shown."""
+    is_small = milliseconds is not None and milliseconds < 0.1
+    return f"{milliseconds:.3f}" if is_small else fmt.number(milliseconds)
 
 
 def _legend_entry(name: str, label: str) -> Line:
