@@ -108,6 +108,10 @@ def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
     for run_id in (directory.name, SECOND):
         assert f"{run_id} goes on without this screen." in farewell
         assert f"\ntrainfast-tui attach {run_id}" in farewell
+    session.searches.best._pending.begin()
+    starting, *_ = farewell_lines(session)
+    assert starting == "A best-fit search was being started; B in trainfast-tui shows if it runs."
+    session.searches.best.note_refused()
     session.run_control.pending.begin()
     assert list(farewell_lines(session))[-1].endswith("see if it runs with: trainfast-tui runs list")
     monkeypatch.setattr(RunControl, "is_cooling", True)

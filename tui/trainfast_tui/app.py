@@ -213,7 +213,10 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
 
 def farewell_lines(session: Session) -> Iterator[str]:
     """Return what goes on without the app, and how to come back to it; then the start that ends with the app."""
-    if (search := session.searches.running_kind) is not None:
+    search = session.searches.running_kind
+    if search is not None and session.searches.of(search).is_starting:
+        yield f"A {search.label} search was being started; {search.key} in trainfast-tui shows if it runs."
+    elif search is not None:
         yield f"The {search.label} search keeps running without this screen."
         yield f"Come back with: trainfast-tui    then {search.key}"
     shown_id = session.live_run.run_id if session.live_run is not None else None

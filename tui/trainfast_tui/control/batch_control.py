@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,10 @@ class BatchControl(SearchControl["BatchSnapshot"]):
 
         return batch_search_words(search)
 
-    def _start_search(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Path:
-        from trainfast_runner.search.control import start_search
+    def _starter(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Callable[[], Path]:
+        def start() -> Path:
+            from trainfast_runner.search.control import start_search
 
-        return start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c)
+            return start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c)
+
+        return start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,10 +86,15 @@ class BestControl(SearchControl["BestSnapshot"]):
 
         return self.options.request or BestRequest()
 
-    def _start_search(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Path:
-        from trainfast_runner.search.control import start_search
+    def _starter(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Callable[[], Path]:
+        request = self.request
 
-        return start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=self.request)
+        def start() -> Path:
+            from trainfast_runner.search.control import start_search
+
+            return start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=request)
+
+        return start
 
     def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
         from trainfast_runner.search.best.planning.estimate import estimate

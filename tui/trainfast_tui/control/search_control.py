@@ -55,6 +55,11 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         return None if is_outdated else search
 
     @property
+    def is_starting(self) -> bool:
+        """True from a search's start until it is seen or refused."""
+        return self._pending.is_pending
+
+    @property
     def is_active(self) -> bool:
         """True while a search works, and from its start until it is seen or refused."""
         return self._pending.is_pending or (self._snapshot is not None and self._snapshot.is_live)
@@ -112,19 +117,20 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._pending.begin()
         self.requested_ns, self._seen_before_start = time.monotonic_ns(), self._snapshot
         self._stop_when_seen, self._dismissed_directory = False, None
-        start = partial(self._start, spec, fresh, cool_to_c, stop_run_first)
+        start = partial(self._start, self._starter(spec, fresh=fresh, cool_to_c=cool_to_c), stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
-    def _start(
-        self, spec: RunSpec, fresh: bool, cool_to_c: float | None, stop_run_first: Callable[[], None] | None
-    ) -> SearchStarted:
+    def _start(self, starter: Callable[[], Path], stop_run_first: Callable[[], None] | None) -> SearchStarted:
         if stop_run_first is not None:
             stop_run_first()
-        return SearchStarted(self._start_search(spec, fresh=fresh, cool_to_c=cool_to_c), self.KIND)
+        return SearchStarted(starter(), self.KIND)
 
     @abstractmethod
-    def _start_search(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Path:
-        """Start a search of this kind, from a thread, and return its directory. Raises UserError."""
+    def _starter(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Callable[[], Path]:
+        """Return what starts a search of this kind as it is asked for now, and returns its directory.
+
+        It is called in a thread. Raises UserError.
+        """
 
     def toggle_pause(self) -> Notified:
         """Pause the live search after its present step, or resume it.
