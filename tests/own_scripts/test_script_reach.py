@@ -103,6 +103,7 @@ def test_a_title_is_the_script_and_its_own_arguments(words: tuple[str, ...], tit
         ("python -X dev -mpackage.a", "python -W ignore -mpackage.b", False),
         ("python -uX dev -mpackage.a", "python -uX dev -mpackage.b", False),
         ("python - -mode fast", "python - -mode slow", True),
+        ("python -c code a.py", "python -c code b.py", False),
         ("python - -m fast", "python - -m slow", True),
         ("python -c pass -m fast", "python -c pass -m slow", True),
         ("python -mtorch.distributed.run a.py", "torchrun a.py", True),

@@ -57,8 +57,8 @@ def script_index(words: Sequence[str]) -> int | None:
         program = words[index] if index < len(words) else ""
         option = PROGRAM_OPTION.fullmatch(program)
         if program == "-" or (option is not None and option[1] == "c"):
-            # The words after it are arguments of a program without a name.
-            return None
+            # The words after it are arguments of a program without a name: a module flag of theirs is their own.
+            return next((at for at in range(index + 1, len(words)) if words[at].endswith(".py")), None)
         # Only a Python's: another program's option may look the same, as in `train -dimension 2`.
         if FLAG_WITH_MODULE.fullmatch(program) and script_name(program) not in SCRIPT_RUNNERS:
             return index
