@@ -44,7 +44,7 @@ SIGN_MEANINGS = (
     ("✗ ✓ + - X c", "event line: GPU lost, GPU back, process started, process left, Xid error, step compiled"),
     (
         f"{OTHER_REASON_LETTER} {OTHER_REASON_LETTER.lower()}",
-        "event line: a reason for lower clocks that has no letter of its own began (O) and ended (o)",
+        "event line: a reason for lower clocks that has no letter of its own began and ended",
     ),
     *((f"{shade.letter} {shade.glyph * 2}", f"below a chart, and as its shade: {shade.words}") for shade in SHADES),
 )
