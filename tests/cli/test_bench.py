@@ -20,14 +20,16 @@ from plans import PLAN
 from trainfast_runner.machine.cooling import Cooling
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result, Spread, Throughput
+from trainfast_runner.records.result import Flops, Result, Spread, StepTime, Throughput
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.running.busy_devices import DevicesBusy
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.bench.table import tabulate
 from trainfast_runner.search.bench.variants import Bench, PlannedRow
 from trainfast_runner.search.bench.warm_rows import open_warm_rows
 from trainfast_tui.cli import bench
 from trainfast_tui.cli.launching import bench_rows, start_run, waits
+from trainfast_tui.cli.printing.bench_table import bench_columns
 from trainfast_tui.cli.signals import Signals
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
@@ -245,3 +247,18 @@ def test_the_printed_command_has_the_options_that_change_the_figures() -> None:
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     assert bench._command(parser.parse_args(words)) == shlex.join(["trainfast-tui", "bench", *words])
+
+
+def test_large_figures_of_a_table_are_whole_numbers_without_an_exponent() -> None:
+    rows = (PlannedRow("one", PLAN.spec, {}),)
+    planned = Bench("tiny-llama", "One row", "one", rows)
+    rate = Spread(median=12345.4, mad=1.0)
+    result = Result(
+        run_id="r",
+        state="finished",
+        throughput=Throughput(samples_per_s=rate),
+        step_ms=StepTime(p50=54321.2),
+        flops=Flops(model_tflops_per_device=1234.5),
+    )
+    columns = bench_columns(planned, tabulate(planned, {"one": [result]}))
+    assert [columns[name] for name in ("samples/s", "step ms", "TFLOP/s")] == [["12,345"], ["54,321"], ["1,234"]]

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli
+from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.cgroup import tightest_group_limit
 from trainfast_runner.machine.doctor.examine import ends_at_logout
+from trainfast_tui.cli import doctor
 
 
 def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:
@@ -225,3 +227,8 @@ def test_a_preset_is_shown_with_advice_for_this_machine(cli: Cli) -> None:
     text = cli("presets", "show", "gpt2-medium").out
     assert "advice for this machine" in text
     assert advice["strategy"]["text"] in text
+
+
+def test_a_measured_speed_of_thousands_is_a_whole_number(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor._print_ceiling(Ceiling(device="cuda:0", name="NVIDIA H100", tflops={"bf16": 1012.4}, copy_gb_per_s=3011.6))
+    assert "bf16 1,012 TFLOP/s; copy 3,012 GB/s (read and written)" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.units import counted
 from trainfast_tui.cli.printing.output import print_json, print_line
 from trainfast_tui.cli.printing.progress import progress_when_slow
-from trainfast_tui.text.format import plain, to_width
+from trainfast_tui.text.format import number, plain, to_width
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.calibration import Ceiling
@@ -87,9 +87,9 @@ def _print_verdict(findings: list[Finding]) -> None:
 
 def _print_ceiling(ceiling: Ceiling) -> None:
     """Print the measured speeds, with a warning if other processes slowed them down."""
-    rates = ", ".join(f"{name} {tflops:.3g} TFLOP/s" for name, tflops in ceiling.tflops.items())
+    rates = ", ".join(f"{name} {number(tflops)} TFLOP/s" for name, tflops in ceiling.tflops.items())
     print_line(
-        f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {ceiling.copy_gb_per_s:.3g} GB/s (read and written)"
+        f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {number(ceiling.copy_gb_per_s)} GB/s (read and written)"
     )
     if ceiling.disturbed:
         words = f"other processes took {100 * (1 - (ceiling.cpu_share or 0)):.0f} % of the CPU meanwhile"

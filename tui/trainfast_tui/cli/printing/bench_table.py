@@ -12,6 +12,7 @@ from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_tui.text import format as fmt
 from trainfast_tui.text.tables import FigureHeading
 
 BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
@@ -75,17 +76,17 @@ def process_word(row: Row) -> str:
     return {None: "", True: "warm", False: "cold"}[row.warm]
 
 
-def _figure(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:.{digits}g}"
+def _figure(value: float | None) -> str:
+    return "" if value is None else fmt.number(value)
 
 
 FIGURE_CELLS: dict[str, Callable[[Row, Result], str]] = {
-    "samples/s": lambda row, result: _figure(row.rate, 4),
+    "samples/s": lambda row, result: _figure(row.rate),
     "vs baseline": lambda row, result: _measured_gain(row),
     "95 % CI": lambda row, result: (
         "" if row.interval_percent is None else "{:+.1f} to {:+.1f} %".format(*row.interval_percent)
     ),
-    "step ms": lambda row, result: _figure(result.step_ms.p50, 4),
+    "step ms": lambda row, result: _figure(result.step_ms.p50),
     "peak MiB": lambda row, result: "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.0f}",
     "TFLOP/s": lambda row, result: _figure(result.flops.model_tflops_per_device),
     "notebook's TFLOP/s": lambda row, result: _figure(result.flops.notebook_tflops_per_device),
