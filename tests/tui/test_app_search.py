@@ -93,6 +93,17 @@ async def test_enter_applies_the_answer_under_the_cursor(home: Home) -> None:
         assert knob(app, "batch_size") == 42
 
 
+async def test_the_cursor_is_on_the_first_answer_of_a_search_that_was_started_over(home: Home) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        search = a_search(home, answered())
+        await opened(pilot, search)
+        await pilot.press("down", "down")
+        for lines in (going_on(), answered()):
+            write_lines(search / "journal.jsonl", lines)
+            await show(pilot, search)
+        assert "▸ recommended batch_size=40" in screen_text(app)
+
+
 async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(home: Home, live_search: Path) -> None:
     sizes = range(101, 161)
     tried = [a_probe(size, at=6) for size in sizes]

@@ -45,6 +45,12 @@ class BatchView(SearchView[BatchSnapshot]):
         offered = offers(self._search)
         return offered[min(self._cursor, len(offered) - 1)] if offered else None
 
+    def show_search(self, search: BatchSnapshot, now_ns: int) -> None:
+        is_other = self._search is None or self._search.directory != search.directory
+        if is_other or search.ended is None:
+            self._cursor = 0
+        super().show_search(search, now_ns)
+
     def action_move(self, by: int) -> None:
         """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
         if offered := offers(self._search):
