@@ -145,8 +145,13 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         Action("KnobPanel.preset", ("p",), "preset", "Choose what to train: a preset or one of its variants."),
         Action("script", ("o",), "own script", "Find the flags of a script of your own, and make a preset of it."),
-        Action("batch", ("b",), "max batch", "Find the largest batch that fits, and confirm it: first the question."),
-        Action("best", ("B", "upper_b"), "best fit", "Find the fastest settings that fit, all knobs varied."),
+        Action("batch", ("b",), "max batch", "Find the largest batch that fits, and confirm it; it asks first."),
+        Action(
+            "best",
+            ("B", "upper_b"),
+            "best fit",
+            "Find the fastest settings that fit and train the same; it asks first.",
+        ),
         _in_palette("KnobPanel.save", ("w",), "save", "Save the knobs as a preset of your own."),
         Action("compare", ("c",), "compare", "Compare this run with the one before it."),
         _in_palette(
