@@ -247,7 +247,12 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("open", ("enter",), "open", "Show the run under the cursor on the main screen."),
         Action("RunsTable.mark", ("space",), "mark", "Mark a run; two marked runs can be compared."),
         Action("compare", ("c",), "compare", "Compare the two marked runs, or this one with the one below."),
-        Action("filter", ("slash",), "filter", "Show only runs whose id, preset, state or knobs contain a word."),
+        Action(
+            "filter",
+            ("slash",),
+            "filter",
+            "Show only runs that contain all typed words: id, preset, state, reason, knobs.",
+        ),
         Action("RunsTable.sort", ("o",), "order", "Order by another column."),
         _in_palette("RunsTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
         Action("delete", ("d",), "delete", "Delete the run under the cursor. A live one is refused."),
@@ -285,7 +290,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "diagnosis": (Action("back", ("escape", "d"), "back", "Back to the main screen."), *_scroll()),
     "help": (
         Action("back", ("escape",), "back", "Close the help."),
-        Action("filter", ("slash",), "filter", "Show only keys and knobs whose text contains a word."),
+        Action("filter", ("slash",), "filter", "Show only keys and knobs whose text contains all typed words."),
         *_scroll(shown=Shown.IN_FOOTER),
     ),
     "everywhere": (
