@@ -9,7 +9,11 @@ from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read
 
 
 class OtherRuns:
-    """Find the live runs that are not shown. After the first, a look is a `stat` and the lock of each."""
+    """Finds live runs other than the one on the screen.
+
+    Every `look` tries the lock of each unended run; it lists the runs only the first time, and after their folder has
+    changed.
+    """
 
     def __init__(self, home: Home) -> None:
         self.live_id: str | None = None
