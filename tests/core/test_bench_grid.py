@@ -181,7 +181,7 @@ def written(bench: Bench, results_by_row: dict[str, list[RowResult]], path: Path
 def test_a_row_of_the_table_does_not_repeat_its_id(bench: Bench, results_by_row: dict[str, list[RowResult]]) -> None:
     lines = bench_markdown(bench, tabulate(bench, results_by_row), "x").splitlines()
     rows = [line for line in lines if "batch_size=" in line]
-    assert rows[0].startswith("| batch_size=8 strategy=single (baseline) | seq_len=128 precision=fp32 | 105 | +0.0 %")
+    assert rows[0].startswith("| batch_size=8 strategy=single (baseline) | seq_len=128 precision=fp32 | 105 | 0.0 %")
     assert rows[2].startswith("| batch_size=16 strategy=single |  | 155 | +47.6 %")
 
 

@@ -69,6 +69,8 @@ FORMATTERS = (
         (fmt.signed_percent(13196.7), "+13,197 %"),
         (fmt.signed_percent(-999.94), "-999.9 %"),
         (fmt.signed_percent(999.96), "+1,000 %"),
+        (fmt.signed_interval(1.44, 5.52), "+1.4 to +5.5 %"),
+        (fmt.signed_interval(-0.04, 1234.5), "0.0 to +1,234 %"),
         (fmt.delta(150, 162.3, fmt.milliseconds), "-12.3 ms (-7.6 %)"),
         (fmt.delta(5, 0, fmt.watts), "+5 W"),
         (fmt.delta(5, 5, fmt.watts), "0 W (0.0 %)"),

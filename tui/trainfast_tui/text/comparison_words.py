@@ -43,10 +43,7 @@ def difference_text(row: ComparisonRow) -> str:
 
 def interval_text(row: ComparisonRow) -> str:
     """Return the 95 % CI in percent, `+1.4 to +5.5 %`; empty if it cannot be computed."""
-    if row.interval_percent is None:
-        return ""
-    low, high = row.interval_percent
-    return f"{low:+.1f} to {high:+.1f} %"
+    return "" if row.interval_percent is None else fmt.signed_interval(*row.interval_percent)
 
 
 def verdict_words(comparison: Comparison) -> str | None:

@@ -148,6 +148,11 @@ def signed_percent(value_percent: float | None) -> str:
     return "0.0 %" if text in ("+0.0", "-0.0") else f"{text} %"
 
 
+def signed_interval(low_percent: float, high_percent: float) -> str:
+    """Return the two ends of a change in percent: `+1.4 to +5.5 %`."""
+    return f"{signed_percent(low_percent).removesuffix(' %')} to {signed_percent(high_percent)}"
+
+
 def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
     """Return the difference of `new` to `old` in the formatter's unit and in percent: `-12.3 ms (-8.0 %)`.
 

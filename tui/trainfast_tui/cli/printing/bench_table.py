@@ -59,7 +59,7 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
 def _published_gain(row: Row) -> str:
     """Return the published gain over the published baseline: it is comparable across machines, the figures are not."""
     gain = row.published_vs_baseline_percent
-    return "" if gain is None else f"{gain:+.1f} %"
+    return "" if gain is None else fmt.signed_percent(gain)
 
 
 def _figure_cell(row: Row, cell_of: Callable[[Row, Result], str]) -> str:
@@ -67,7 +67,7 @@ def _figure_cell(row: Row, cell_of: Callable[[Row, Result], str]) -> str:
 
 
 def _measured_gain(row: Row) -> str:
-    gain = "" if row.vs_baseline_percent is None else f"{row.vs_baseline_percent:+.1f} %"
+    gain = "" if row.vs_baseline_percent is None else fmt.signed_percent(row.vs_baseline_percent)
     return f"{gain} (noise)" if row.verdict == NOISE else gain
 
 
@@ -83,9 +83,7 @@ def _figure(value: float | None) -> str:
 FIGURE_CELLS: dict[str, Callable[[Row, Result], str]] = {
     "samples/s": lambda row, result: _figure(row.rate),
     "vs baseline": lambda row, result: _measured_gain(row),
-    "95 % CI": lambda row, result: (
-        "" if row.interval_percent is None else "{:+.1f} to {:+.1f} %".format(*row.interval_percent)
-    ),
+    "95 % CI": lambda row, result: "" if row.interval_percent is None else fmt.signed_interval(*row.interval_percent),
     "step ms": lambda row, result: _figure(result.step_ms.p50),
     "peak MiB": lambda row, result: "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.0f}",
     "TFLOP/s": lambda row, result: _figure(result.flops.model_tflops_per_device),
