@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from best_searched import a_best_search, best_going_on
@@ -45,13 +44,13 @@ def _no_guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in ("textual.app", "textual.pilot"):
         monkeypatch.setattr(f"{module}.wait_for_idle", settled)
     begun: list[threading.Thread] = []
-    begin = threads.threading.Thread
 
-    def noted(*arguments: Any, **options: Any) -> threading.Thread:
-        begun.append(begin(*arguments, **options))
-        return begun[-1]
+    class NotedThread(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            begun.append(self)  # not before: a thread that has not begun cannot be joined
 
-    monkeypatch.setattr(threads, "threading", SimpleNamespace(Thread=noted, Event=threading.Event))
+    monkeypatch.setattr(threads, "threading", SimpleNamespace(Thread=NotedThread, Event=threading.Event))
     yield
     # What a key has begun would otherwise go on under the next test, and with the real parts in place of the stand-ins.
     for thread in begun:
