@@ -12,7 +12,7 @@ from trainfast_runner.export.call_fields import CallFields
 from trainfast_runner.export.shell_words import Word, flags_of, index_of_script, script_commands
 
 BLANKS_AT_END = re.compile(r"(?:[ \t]|\\\n)*\Z")
-"""Blanks and line continuations before a word; they are removed together with it."""
+"""Blanks and line continuations before a word, which go where the word is removed."""
 ShellEdit = tuple[int, int, str]
 """Characters from, characters to, and the text that replaces them."""
 

@@ -147,8 +147,7 @@ def _allocator_bytes(oom_run: OutOfMemory) -> int | None:
     run, message = oom_run.run, oom_run.message
     if run.device == "cpu":
         return None if oom_run.host_bytes is None else oom_run.host_bytes // run.world_size
-    # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".
-    free_bytes = _bytes_after("of which", message)
+    free_bytes = _free_bytes(message)
     allocated_bytes = _bytes_before("is allocated by PyTorch", message)
     if free_bytes is None or allocated_bytes is None:
         return None
@@ -174,7 +173,7 @@ def _missing_bytes(oom_run: OutOfMemory, needed_bytes: int | None, limit_bytes: 
         return needed_bytes - limit_bytes
     asked_bytes = oom_run.asked_bytes
     # Under a limit that was set for the run the GPU's free memory does not matter.
-    free_bytes = None if oom_run.run.memory_limit_bytes else _bytes_after("of which", oom_run.message)
+    free_bytes = None if oom_run.run.memory_limit_bytes else _free_bytes(oom_run.message)
     if free_bytes is None and limit_bytes is not None and oom_run.held_bytes is not None:
         free_bytes = float(limit_bytes - oom_run.held_bytes)
     if asked_bytes is None or free_bytes is None or asked_bytes <= free_bytes:
@@ -219,9 +218,17 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
 
 def asked_and_free(message: str) -> tuple[int | None, int | None]:
     """Bytes of the request that an allocator's message refuses, and the bytes free then; None where it names none."""
-    asked_bytes = _bytes_after("allocate", message)
-    free_bytes = _bytes_after("of which", message)
+    asked_bytes, free_bytes = _bytes_after("allocate", message), _free_bytes(message)
     return None if asked_bytes is None else int(asked_bytes), None if free_bytes is None else int(free_bytes)
+
+
+def _free_bytes(message: str) -> float | None:
+    """The bytes free on the GPU by torch's message; None if it names none.
+
+    torch writes "... has a total capacity of W of which X is free. ... Of the allocated memory Y is allocated by
+    PyTorch, and Z is reserved by PyTorch but unallocated."
+    """
+    return _bytes_after("of which", message)
 
 
 def _bytes_after(phrase: str, message: str) -> float | None:

@@ -30,7 +30,7 @@ LAUNCHERS = {
 }
 """Modules of the launchers' console scripts."""
 ISOLATING_OPTION = re.compile(rf"-{PYTHON_LETTERS}[IE]")
-"""The beginning of a word of Python's options by which it ignores PYTHONPATH."""
+"""The start of an option of Python that makes it ignore PYTHONPATH: `-I`, `-E`, also joined with others."""
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
 EACH_DEVICE = ("gpu", "auto", "xpu")
 """Counts by which torchrun starts a process for each GPU, or for each core where it has none."""
@@ -232,7 +232,7 @@ def _name_of(script: Sequence[str]) -> str:
 
 
 def _program_words(words: Sequence[str]) -> list[str]:
-    """A Python's program and its arguments, with `-m` and `-c` in a word of their own: `-m MODULE` for `-umMODULE`."""
+    """A Python's program and its arguments, where `-umMODULE` is written `-m MODULE`, and `-cTEXT` as `-c TEXT`."""
     option = PROGRAM_OPTION.fullmatch(words[0]) if words else None
     if option is None:
         return list(words)
