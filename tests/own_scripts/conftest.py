@@ -17,6 +17,20 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PYTHON = sys.executable
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 """Starts two ranks."""
+ARGPARSE = """
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--bs", type=int, default=16)
+parser.add_argument("--eval-batch-size", type=int, default=64)
+parser.add_argument("--accum", type=int, default=1)
+parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+parser.add_argument("--workers", "-j", type=int, default=2)
+parser.add_argument("--grad-checkpointing", action="store_true")
+parser.add_argument("--optim", default="adamw")
+args = parser.parse_args()
+pathlib.Path("trained").write_text("the training has begun")
+"""
+"""A script that writes the file `trained` after its parser has read the flags."""
 
 
 @pytest.fixture

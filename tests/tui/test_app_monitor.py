@@ -1,121 +1,30 @@
-"""The monitor: the machine for a person about to train, and ending a process of one's own."""
+"""The monitor: the machine for a person about to train."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from monitored import a_full_tick, opened, the_machine
 from msgspec.structs import replace
-from recorded import GIB, MIB, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
+from recorded import GIB, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, write_lines
 from still import StillApp, a_snapshot, own_supervisor, running, screen_text
 from textual.filter import Monochrome
 from textual.pilot import Pilot
 
-from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import Identity, identify
+from trainfast_runner.machine.processes.identity import Identity
 from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.tick import Tick
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
 
 SnapCompare = Callable[..., bool]
-
-
-def a_full_tick(second: int, gpus: int = 8) -> Tick:
-    """Every GPU gives every reading; GPU 5 sits in a slot of half the width and had a memory error."""
-    devices = [
-        a_gpu(
-            index,
-            second,
-            t_ns=START_NS + second * S,
-            memory_utilization_percent=40 + index,
-            degrees_to_slowdown_c=(91 - 61 - index) if index != 3 else 3,
-            gpu_max_temperature_c=88,
-            memory_temperature_c=78 + index,
-            memory_max_temperature_c=95,
-            memory_clock_mhz=3201,
-            memory_clock_max_mhz=3201,
-            power_average_w=601.0,
-            power_instant_w=655.0,
-            energy_mj=600_000 * second,
-            thermal_violation_ns=S * second if index == 3 else 0,
-            power_violation_ns=S * second // 4 if index == 1 else 0,
-            pcie_generation=5,
-            pcie_generation_max=5,
-            pcie_width=8 if index == 5 else 16,
-            pcie_width_max=16,
-            pcie_tx_bytes=second * GIB,
-            pcie_rx_bytes=second * 512 * MIB,
-            nvlink_tx_bytes=second * 100 * GIB,
-            nvlink_rx_bytes=second * 90 * GIB,
-            ecc_corrected_errors=0,
-            ecc_uncorrected_errors=1 if index == 5 else 0,
-            remapped_rows_corrected=0,
-            remapped_rows_uncorrected=1 if index == 5 else 0,
-            remapped_rows_pending=1 if index == 5 else 0,
-        )
-        for index in range(gpus)
-    ]
-    tick = a_tick(second, live=False)
-    host = replace(
-        tick.host,
-        load_1m=3.2,
-        memory_available_bytes=4 * GIB,
-        swap_used_bytes=0,
-        disk_read_bytes=second * 80 * MIB,
-        disk_write_bytes=second * MIB,
-        network_received_bytes=second * 2 * MIB,
-        network_sent_bytes=second * MIB,
-    )
-    missing = {f"gpu{index}.fan_percent": "not supported" for index in range(gpus)}
-    return replace(tick, devices=devices, host=host, missing=missing, sample_us=12_400)
-
-
-def some_rows(gpus: int = 8) -> tuple[ProcessRow, ...]:
-    return tuple(
-        ProcessRow(
-            4000 + at,
-            Identity(4000 + at, 5),
-            "root" if at == 2 else "anna",
-            at != 2,
-            f"/usr/bin/python train_{at}.py --lr 3e-4",
-            12.5 * at,
-            at * 900 * MIB,
-            3600 * at + 7,
-            ((at, (60 - at) * GIB),) if at < min(gpus, 3) else (),
-        )
-        for at in range(5)
-    ) + ((ProcessRow(99_999, devices=((6, 3 * GIB),)),) if gpus else ())
-
-
-def the_machine(gpus: int = 8, *, rows: tuple[ProcessRow, ...] | None = None) -> Snapshot:
-    ticks = tuple(a_full_tick(second, gpus) if gpus else a_tick(second, live=False) for second in range(80))
-    snapshot = a_snapshot(None, second=80, ticks=ticks)
-    return replace(snapshot, processes=some_rows(gpus) if rows is None else rows)
-
-
-async def opened(pilot: Pilot[Any], snapshot: Snapshot) -> str:
-    app = pilot.app
-    assert isinstance(app, StillApp)
-    app.post(SnapshotTaken(snapshot))
-    await pilot.pause()
-    await pilot.press("m")
-    await pilot.pause()
-    app.post(SnapshotTaken(snapshot))
-    await pilot.pause()
-    await pilot.pause()
-    return screen_text(app)
 
 
 def test_eight_gpus_and_who_uses_them(home: Home, snap_compare: SnapCompare) -> None:
@@ -251,113 +160,6 @@ async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Calla
         text = await opened(pilot, a_snapshot(directory, second=RAMP.stop))
         assert "T GPU 0 throttled by heat" in text
         assert "looking at the processes" in text
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of one's own that ignores SIGTERM once it has said so."""
-    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); input()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    yield process
-    process.kill()
-    process.communicate()
-
-
-async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
-    row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
-    snapshot = the_machine(0, rows=(row,))
-    async with running(home, size=(120, 40)) as (app, pilot):
-        await opened(pilot, snapshot)
-        await pilot.press("x")
-        await pilot.pause()
-        text = screen_text(app)
-        assert f"End process {sleeper.pid}?" in text
-        assert "sleeper --long" in text
-        assert "send SIGTERM" in text
-        await pilot.press("n")
-        await pilot.pause()
-        assert sleeper.poll() is None
-        await pilot.press("x", "y")
-        await pilot.pause()
-        assert "SIGTERM sent" in screen_text(app)
-        assert "x again offers SIGKILL" in screen_text(app)
-        assert sleeper.poll() is None
-        await pilot.press("x")
-        await pilot.pause()
-        assert "it still runs. SIGKILL gives it no chance" in screen_text(app)
-        await pilot.press("y")
-        await pilot.pause()
-        assert sleeper.wait(60) == -signal.SIGKILL
-        app.post(SnapshotTaken(snapshot))
-        await pilot.pause()
-        assert f"Process {sleeper.pid} has ended." in screen_text(app)
-
-
-async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
-    home: Home, hold: Callable[[Path], None], sleeper: subprocess.Popen[bytes]
-) -> None:
-    directory = a_run(home, with_result=False)
-    hold(directory)
-    supervisor = identify(sleeper.pid)
-    assert supervisor is not None
-    started = Event(t_ns=START_NS, kind="supervisor", pid=supervisor.pid, start_ticks=supervisor.start_ticks)
-    write_lines(directory / "events.jsonl", [started])
-    row = ProcessRow(
-        sleeper.pid,
-        supervisor,
-        "anna",
-        True,
-        "python -m trainfast_runner.running.supervision",
-        0.0,
-        MIB,
-        5.0,
-    )
-    async with running(home, size=(120, 40)) as (app, pilot):
-        await opened(pilot, the_machine(0, rows=(row,)))
-        await pilot.press("x")
-        await pilot.pause()
-        text = screen_text(app)
-        assert f"Stop the run {directory.name}?" in text
-        assert f"Process {sleeper.pid} is its supervisor." in text
-        assert "send SIGTERM" not in text
-        await pilot.press("y")
-        for thread in threading.enumerate():
-            if thread.name == "trainfast-stop":
-                thread.join(60)
-        await pilot.pause()
-        assert "The run was asked to stop." in screen_text(app)
-
-
-async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question(home: Home) -> None:
-    own = ProcessRow(os.getpid(), identify(os.getpid()), "me", True, "trainfast-tui")
-    for row, words in (
-        (own, "press q to quit"),
-        (ProcessRow(7, devices=((0, None),)), "not visible from here, so"),
-    ):
-        async with running(home, size=(120, 40)) as (app, pilot):
-            await opened(pilot, the_machine(0, rows=(row,)))
-            await pilot.press("x")
-            await pilot.pause()
-            assert words in screen_text(app)
-            assert "send SIGTERM" not in screen_text(app)
-
-
-async def test_a_process_is_not_ended_while_the_runs_cannot_be_read(
-    home: Home, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(self: Home) -> list[str]:
-        raise UserError("the runs cannot be listed: no permission", key="TRAINFAST_HOME")
-
-    row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
-    async with running(home, size=(120, 40)) as (app, pilot):
-        await opened(pilot, the_machine(0, rows=(row,)))
-        monkeypatch.setattr(Home, "run_ids", refused)
-        await pilot.press("x")
-        await pilot.pause()
-        assert "the runs cannot be listed: no permission" in screen_text(app)
-        assert f"End process {sleeper.pid}?" not in screen_text(app)
 
 
 async def test_gpus_of_a_process_that_are_not_next_to_each_other_are_counted(home: Home) -> None:

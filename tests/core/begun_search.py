@@ -1,0 +1,35 @@
+"""A batch search that has begun: its directory, with the first lines of its journal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.search.journal.batch import BatchQuestion
+from trainfast_runner.search.journal.lines import Conducted, JournalWriter
+from trainfast_runner.search.searches import new_search
+
+SECOND = 1_000_000_000
+
+
+def asked(directory: Path, key: str = "k") -> BatchQuestion:
+    """The question of the search in this directory."""
+    return BatchQuestion(
+        search_id=directory.name, key=key, preset="tiny-llama", clock=ClockAnchor(monotonic_ns=1, wall_ns=1)
+    )
+
+
+def conducted(t_ns: int = 1) -> Conducted:
+    """The line of a conductor that began at this time, whose process is not this one."""
+    return Conducted(t_ns=t_ns, pid=os.getpid(), start_ticks=1, boot_id=boot_id())
+
+
+def search(home: Home, key: str = "k") -> tuple[Path, JournalWriter]:
+    """The directory of a new search, and the writer of its journal."""
+    directory = new_search(home, "tiny-llama")
+    journal = JournalWriter(directory)
+    journal.write(asked(directory, key))
+    return directory, journal
