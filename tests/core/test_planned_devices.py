@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.running import launch
-from trainfast_runner.running.exported_run import plan_exported
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.spec import resolve
@@ -89,8 +89,8 @@ def test_a_linked_pair_is_recorded_with_its_reason(python: str) -> None:
     assert made.devices_reason.startswith("GPUs 0 and 1: linked by NVLink (NV4), instead of GPUs 1 and 2, which have")
 
 
-def test_the_proof_of_a_scripts_command_is_planned_on_the_gpus_that_the_command_names(
-    python: str, tmp_path: Path
+def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text("")
     gpus = [Gpu(uuid=f"GPU-{index}", bus=index + 1) for index in range(3)]
@@ -107,7 +107,9 @@ def test_the_proof_of_a_scripts_command_is_planned_on_the_gpus_that_the_command_
             clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
         )
         exported = export(run, tmp_path, "command")
-        again = plan_exported(run, exported, (), tmp_path)
+        variables, *words = shlex.split(exported.text, comments=True)[1:]
+        monkeypatch.setenv(*variables.split("=", 1))
+        again = plan_script(words)
     assert "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2" in exported.text
     assert again.device_uuids == first.device_uuids == ["GPU-1", "GPU-2"]
     assert [gpu.uuid for gpu in again.watched] == ["GPU-1", "GPU-2"]

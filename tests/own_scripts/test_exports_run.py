@@ -1,9 +1,9 @@
-"""Every form of an export runs as exported in a script that takes it, and says so in its proof line."""
+"""Every form of an export runs in a script that takes it, with the settings of the exported run."""
 
 from __future__ import annotations
 
 import json
-import re
+import shlex
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,19 +15,11 @@ from cli.command import SMALL, Cli
 from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.settings.spec import resolve
+from trainfast_runner.records.run_records import read_worker_lines
+from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 
 STEPS = 10
-FACTOR = 20
-"""Two processes of milliseconds a step on a busy machine; `benchmarks/exports.py` measures the ratio."""
-PROOF = re.compile(r"ran as exported on \d{4}-\d\d-\d\d: ([\d.e+]+) samples/s; the exported run: ([\d.e+]+)")
 SMALL_RUN = [*SMALL, "--set", f"steps={STEPS}", "--set", "model.vocab_size=512"]
-
-NOT_IN_A_FORM = {
-    "model and data are those of tiny-llama; --from PRESET takes others",
-    "to run the script itself: trainfast-tui presets new NAME -- COMMAND",
-}
-"""The answer of an import to a form that names no model."""
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
@@ -49,39 +41,35 @@ def trained(cli: Cli, monkeypatch: pytest.MonkeyPatch, *settings: str) -> RunFil
     return run
 
 
-def proved(cli: Cli, run: RunFile, form: str, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The export with its proof, and the result of the run that gave it."""
-    done = cli("export", run.run_id, "--to", form, "--prove", "--json", *words)
-    assert done.code == 0, f"{done.out}\n{done.err}"
-    result = cli("runs", "show", "last", "--json").json
-    assert result["steps"]["measured"] + result["steps"]["warmup"] == STEPS
-    if result["script"] is not None:
-        assert result["script"]["overridden"] == []
-    return done.json, result
+def exported(cli: Cli, run: RunFile, form: str, folder: Path) -> str:
+    """The text of the export, whose files lie in the folder."""
+    assert cli("export", run.run_id, "--to", form, "-o", str(folder)).code == 0
+    return str(cli("export", run.run_id, "--to", form, "--json").json["text"])
 
 
-def assert_same_speed(proof: str) -> None:
-    """Both speeds are in the line, and within a wide factor."""
-    found = PROOF.fullmatch(proof)
-    assert found is not None, proof
-    assert 1 / FACTOR < float(found[1]) / float(found[2]) < FACTOR
+def started(cli: Cli, *command: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The result of the script's run on the CPU, and the settings that its live objects had."""
+    result = run_script(cli, f"--steps={STEPS}", "--set", "devices=cpu", "--", *command)
+    assert result["script"]["overridden"] == []
+    line = newest_of_first_rank(read_worker_lines(cli.home / "runs" / result["run_id"]), ScriptLine)
+    assert line is not None
+    return result, line.ran or {}
 
 
-def imported(cli: Cli, text: str, tmp_path: Path) -> dict[str, Any]:
-    """The knobs of the preset that an import of the text makes."""
-    source, preset = tmp_path / "exported.txt", tmp_path / "imported.toml"
-    source.write_text(text)
-    done = cli("import", str(source), "-o", str(preset))
-    assert done.code == 0, done.err
-    assert set(done.err.splitlines()) <= NOT_IN_A_FORM, "every setting is understood"
-    return dict(resolve(str(preset)).knobs)
+def words_of(text: str, script: str) -> list[str]:
+    """The words of an exported command, with the script in its placeholder's place."""
+    words = shlex.split(text, comments=True)
+    if words[0] == "env":
+        words = words[next(index for index, word in enumerate(words) if index and "=" not in word) :]
+    launcher = {"python": (PYTHON,), "torchrun": TORCHRUN}[words[0]]
+    return [*launcher, script, *words[words.index("train.py") + 1 :]]
 
 
-def knobs_of(run: RunFile, *names: str) -> dict[str, Any]:
-    return {name: run.knobs[name] for name in names}
+TRAINED = ("batch_size", "grad_accum", "precision", "lr", "workers")
 
 
-TRAINED = ("batch_size", "grad_accum", "precision", "optimizer", "lr", "lr_schedule", "grad_clip", "steps", "workers")
+def assert_same(ran: dict[str, Any], run: RunFile) -> None:
+    assert {name: ran[name] for name in TRAINED} == {name: run.knobs[name] for name in TRAINED}
 
 
 @pytest.mark.ci
@@ -91,15 +79,10 @@ def test_training_arguments_run_in_a_trainer_that_imports_them(
 ) -> None:
     run = trained(cli, monkeypatch, "engine=trainer", "grad_accum=2", "precision=bf16")
     shutil.copy(SCRIPTS / "exported_trainer.py", tmp_path)
-    assert cli("export", run.run_id, "--to", "training-args", "-o", str(tmp_path)).code == 0
-    exported, result = proved(
-        cli, run, "training-args", "-o", str(tmp_path), "--", PYTHON, str(tmp_path / "exported_trainer.py")
-    )
-    assert_same_speed(exported["proof"])
+    exported(cli, run, "training-args", tmp_path)
+    result, ran = started(cli, PYTHON, str(tmp_path / "exported_trainer.py"))
     assert result["script"]["framework"] == "HF Trainer"
-    assert (tmp_path / "training_args.py").read_text().startswith(f"# {exported['proof']}\n")
-    knobs = imported(cli, exported["text"], tmp_path)
-    assert {name: knobs[name] for name in TRAINED} == knobs_of(run, *TRAINED)
+    assert_same(ran, run)
 
 
 @pytest.mark.long
@@ -109,21 +92,19 @@ def test_flags_run_in_a_trainer_by_python_and_by_torchrun(
 ) -> None:
     devices = ["devices=cpu:2"] if strategy == "ddp" else []
     run = trained(cli, monkeypatch, "engine=trainer", f"strategy={strategy}", *devices)
-    script = str(SCRIPTS / "exported_trainer.py")
-    exported, result = proved(cli, run, "torchrun", "--", PYTHON, script, f"--output_dir={tmp_path / 'out'}")
-    assert_same_speed(exported["proof"])
+    text = exported(cli, run, "torchrun", tmp_path)
+    result, ran = started(cli, *words_of(text, str(SCRIPTS / "exported_trainer.py")))
     assert result["actual"]["world_size"] == run.world_size
-    knobs = imported(cli, exported["text"], tmp_path)
-    assert {name: knobs[name] for name in TRAINED} == knobs_of(run, *TRAINED)
+    assert_same(ran, run)
 
 
 @pytest.mark.long
 def test_accelerate_launches_a_loop_with_the_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(cli, monkeypatch, "engine=accelerate", "precision=bf16")
-    exported, result = proved(cli, run, "accelerate", "--", PYTHON, str(SCRIPTS / "exported_accelerate.py"))
-    assert_same_speed(exported["proof"])
+    exported(cli, run, "accelerate", tmp_path)
+    launcher = (PYTHON, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml"))
+    result, _ = started(cli, *launcher, str(SCRIPTS / "exported_accelerate.py"))
     assert result["actual"]["compute_dtype"] == "bfloat16"
-    assert imported(cli, exported["text"], tmp_path)["precision"] == "bf16"
 
 
 @pytest.mark.long
@@ -132,77 +113,27 @@ def test_a_command_and_a_preset_run_by_themselves(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     run = trained(cli, monkeypatch, "grad_accum=2")
-    exported, result = proved(cli, run, form)
-    assert_same_speed(exported["proof"])
-    assert {**result["knobs"], "devices": None} == {**run.knobs, "devices": None}
-    assert f"# {exported['proof']}" in cli("export", run.run_id, "--to", form).out
+    text = exported(cli, run, form, tmp_path)
+    words = shlex.split(text, comments=True)[2:] if form == "command" else [str(next(tmp_path.glob("*.toml")))]
+    again = run_script(cli, *words)
+    assert {**again["knobs"], "devices": None} == {**run.knobs, "devices": None}
 
 
 @pytest.mark.long
 @needs_deepspeed
-def test_deepspeeds_json_runs_in_a_loop_under_torchrun(
+def test_deepspeeds_json_runs_in_a_loop_and_in_a_trainer_under_torchrun(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     run = trained(cli, monkeypatch, "strategy=zero2", "devices=cpu:2", "grad_accum=2")
-    assert cli("export", run.run_id, "--to", "deepspeed", "-o", str(tmp_path)).code == 0
+    exported(cli, run, "deepspeed", tmp_path)
     json_flag = f"--deepspeed={tmp_path / 'deepspeed.json'}"
-    typed = (*TORCHRUN, str(SCRIPTS / "exported_deepspeed.py"), json_flag)
-    exported, result = proved(cli, run, "deepspeed", "--", *typed)
-    assert_same_speed(exported["proof"])
+    result, _ = started(cli, *TORCHRUN, str(SCRIPTS / "exported_deepspeed.py"), json_flag)
     assert (result["actual"]["zero_stage"], result["actual"]["world_size"]) == (2, 2)
-    assert "ran as exported" not in exported["text"], "JSON has no comments"
-    assert exported["proof"] in cli("export", run.run_id, "--to", "deepspeed").err
-    knobs = imported(cli, exported["text"], tmp_path)
-    assert {name: knobs[name] for name in ("strategy", "batch_size", "grad_accum")} == knobs_of(
-        run, "strategy", "batch_size", "grad_accum"
-    )
-
-
-@pytest.mark.long
-@needs_deepspeed
-def test_a_trainer_takes_deepspeed_by_flags_under_torchrun(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    run = trained(cli, monkeypatch, "strategy=zero2", "devices=cpu:2")
-    script = str(SCRIPTS / "exported_trainer.py")
-    exported, result = proved(cli, run, "torchrun", "--", PYTHON, script, f"--output_dir={tmp_path / 'out'}")
-    assert "not compared: HF Trainer took the steps" in exported["proof"]
+    (tmp_path / "deepspeed.json").unlink()
+    text = exported(cli, run, "torchrun", tmp_path)
+    result, _ = started(cli, *words_of(text, str(SCRIPTS / "exported_trainer.py")))
     assert (result["actual"]["zero_stage"], result["actual"]["world_size"]) == (2, 2)
-
-
-@pytest.mark.long
-def test_proof_is_refused_or_waits_while_another_run_uses_the_device(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = trained(cli, monkeypatch)
-    endless = tmp_path / "steps.py"
-    endless.write_text("import time, trainfast_door\nwhile True:\n    trainfast_door.step()\n    time.sleep(0.01)\n")
-    other = cli("run", "--detach", "--samples-per-step=2", "--", PYTHON, str(endless)).out.strip()
-    prove = ("export", run.run_id, "--to", "command", "--prove")
-    text = cli(*prove).refused()
-    assert f"the CPU is in use by {other}" in text
-    assert "or --wait" in text
-    waiting = cli.start(*prove, "--wait", "--json")
-    waiting.until_printed("waiting for")
-    cli("stop", other)
-    done = waiting.end()
-    assert done.code == 0, done.err
-    assert_same_speed(done.json["proof"])
-
-
-@pytest.mark.long
-def test_a_script_that_overrides_the_export_gets_no_proof(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = trained(cli, monkeypatch, "engine=trainer")
-    script = str(SCRIPTS / "hard_coded_trainer.py")
-    done = cli("export", run.run_id, "--to", "training-args", "--prove", "--", PYTHON, script)
-    assert done.code == 4
-    assert "did not run as exported: " in done.err
-    assert "batch_size=2 ran as 4" in done.err
-    assert "ran as exported" not in cli("export", run.run_id, "--to", "training-args").out
 
 
 @pytest.mark.long
@@ -213,8 +144,10 @@ def test_a_scripts_own_run_runs_again_by_its_command_and_by_its_preset(cli: Cli,
     first = run_script(cli, *asked, "--", PYTHON, str(SCRIPTS / "plain_torch.py"), "--batch-size=2")
     run = read_run_file(cli.home / "runs" / first["run_id"])
     assert run is not None
-    for form in ("command", "preset"):
-        exported, result = proved(cli, run, form)
-        assert_same_speed(exported["proof"])
+    words = shlex.split(exported(cli, run, "command", tmp_path), comments=True)
+    exported(cli, run, "preset", tmp_path / "preset")
+    preset = str(next((tmp_path / "preset").glob("*.toml")))
+    for again in (("--", *words), (preset,)):
+        result = run_script(cli, f"--steps={STEPS}", *again)
         assert result["script"]["command"] == first["script"]["command"]
         assert "--batch-size=8" in result["script"]["command"]

@@ -12,7 +12,7 @@ from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, comme
 from trainfast_runner.export.trainer_arguments import settings_to_express
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.other_tools.from_knobs import compile_mode
+from trainfast_runner.settings.other_tools import compile_mode
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
 from trainfast_runner.settings.strategy_of_run import strategy_of
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
@@ -19,7 +18,6 @@ from trainfast_runner.export.trainer_command import torchrun_command
 from trainfast_runner.export.trainfast_command import run_command, whole_preset
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.user_script import user_script_export
-from trainfast_runner.records.export_proof import read_last_proof
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
@@ -34,16 +32,13 @@ FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
     "preset": whole_preset,
 }
 """Values of `--to`."""
-FORMS_WITH_DEVICES = ("torchrun", "command", "preset")
-"""Forms whose text chooses the devices. A script started without them is recorded with every GPU that it sees."""
 
 
 @dataclass(frozen=True)
 class Exported:
     """The text in the form asked for.
 
-    The text of a run that ran out of memory begins with `read_oom_warning` as a comment, below the proof line. A JSON
-    text has neither line.
+    The text of a run that ran out of memory begins with `read_oom_warning` as a comment; a JSON text cannot.
     """
 
     run_id: str
@@ -53,13 +48,6 @@ class Exported:
     """Knobs not at their defaults that this form cannot express."""
     files: dict[str, str]
     """The texts that `-o` writes, by file name."""
-    proof: str | None = None
-    """The proof line, which is a comment in the text too; None for a form that has never been run."""
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the text without its proof line."""
-        return _digest(self.text.removeprefix(f"# {self.proof}\n"))
 
 
 def export(run: RunFile, directory: Path, to: str) -> Exported:
@@ -68,15 +56,10 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
     written = _written(run, directory, to)
     text = written.text
-    takes_comments = not written.file.endswith(".json")
-    if takes_comments and (warning := read_oom_warning(run, directory)) is not None:
+    if not written.file.endswith(".json") and (warning := read_oom_warning(run, directory)) is not None:
         text = f"# Warning: {warning}\n{text}"
-    proof = read_last_proof(directory, to, _digest(text))
-    proof_line = None if proof is None else proof.line()
-    if takes_comments and proof_line is not None:
-        text = f"# {proof_line}\n{text}"
     files = {name: content + "\n" for name, content in {written.file: text, **written.other_files}.items()}
-    return Exported(run.run_id, to, text, tuple(written.left_out), files, proof_line)
+    return Exported(run.run_id, to, text, tuple(written.left_out), files)
 
 
 def read_oom_warning(run: RunFile, directory: Path) -> str | None:
@@ -91,7 +74,3 @@ def _written(run: RunFile, directory: Path, to: str) -> ExportText:
     if run.script is not None:
         return user_script_export(run, run.script, directory, to)
     return FORMS[to](run, spec_of_record(run).knobs, directory)
-
-
-def _digest(text: str) -> str:
-    return sha256(text.encode()).hexdigest()

@@ -7,7 +7,7 @@ from trainfast_runner.export.export_text import SAME_RUN_HERE
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default
-from trainfast_runner.settings.other_tools.from_knobs import trainer_fields
+from trainfast_runner.settings.other_tools import trainer_fields
 from trainfast_runner.settings.precisions import FP32_WEIGHTS
 from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export import onto_shell
-from trainfast_runner.export.call_fields import trainer_call
 from trainfast_runner.export.export_text import ExportText, comment_lines, torchrun_comments
 from trainfast_runner.export.trainer_command import has_field
 from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_worker_lines
+from trainfast_runner.records.script_in_command import script_index
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.other_tools.from_knobs import trainer_fields
-from trainfast_runner.settings.other_tools.to_knobs import ForeignKnobs
+from trainfast_runner.settings.other_tools import trainer_fields
 from trainfast_runner.settings.scripts.saving_script import script_preset_text
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import BY_ENVIRONMENT, LAUNCH_KNOBS
@@ -51,22 +49,45 @@ def user_script_export(run: RunFile, asked: ScriptAsked, directory: Path, to: st
 def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     """The command that ran, with the variables that its framework reads and the flags that its Trainer takes."""
     unflagged_knobs, framework = _without_flag(run, asked), line.framework or ""
-    text = shlex.join(asked.command)
+    command = list(asked.command)
     expressed = BY_ENVIRONMENT.get(framework, ())
-    if framework == "HF Trainer" and unflagged_knobs:
-        try:
-            text, _ = onto_shell.edit_command(text, run.run_id, trainer_call(unflagged_knobs))
-        except UserError:
-            pass  # its arguments are in the script
-        else:
-            expressed = tuple(name for name in unflagged_knobs if has_field(name, trainer_fields(unflagged_knobs)))
+    if framework == "HF Trainer":
+        fields = trainer_fields(unflagged_knobs)
+        if unflagged_knobs.get("compile") == "off":
+            fields["torch_compile"] = False
+        if fields and (with_flags := _with_trainer_flags(command, fields)) is not None:
+            command, expressed = with_flags, tuple(name for name in unflagged_knobs if has_field(name, fields))
     left_out = [name for name in unflagged_knobs if name not in expressed]
     variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
-    start = f"{shlex.join(['env', *variables])} {text}" if variables else text
+    start = shlex.join(["env", *variables, *command] if variables else command)
     started = f"# Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
     # A comment ends with its line.
     head = [*comment_lines(run, ("torch",), left_out), *([] if "\n" in started else [started])]
     return ExportText("\n".join([*head, start]), left_out, "run.sh")
+
+
+def _with_trainer_flags(command: Sequence[str], fields: Mapping[str, object]) -> list[str] | None:
+    """The command with these fields as flags after its script, in place of their flags now.
+
+    None for a command without any flag of TrainingArguments: its arguments are in the script.
+    """
+    start = (script_index(command) or 0) + 1
+    others: list[str] = []
+    given, is_replaced = set(), False
+    for word in command[start:]:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_")
+            given.add(name)
+            is_replaced = name in fields
+        if not is_replaced:
+            others.append(word)
+        # The word after a flag without `=` is its value.
+        is_replaced = is_replaced and word.startswith("--") and "=" not in word
+    if not given & {*fields, "output_dir"}:
+        return None
+    # A switch that is off by default needs no flag.
+    changed = {name: value for name, value in fields.items() if value is not False or name in given}
+    return [*command[:start], *(word for name, value in changed.items() for word in (f"--{name}", str(value))), *others]
 
 
 def _variables(run: RunFile, framework: str) -> dict[str, str]:
@@ -115,16 +136,20 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
             key="--to",
             advice="--to command",
         )
-    foreign = ForeignKnobs({}, [])
+    knobs: KnobValues = {}
+    unknown: list[str] = []
     for name, value in (line.ran or {}).items():
-        if value is not None and name in KNOBS_BY_NAME:
-            foreign.take(name, value, f"{name}={value}")
-    fields = trainer_fields(foreign.knobs)
+        if value is None or name not in KNOBS_BY_NAME:
+            continue
+        try:
+            knobs[name] = KNOBS_BY_NAME[name].read(value)
+        except UserError as error:
+            unknown.append(f"# Not understood: {name}={value}: {error.message}.")
+    fields = trainer_fields(knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True
     if asked.steps is not None:
         fields["max_steps"] = asked.steps
-    unknown = [f"# Not understood: {sentence}." for sentence in foreign.not_understood]
     launch = torchrun_comments(f"{run.world_size} processes", run.world_size)
     head = [*comment_lines(run, ("transformers", "torch"), ()), *unknown, *launch]
     return ExportText(block_text(head, fields), [], TRAINING_ARGS_FILE)

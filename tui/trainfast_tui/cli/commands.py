@@ -35,8 +35,7 @@ COMMANDS = (
     Command(("logs",), "logs", "the output of a run's training"),
     Command(("stop",), "stop", "stop a live run"),
     Command(("attach",), "attach", "follow a live run; Ctrl-C leaves it running"),
-    Command(("export",), "export", "a run's settings for a script of your own", takes_script=True),
-    Command(("import",), "import_settings", "settings of another tool, or of a command, as a preset"),
+    Command(("export",), "export", "a run's settings for a script of your own"),
     Command(("report",), "report", "runs or a search in one file, .html or .md, with tables and pictures"),
     Command(("presets", "list"), "presets_list", "all presets"),
     Command(("presets", "show"), "presets_show", "a preset's model, data, settings and variants"),
@@ -51,6 +50,13 @@ COMMANDS = (
     Command(("topo",), "topo", "how the GPUs are connected, and what it means for the strategies"),
     Command(("doctor",), "doctor", "problems of this machine, each with its cure"),
 )
+REMOVED = {
+    "import": "presets new NAME -- COMMAND makes a preset of a script's command",
+    "--onto": "--to prints the settings for your script",
+    "--prove": "run -- COMMAND runs your script with them",
+    "--cool-to": "doubts name the runs that heat slowed; wait before the next run",
+}
+"""What does the job of a removed command or option."""
 GROUP_HELP = {
     "search": "what fits, and what is fastest",
     "runs": "history and live runs",

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_tui.cli.commands import COMMANDS, GROUP_HELP, Command
+from trainfast_tui.cli.commands import COMMANDS, GROUP_HELP, REMOVED, Command
 
 PROGRAM = "trainfast-tui"
 RunCommand = Callable[[argparse.Namespace], int]
@@ -60,6 +60,8 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return UserError(f"{name} does not take {word!r}", key=word)
         option = word.partition("=")[0]
+        if option in REMOVED:
+            return UserError(f"{option} was removed: {REMOVED[option]}", key=option)
         names = self.option_names()
         close = nearest(option, [name for name in names if name.startswith("--")])
         return UserError(f"{name} has no option {option}", key=option, allowed=None if close else names, nearest=close)
@@ -68,6 +70,8 @@ class Parser(argparse.ArgumentParser):
         """Name the nearest command where argparse would list them all."""
         if action.choices is None or value in action.choices:
             return
+        if value in REMOVED:
+            raise UserError(f"{value} was removed: {REMOVED[value]}", key=value)
         names = list(action.choices)
         group = self.prog.removeprefix(PROGRAM).strip()
         words = f"{group} has no command {value!r}" if group else f"there is no command {value!r}"

@@ -9,7 +9,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.running.scripts.command import read_command
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.other_tools.to_knobs import from_trainer_fields
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.scripts.script_mapping import KEPT_KNOBS, FlagMapping
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 
@@ -47,7 +47,11 @@ def _trainer_knobs(fields: Mapping[str, Any]) -> KnobValues:
     """The knobs that a script's own TrainingArguments set, of those that a search begins with; empty without fields."""
     if not fields:
         return {}
-    knobs = from_trainer_fields({name: value for name, value in fields.items() if value is not None}).knobs
-    # Recent versions of transformers leave None, not False, in checkpointing that nobody set.
-    knobs.setdefault("checkpointing", "off")
+    # Recent versions of transformers leave None, not False, in switches that nobody set.
+    knobs: KnobValues = {"checkpointing": "full" if fields.get("gradient_checkpointing") else "off"}
+    knobs["precision"] = next((name for name in ("bf16", "fp16", "tf32") if fields.get(name)), "fp32")
+    for name in ("batch_size", "grad_accum", "workers"):
+        value = fields.get(KNOBS_BY_NAME[name].same_as.trainer_field or "")
+        if value is not None:
+            knobs[name] = KNOBS_BY_NAME[name].read(value)
     return {name: knobs[name] for name in KEPT_KNOBS if name in knobs}

@@ -4,7 +4,7 @@ of DataLoader. An explicit argument in the script wins over the last two, so wha
 from __future__ import annotations
 
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.other_tools.from_knobs import loader_arguments, trainer_fields
+from trainfast_runner.settings.other_tools import loader_arguments, trainer_fields
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.scripts.script_reach import FRAMEWORK_KNOBS
 

@@ -50,14 +50,13 @@ def plan_script(
     samples_per_step: int | None = None,
     steps_from_log: str | None = None,
     trial: bool = False,
-    variables: Mapping[str, str] | None = None,
 ) -> RunPlan:
     """Check a command of the user's own against this machine; `preset` has the flags of its knobs.
 
     `typed` is empty for the preset's own command, which is planned in its folder. `trial` limits the memory of the run
-    and keeps it from saving anything. `variables` stand before the command, and may choose its GPUs. Raises UserError.
+    and keeps it from saving anything. Raises UserError.
     """
-    preset, variables = preset or ScriptPreset(), variables or {}
+    preset = preset or ScriptPreset()
     knobs = _knobs(settings, preset, steps, trial)
     flagged_knobs = [name for name in knobs if name in preset.flag_words]
     without_flag = {name: value for name, value in knobs.items() if name not in (*preset.flag_words, *LAUNCH_KNOBS)}
@@ -69,7 +68,7 @@ def plan_script(
     hooks_blocked = _hooks_blocked_reason(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
     spec = _spec(command.name if typed else preset.name, command.title, knobs)
-    plan = _plan_command(spec, command, versions, {**os.environ, **variables})
+    plan = _plan_command(spec, command, versions, os.environ)
     script = ScriptAsked(
         command=command_words,
         argv=command.argv_on(len(plan.gpus)),
@@ -85,7 +84,7 @@ def plan_script(
         unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
         trial=trial,
     )
-    env = {**plan.env, **framework_environment(without_flag), **variables}
+    env = {**plan.env, **framework_environment(without_flag)}
     return replace(plan, env=env, script=script, cwd=cwd)
 
 

@@ -1,1 +1,0 @@
-"""Other tools: knobs as their settings, and their settings as knobs."""
