@@ -1,25 +1,12 @@
-"""The largest batch on five small models: our search, accelerate's finder and Lightning's, each confirmed in a fresh
-run.
+"""The largest batch on five small models, confirmed in a fresh run, beside the true maximum.
 
     python -m benchmarks.batch_search [--models "llama;bert"] [--proof-steps 3]
 
-Each is started as its users start it: accelerate at four times the true maximum, Lightning at 2. All take the worker's
-own step under the same real limit of a process, two steps a trial, pay their own imports, and end with the same
-confirmation: a fresh run of all its steps. A finder whose answer runs out of memory there has not paid for it: as its
-user would, it goes on with the next size of accelerate's rule, and the time to the failed confirmation is printed
-beside. The true maximum is found by cold runs of every size from ours on, up to the second in a row that runs out of
-memory. Lightning is installed into a folder of its own on first use.
-
-The models are one of each family that trains text, cut down until the limit holds twenty to a hundred samples, and no
-further: a step at the maximum takes seconds on two cores, as one does on a user's machine. In a smaller one the time to
-start a process and to import torch, which is the same for all three, would decide. Of fewer than twenty samples a
-finder that doubles is done after three doublings, and the confirmation, again the same for all, is nearly half of the
-time: a GPT-2 of 128 tokens, of which 14 samples fit, took us 0.65 of accelerate's time and 0.81 of Lightning's. It has
-64 tokens here. With checkpointing a step is so long that half the limit does.
+The true maximum is found by cold runs of every size from the answer on, up to the second in a row that runs out of
+memory. The models are one of each family that trains text, cut down until the limit holds twenty to a hundred samples.
 """
 
 import argparse
-import importlib.metadata
 import json
 import math
 import os
@@ -31,20 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.records.home import Home, cache_directory
+from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.conducting.run_ends import wait_for_result
 from trainfast_runner.settings.spec import resolve
 
-ROOT = Path(__file__).resolve().parents[1]
-LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics")
-LIGHTNING_FOLDER = cache_directory() / "benchmarks" / "lightning"
 STEPS_A_TRIAL = 2
-BUDGET = 0.6
 MAX_PROBES, MAX_OOMS = 6, 1
-REDUCED_TO = 0.9
-"""The share of a size that ran out of memory that accelerate's find_executable_batch_size tries next (1.15)."""
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 COMMON = ("memory_limit=2GiB", "data.kind=random")
 """A model's own settings come after these."""
@@ -69,134 +50,64 @@ MODELS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class FinderResult:
-    """The result of one finder."""
-
-    who: str
-    batch_size: int = 0
-    trials: int = 0
-    ooms: int = 0
-    seconds: float = 0.0
-    """Wall time with the confirmation run."""
-    proof: str = ""
-    """The end state of the confirmation run."""
-    refuted: tuple[tuple[int, float], ...] = ()
-    """Sizes whose confirmation run ran out of memory, each with the wall time in seconds until then."""
-    missing: str = ""
-    """The reason for no result."""
-
-
-@dataclass(frozen=True)
 class Row:
-    """One model: the true maximum, whether ours is exact, and every finder's way there."""
+    """One model: the search's report, the true maximum, and whether the answer is exact."""
 
     model: str
-    maximum: int
-    exact: bool
-    finders: tuple[FinderResult, ...]
+    report: dict[str, Any]
+    seconds: float
+    """Wall time with the confirmation run."""
+    maximum: int = 0
+    exact: bool = False
+    error: str = ""
+    """The reason for no answer."""
 
     @property
-    def ours(self) -> FinderResult:
-        """The result of our search."""
-        return self.finders[0]
+    def outcomes(self) -> list[str]:
+        """The outcomes of the probes that were not void."""
+        return [probe["outcome"] for probe in self.report["probes"] if probe["outcome"] != "void"]
 
-    def share_of(self, who: str) -> float | None:
-        """Our wall time over another finder's; None where that did not run."""
-        other = next(result for result in self.finders if result.who == who)
-        return None if other.missing else self.ours.seconds / other.seconds
+    @property
+    def holds(self) -> bool:
+        """True if every bound is held."""
+        return self.exact and len(self.outcomes) <= MAX_PROBES and self.outcomes.count("oom") <= MAX_OOMS
 
 
 def measure(model: str, proof_steps: int) -> Row:
-    """One model with all three finders."""
+    """Search one model, and find its true maximum."""
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder)).create()
-        # What is known of the training Python is known to all; the trace is the search's own to pay for.
+        # What is known of the training Python is known already; the trace is the search's own to pay for.
         os.environ["XDG_CACHE_HOME"] = str(home.path / "cache")
         preset, settings = MODELS[model][0], [*COMMON, *MODELS[model][1:]]
         plan = planning.plan_run(resolve(preset, settings))
-        report, ours = _ours(home, preset, settings, proof_steps)
-        if ours.missing:
-            return Row(model, 0, False, (ours,))
-        ended = {ours.batch_size: ours.proof}
-        maximum = _true_maximum(plan, home, ours.batch_size, ended)
+        began = time.perf_counter()
+        done = _search(home, preset, settings, proof_steps)
+        seconds = time.perf_counter() - began
+        if done.returncode != 0:
+            return Row(model, {}, seconds, error=(done.stderr.strip().splitlines() or ["no error message"])[-1])
+        report = json.loads(done.stdout.splitlines()[-1])
+        ended = {report["max_batch"]: report["proofs"][-1]["state"]}
+        maximum = _true_maximum(plan, home, report["max_batch"], ended)
         decides = _next_that_decides(report)
         if decides not in ended:
             ended[decides] = _cold(plan, home, decides, STEPS_A_TRIAL)
-        exact = ours.proof == "finished" and ended[decides] == "oom"
-        others = [
-            _another(who, plan, home, start, proof_steps)
-            for who, start in (("accelerate", 4 * maximum), ("lightning", 2))
-        ]
-    return Row(model, maximum, exact, (ours, *others))
+        return Row(
+            model, report, seconds, maximum, ended[report["max_batch"]] == "finished" and ended[decides] == "oom"
+        )
 
 
-def _ours(home: Home, preset: str, settings: list[str], proof_steps: int) -> tuple[dict[str, Any], FinderResult]:
+def _search(home: Home, preset: str, settings: list[str], proof_steps: int) -> subprocess.CompletedProcess[str]:
     """`search max-batch` to its end, with the prediction's trace and the confirmation run."""
     argv = [sys.executable, "-m", "trainfast_tui.cli", "search", "max-batch", preset]
     argv += [word for setting in settings for word in ("--set", setting)]
-    began = time.perf_counter()
-    done = subprocess.run(
+    return subprocess.run(
         [*argv, "--proof-steps", str(proof_steps), "--fresh", "--json"],
         env={**os.environ, "TRAINFAST_HOME": str(home.path)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )
-    seconds = time.perf_counter() - began
-    lines = done.stdout.splitlines()
-    report = json.loads(lines[-1]) if lines else {}
-    if done.returncode != 0:
-        return report, FinderResult("ours", missing=(done.stderr.strip().splitlines() or ["no words"])[-1])
-    probes = [probe for probe in report["probes"] if probe["outcome"] != "void"]
-    ooms = sum(probe["outcome"] == "oom" for probe in probes)
-    proof = report["proofs"][-1]["state"]
-    return report, FinderResult("ours", report["max_batch"], len(probes), ooms, seconds, proof)
-
-
-def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) -> FinderResult:
-    """Another library's finder in a process of its own, and then the confirmation run."""
-    path = os.pathsep.join([str(ROOT), *_path_of_lightning(who)])
-    began = time.perf_counter()
-    knobs = {**plan.spec.knobs, "batch_size": start}
-    run = {"schema": 1, "run_id": "benchmark", "model": plan.spec.model, "data": plan.spec.data, "knobs": knobs}
-    limits = list(plan.memory_limit_bytes or ())
-    run |= {"device": "cpu", "world_size": 1, "memory_limit_bytes": limits, "cache_dir": str(cache_directory())}
-    question = json.dumps(
-        {"run": {**run, "role": "probe", "search_id": "none"}, "start": start, "steps": STEPS_A_TRIAL}
-    )
-    done = subprocess.run(
-        [plan.python, "-m", "benchmarks.batch_finders", who, question],
-        env={**os.environ, **plan.env, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    lines = done.stdout.splitlines()
-    answer = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
-    if "batch_size" not in answer:
-        return FinderResult(
-            who, missing=answer.get("missing") or (done.stderr.strip().splitlines() or ["no words"])[-1][:200]
-        )
-    size, refuted = answer["batch_size"], list[tuple[int, float]]()
-    while (proof := _cold(plan, home, size, proof_steps)) == "oom" and size > 1:
-        refuted.append((size, time.perf_counter() - began))
-        size = int(size * REDUCED_TO)
-    return FinderResult(who, size, answer["trials"], answer["ooms"], time.perf_counter() - began, proof, tuple(refuted))
-
-
-def _path_of_lightning(who: str) -> list[str]:
-    """Lightning from a folder of its own, beside the torch that is here; installed when it is not there yet."""
-    if who != "lightning":
-        return []
-    try:
-        importlib.metadata.version("lightning")
-        return []
-    except importlib.metadata.PackageNotFoundError:
-        folder = LIGHTNING_FOLDER
-    if not folder.exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *LIGHTNING]
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return [str(folder)]
 
 
 def _cold(plan: RunPlan, home: Home, batch_size: int, steps: int) -> str:
@@ -237,45 +148,23 @@ def _next_that_decides(report: dict[str, Any]) -> int:
     return int(report["max_batch"] + math.ceil(max(TOLERANCE_SHARE * need, TOLERANCE_BYTES) / per_sample))
 
 
-def lines(row: Row) -> list[str]:
-    """A model's part of the table."""
-    rows = [f"{row.model}: true maximum {row.maximum}, ours is {'exact' if row.exact else 'NOT EXACT'}"]
-    for result in row.finders:
-        if result.missing:
-            rows.append(f"  {result.who:<11} did not run: {result.missing}")
-            continue
-        share = row.share_of(result.who) if result is not row.ours else None
-        words = "" if share is None else f"  ours took {share:.2f} of it{'' if share <= BUDGET else ', NOT HELD'}"
-        trials = f"{result.trials:>3} sizes, {result.ooms:>2} out of memory"
-        rows.append(
-            f"  {result.who:<11} {result.batch_size:>5}  {trials}  {result.seconds:7.1f} s  proof {result.proof}{words}"
-        )
-        for size, seconds in result.refuted:
-            share = row.ours.seconds / seconds
-            rows.append(
-                f"  {'':<11} {size:>5}  ran out of memory when confirmed at {seconds:.1f} s, ours took {share:.2f}"
-            )
-    return rows
-
-
-def holds(row: Row) -> bool:
-    """True if every bound is held on this model."""
-    shares = [row.share_of(result.who) for result in row.finders[1:]]
-    fast = all(share is None or share <= BUDGET for share in shares)
-    return row.exact and row.ours.trials <= MAX_PROBES and row.ours.ooms <= MAX_OOMS and fast
+def line(row: Row) -> str:
+    """A model's row of the table."""
+    if row.error:
+        return f"{row.model}: no answer: {row.error}"
+    probes = f"{len(row.outcomes)} sizes, {row.outcomes.count('oom')} out of memory"
+    answer = f"{row.report['max_batch']} of {row.maximum}, {'exact' if row.exact else 'NOT EXACT'}"
+    return f"{row.model}: {answer}; {probes}; {row.seconds:.1f} s{'' if row.holds else '; NOT HELD'}"
 
 
 def print_table(models: list[str] | None = None, proof_steps: int = 3) -> bool:
     """Measure and print model by model; return True if all bounds are held."""
-    print(
-        f"largest batch under {COMMON[0]}, unless noted: at most {MAX_PROBES} sizes, {MAX_OOMS} out of memory,"
-        f" {BUDGET:g} of the others' wall time; confirmed by {proof_steps} steps; a bound not held is marked"
-    )
+    print(f"largest batch under {COMMON[0]}, unless noted: at most {MAX_PROBES} sizes, {MAX_OOMS} out of memory")
     held = True
     for model in models or MODELS:
         row = measure(model, proof_steps)
-        print("\n".join(lines(row)), flush=True)
-        held &= holds(row)
+        print(line(row), flush=True)
+        held &= not row.error and row.holds
     return held
 
 

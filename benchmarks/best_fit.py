@@ -1,8 +1,7 @@
 """Judge the best-fit search: `python benchmarks/best_fit.py replay`; `record` records a grid, `live` searches it.
 
 `replay` replays the real decision code under a fake clock, once a seed, over the grids in `benchmarks/grids` and over
-synthetic spaces, which are labelled as such: they judge the code, not a machine. Beside it stand other ways to search,
-each given the seconds that the search's trials took. Exits 1 when a budget is not held.
+synthetic spaces, which are labelled as such: they judge the code, not a machine. Exits 1 when a budget is not held.
 
 A grid whose own winner of one pass is more than 1 % off in another pass cannot judge "within 2 %": its figures are
 printed and not judged.
@@ -27,7 +26,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.best_fit_live import live
-from benchmarks.best_fit_others import OTHERS, why_no_optuna
 from benchmarks.best_fit_record import RECIPES, record
 from benchmarks.best_fit_replay import Replayed, question, replay
 from benchmarks.best_fit_spaces import Recorded, Synthetic, Terrain, cold_grid_s, recorded, regret
@@ -71,14 +69,13 @@ class Replays:
     settings: list[int] = field(default_factory=list)
     leader: Score = field(default_factory=Score)
     answer: Score = field(default_factory=Score)
-    others: dict[str, Score] = field(default_factory=dict)
     cold: list[int] = field(default_factory=list)
     roles: list[dict[str, int]] = field(default_factory=list)
     trials: list[int] = field(default_factory=list)
     decisions_s: list[float] = field(default_factory=list)
 
-    def add(self, terrain: Terrain, seed: int, names: Sequence[str]) -> None:
-        """Replay one seed, and the other ways to search with the seconds its trials took."""
+    def add(self, terrain: Terrain, seed: int) -> None:
+        """Replay one seed."""
         replayed = replay(terrain, seed)
         whole = cold_grid_s(terrain)
         self.settings.append(len(terrain.truth))
@@ -93,10 +90,6 @@ class Replays:
         self.roles.append(replayed.cold)
         self.trials.append(_trials(replayed))
         self.decisions_s += replayed.decisions_s
-        for name in names:
-            number = OTHERS[name](terrain, replayed.leader_s, seed)
-            score = self.others.setdefault(name, Score())
-            score.regrets.append(1.0 if number is None or number not in terrain.truth else regret(terrain, number))
 
     def print(self) -> None:
         """Print the table of this terrain."""
@@ -109,7 +102,6 @@ class Replays:
             ["", "within 2 %", "p95 regret", "worst", "of the cold grid's time", "process starts"],
             ["leader after the trials", *self.leader.cells(), share, starts],
             ["answer after the race", *self.answer.cells(), _p95_and_median(self.answer.shares), ""],
-            *([name, *score.cells(), "the same", ""] for name, score in self.others.items()),
         ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
@@ -147,17 +139,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def replay_all(seeds: int, grids: Sequence[Recorded]) -> int:
     """Replay every grid and the synthetic spaces; print the tables and budgets; the exit status."""
-    missing = why_no_optuna()
-    names = [name for name in OTHERS if name != "TPE" or missing is None]
-    if missing:
-        print(f"TPE is left out: {missing}")
     rows: list[Row] = []
     if not grids:
         print("no recorded grid: `python benchmarks/best_fit.py record` makes one")
     for grid in grids:
         replays = Replays(grid.name)
         for seed in range(seeds):
-            replays.add(grid, seed, names)
+            replays.add(grid, seed)
         replays.print()
         noise = grid.worst_winner
         print(f"  {grid.passes} passes; the winner of one is up to {100 * noise:.1f} % off in another")
@@ -168,7 +156,7 @@ def replay_all(seeds: int, grids: Sequence[Recorded]) -> int:
             rows.append((f"{grid.name}: self-check", f"{100 * noise:.1f} %", f"<= {100 * MAX_NOISE:g} %", False))
     replays = Replays("synthetic spaces (no machine)")
     for seed in range(seeds):
-        replays.add(Synthetic(seed), seed, names)
+        replays.add(Synthetic(seed), seed)
     replays.print()
     rows += replays.rows()
     print()
