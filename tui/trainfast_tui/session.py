@@ -17,7 +17,6 @@ from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_tui.control.background_work import BackgroundWork
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
 from trainfast_tui.control.messages import (
-    DeviceCalibrated,
     MachineSeen,
     Message,
     NextRunChanged,
@@ -140,9 +139,6 @@ class Session:
             case SituationGathered():
                 self.background.situations.note(message)
                 self.post(NextRunChanged())
-            case DeviceCalibrated():
-                self.background.note_calibrated()
-                self.update_background_work()
             # A late answer for the model before the script is dropped.
             case NextRunPredicted() if self.next_run is None or self.next_run.script is None:
                 self.background.predictions.note(message)
@@ -241,7 +237,6 @@ class Session:
 
     def start_run(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         """Start this run, after `run_to_stop` has ended."""
-        self.background.calibrator.cancel()
         self.run_control.start(next_run.spec, run_to_stop)
         self.update_background_work()
 
@@ -249,7 +244,6 @@ class Session:
         self, kind: SearchKind, spec: RunSpec, run_to_stop: Path | None = None, *, fresh: bool = False
     ) -> None:
         """Start a search of `spec`, after `run_to_stop` has ended; unless `fresh` its unfinished one goes on."""
-        self.background.calibrator.cancel()
         stop_run_first = None if run_to_stop is None else partial(self.run_control.stop_and_wait, run_to_stop)
         self.searches.of(kind).start(
             spec, fresh=fresh, cool_to_c=self.run_control.cool_to_c, stop_run_first=stop_run_first

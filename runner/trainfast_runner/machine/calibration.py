@@ -1,11 +1,7 @@
-"""The measured ceiling of each device, kept in the home and put beside every later run.
-
-`doctor --calibrate` measures it, and an app on an idle machine in the background.
-"""
+"""The ceiling of each device that `doctor --calibrate` measured, kept in the home and put beside every later run."""
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -42,8 +38,6 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     cpu_share: float | None = None
     """The share of the time in which the threads held the CPU; None on a GPU."""
     wall_ns: int = 0
-    in_background: bool | msgspec.UnsetType = msgspec.UNSET
-    """True if an idle app measured the ceiling; absent if `doctor --calibrate` did."""
 
     @property
     def disturbed(self) -> bool:
@@ -51,18 +45,11 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu_share is not None and self.cpu_share < UNDISTURBED_SHARE
 
 
-def calibrate(
-    home: Home, python: str | None = None, cancelled: threading.Event | None = None, *, in_background: bool = False
-) -> Ceiling:
-    """Measure the device a run would use, in the training Python; a few seconds. `in_background` is recorded.
-
-    Raises UserError, and worker_programs.ProgramCancelled once `cancelled` is set, which ends the measurement.
-    """
+def calibrate(home: Home, python: str | None = None) -> Ceiling:
+    """Measure the device a run would use, in the training Python; a few seconds. Raises UserError."""
     executable = find_python(python)
     home.create()
-    ceiling = _measure(executable, *_device(executable), cancelled)
-    if in_background:
-        ceiling = msgspec.structs.replace(ceiling, in_background=True)
+    ceiling = _measure(executable, *_device(executable))
     # Two calibrations may end together.
     with locked(home.path / f"{CALIBRATION_FILE}.lock"):
         ceilings = {**read(home), ceiling.name: ceiling}
@@ -103,10 +90,10 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
     return machine.device, visible_to(gpu.uuid or str(gpu.index) for gpu in gpus)
 
 
-def _measure(executable: str, device: str, visible: dict[str, str], cancelled: threading.Event | None) -> Ceiling:
+def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
     environment = own_environment() | visible
     try:
-        answer = ask_worker(executable, "calibrate.py", [device], environment, task="calibrate", cancelled=cancelled)
+        answer = ask_worker(executable, "calibrate.py", [device], environment, task="calibrate")
     except UserError as error:
         raise UserError(error.message, key="--calibrate", exit_code=4) from None
     name = answer["name"] or cpu_name()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -60,7 +59,7 @@ def working_directory() -> str:
 
 
 class ProgramCancelled(Exception):
-    """Raised by a trace or a calibration whose answer is no longer wanted."""
+    """Raised by a trace whose answer is no longer wanted."""
 
 
 def ask_worker(
@@ -70,14 +69,13 @@ def ask_worker(
     environment: Mapping[str, str] | None = None,
     *,
     task: str = "describe the model",
-    cancelled: threading.Event | None = None,
 ) -> dict[str, Any]:
     """The last JSON object that a program prints on a line; `environment` replaces ours.
 
-    Raises UserError, which says that the Python cannot do the `task`, and ProgramCancelled once `cancelled` is set.
+    Raises UserError, which says that the Python cannot do the `task`.
     """
     path = str(PROGRAMS / program)
-    stdout, stderr = _output_of(executable, [executable, path, *arguments], environment, cancelled)
+    stdout, stderr = _output_of(executable, [executable, path, *arguments], environment)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
     # `ls` prints the path, and a shell names it before its error; Python has a line number after it.
@@ -122,9 +120,7 @@ def start_worker_program(
         raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
 
 
-def _output_of(
-    executable: str, command: list[str], environment: Mapping[str, str] | None, cancelled: threading.Event | None
-) -> tuple[str, str]:
+def _output_of(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     # Files, not pipes: a fork that outlives the program keeps a pipe open.
@@ -135,8 +131,6 @@ def _output_of(
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if time.monotonic() >= deadline_s:
                     raise timeout_error(executable)
-                if cancelled is not None and cancelled.is_set():
-                    raise ProgramCancelled
                 time.sleep(ENDED_EVERY_S)
         finally:
             # The whole group: forks outlive a program, and a Ctrl-C does not reach its session.

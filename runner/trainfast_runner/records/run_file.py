@@ -160,12 +160,6 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
         return {name: float(value) for name, value in measured.items() if value > 0} if measured else {}
 
     @property
-    def calibrated_by(self) -> str:
-        """The name of the calibration that measured the ceiling: the command, or the app in the background."""
-        in_background = (self.calibration or {}).get("in_background")
-        return "calibration in the background" if in_background else "doctor --calibrate"
-
-    @property
     def devices_used(self) -> int:
         """The number of devices that the run computes on: one a rank, or several GPUs of one process."""
         return max(self.world_size, len(self.device_uuids))

@@ -234,7 +234,7 @@ def _flops(run: RunFile | None, ran: ActualLine | None, throughput: Throughput) 
     device_peak = peak_of(ran.device_name)
     peak_tflops, source = (device_peak.of(precision), device_peak.source) if device_peak else (None, None)
     if run.device == "cpu":
-        peak_tflops, source = ceiling_tflops, f"measured by {run.calibrated_by}"
+        peak_tflops, source = ceiling_tflops, "measured by doctor --calibrate"
     return Flops(
         model_tflops_per_device=model_tflops,
         mfu=model_tflops / peak_tflops if peak_tflops else None,

@@ -1,11 +1,10 @@
-"""The work beside runs: advice, predictions, explanations of out-of-memory errors, and calibration."""
+"""The work beside runs: advice, predictions, and explanations of out-of-memory errors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.home import Home
-from trainfast_tui.control.idle_calibrator import IdleCalibrator
 from trainfast_tui.control.messages import Post, TrainingPython
 from trainfast_tui.control.oom_explainer import OomExplainer
 from trainfast_tui.control.prediction.next_run_predictions import NextRunPredictions
@@ -31,20 +30,12 @@ class BackgroundWork:
         self.predictions = NextRunPredictions(self.predictor)
         self.situations = SituationGatherer(home, post, python)
         self.oom_explainer = OomExplainer(post, python, self.tracer.get)
-        self.calibrator = IdleCalibrator(home, post, python)
-        self._calibrations = 0
-        """Number of times this app has calibrated the device."""
 
     def stop(self, wait_s: float) -> None:
         """End all work, and wait at most this long for each trace's process to end."""
         self.predictor.cancel(wait_s)
         self.oom_explainer.cancel(wait_s)
-        self.calibrator.cancel(wait_s)
         self.tracer.close()
-
-    def note_calibrated(self) -> None:
-        """Note that the device was calibrated: predicted speeds change."""
-        self._calibrations += 1
 
     def update(
         self,
@@ -68,7 +59,7 @@ class BackgroundWork:
                 may_trace = not is_device_used
             else:
                 may_trace = running_search is None and not has_other_live_run and not _is_measured(run)
-            speed_key = self._speed_key(run, running_search)
+            speed_key = _speed_key(run, running_search)
             self.predictions.request(
                 next_run,
                 machine,
@@ -77,14 +68,11 @@ class BackgroundWork:
                 speed_key=speed_key,
                 is_device_used=is_device_used,
             )
-        if snapshot is not None:
-            is_tracing = self.predictor.is_tracing or self.oom_explainer.is_tracing
-            self.calibrator.update(snapshot, machine, is_device_used=is_device_used or is_tracing)
 
-    def _speed_key(self, run: RunSnapshot | None, running_search: SearchKind | None) -> SpeedKey:
-        """Return a value that changes with the sources of predicted speeds: runs, searches, the calibration."""
-        ended = run is not None and run.result is not None
-        return run.run_id if run is not None else "", ended, running_search, self._calibrations
+
+def _speed_key(run: RunSnapshot | None, running_search: SearchKind | None) -> SpeedKey:
+    """Return a value that changes with the sources of predicted speeds: runs and searches."""
+    return run.run_id if run is not None else "", run is not None and run.result is not None, running_search
 
 
 def _is_measured(run: RunSnapshot | None) -> bool:

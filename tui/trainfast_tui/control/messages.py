@@ -51,10 +51,6 @@ class NextRunPredicted(msgspec.Struct, frozen=True):
     speed: NextRunSpeed | None = None
 
 
-class DeviceCalibrated(msgspec.Struct, frozen=True):
-    """The device's speeds were measured while the machine was idle."""
-
-
 class NextRunChanged(msgspec.Struct, frozen=True):
     """The next run has other knobs."""
 
@@ -151,7 +147,6 @@ Message = (
     | MachineSeen
     | SituationGathered
     | NextRunPredicted
-    | DeviceCalibrated
     | NextRunChanged
     | NextRunRefused
     | RunStarted

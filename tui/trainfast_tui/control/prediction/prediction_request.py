@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 SpeedKey = tuple[object, ...]
-"""A value that changes with the runs, searches and calibrations that speeds are predicted from."""
+"""A value that changes with the runs and searches that speeds are predicted from."""
 MOVED_SHARE = 0.01
 """Chosen, not measured: a smaller change of free memory is noise of an idle machine, and starts no prediction."""
 
