@@ -37,7 +37,7 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trainfast-tui needs Python >= 3.11; try: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[train,test]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[train,report,test]'
 	@touch $@
 
 clean:

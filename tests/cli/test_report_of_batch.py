@@ -124,7 +124,7 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(searched:
     assert "batch size 43:" not in page.source, "a stopped run is no point of the picture"
     markdown = markdown_of(searched, tmp_path, SEARCH_ID[:16])
     assert_tables_are_even(markdown)
-    assert "Picture left out of this form: peak memory by batch size" in markdown
+    assert "Picture left out: peak memory by batch size" in markdown
 
 
 def test_a_search_that_goes_on_is_reported_as_live(searched: Cli, tmp_path: Path) -> None:

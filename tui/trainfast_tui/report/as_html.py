@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from html import escape
 
-from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
+from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose, left_out_words
 from trainfast_tui.report.page_style import STYLE_SHEET
+from trainfast_tui.report.pictures import can_draw
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import FigureHeading
 
-SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The content security policy: a browser runs no script of the page and fetches nothing for it."""
+
+NO_PICTURES = "Pictures need matplotlib: pip install 'trainfast-tui[report]'."
 
 
 def as_html(document: Document) -> str:
     """Return the page; every text in it is escaped."""
-    body = "\n".join(_block(block, number) for number, block in enumerate(document.blocks))
+    body = "\n".join(map(_block, document.blocks))
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -29,6 +33,7 @@ def as_html(document: Document) -> str:
             "</head>",
             "<body>",
             f"<h1>{_text(document.title)}</h1>",
+            *([] if can_draw() else [f"<p>{_text(NO_PICTURES)}</p>"]),
             body,
             "</body>",
             "</html>",
@@ -37,7 +42,7 @@ def as_html(document: Document) -> str:
     )
 
 
-def _block(block: Block, number: int) -> str:
+def _block(block: Block) -> str:
     match block:
         case Heading():
             return f"<h{block.level}>{_text(block.text)}</h{block.level}>"
@@ -48,7 +53,7 @@ def _block(block: Block, number: int) -> str:
         case Grid():
             return _grid(block)
         case Picture():
-            return _picture(block, number)
+            return _picture(block)
         case Code():
             text = "\n".join(plain(line) for line in block.text.splitlines())
             return f"<details><summary>{_text(block.title)}</summary><pre>{escape(text)}</pre></details>"
@@ -68,15 +73,16 @@ def _grid(block: Grid) -> str:
     return f'<div class="wide" tabindex="0" role="region" aria-label="table">{table}</div>'
 
 
-def _picture(block: Picture, number: int) -> str:
-    """Return a figure; `number` makes the ids of its texts unique on the page."""
-    title, description = f"title-{number}", f"description-{number}"
-    return (
-        f"<figure><figcaption>{_text(block.title)}</figcaption>"
-        f'<svg viewBox="0 0 {block.width} {block.height}" role="img" aria-labelledby="{title} {description}">'
-        f'<title id="{title}">{_text(block.title)}</title>'
-        f'<desc id="{description}">{_text(block.description)}</desc>{block.body}</svg></figure>'
-    )
+def _picture(block: Picture) -> str:
+    """Return a figure: the picture inside the page, or without matplotlib its lines of text."""
+    if can_draw():
+        data = b64encode(block.draw().encode()).decode()
+        shown = f'<img alt="{_text(block.description)}" src="data:image/svg+xml;base64,{data}">'
+    elif block.lines:
+        shown = f"<pre>{escape(chr(10).join(map(plain, block.lines)))}</pre>"
+    else:
+        return f"<p>{_text(left_out_words(block))}</p>"
+    return f"<figure><figcaption>{_text(block.title)}</figcaption>{shown}</figure>"
 
 
 def _text(text: str) -> str:

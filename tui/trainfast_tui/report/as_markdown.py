@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose
+from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose, left_out_words
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import FigureHeading
 
@@ -32,7 +32,7 @@ def _block(block: Block) -> str:
         case Grid():
             return _grid(block)
         case Picture(lines=()):
-            return f"*Picture left out of this form: {_text(block.title)}. Its figures are in the tables.*"
+            return f"*{_text(left_out_words(block))}*"
         case Picture():
             return f"{_escape_opening(_text(block.title))}\n\n{_fenced(list(block.lines))}"
         case Code():

@@ -17,19 +17,19 @@ from trainfast_runner.units import counted
 from trainfast_tui.report.blocks import Block, Grid, Heading, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
+from trainfast_tui.report.pictures import Axis, PicturePoint, PointKind, ScatterLine, scatter_picture
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, changes_grid, run_sections
-from trainfast_tui.report.scatter_picture import Axis, PicturePoint, PointKind, ScatterLine, scatter_picture
 from trainfast_tui.text.format import count, duration, milliseconds, number, size, with_sizes
 from trainfast_tui.text.search.batch_answer import batch_answer_rows
 from trainfast_tui.text.search.outcomes import OUTCOMES, REFUTED, outcome_of
 from trainfast_tui.text.tables import FigureHeading, figure_headings
 
 POINT_KINDS = {
-    "fits": PointKind(OUTCOMES["fits"].noun, "dot", "success"),
-    "oom": PointKind(OUTCOMES["oom"].noun, "cross", "error"),
-    REFUTED: PointKind(OUTCOMES[REFUTED].noun, "ring", "warning"),
-    "confirmation": PointKind("confirmation run", "square", "primary"),
+    "fits": PointKind(OUTCOMES["fits"].noun, "o", "success"),
+    "oom": PointKind(OUTCOMES["oom"].noun, "x", "error"),
+    REFUTED: PointKind(OUTCOMES[REFUTED].noun, "o", "warning", is_open=True),
+    "confirmation": PointKind("confirmation run", "s", "primary"),
 }
 CONFIRMATION_POINTS = {"finished": "confirmation", "oom": "oom"}
 """Keys of `POINT_KINDS` by the state of a confirmation run; one that ended otherwise says nothing of memory."""
@@ -146,4 +146,4 @@ def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[ScatterLi
         )
     limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes
     if limit is not None:
-        yield ScatterLine(((0, limit), (largest, limit)), f"limit {size(limit)}", "error limit")
+        yield ScatterLine(((0, limit), (largest, limit)), f"limit {size(limit)}", "error", "--")

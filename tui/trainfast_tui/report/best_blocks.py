@@ -16,10 +16,10 @@ from trainfast_runner.search.journal.best import (
     Trial,
 )
 from trainfast_runner.units import counted
-from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.blocks import Block, Heading, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
+from trainfast_tui.report.pictures import Whisker, whisker_picture
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, run_sections
 from trainfast_tui.report.search_pareto_blocks import search_pareto_blocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from trainfast_tui.text.tables import without_empty_columns
@@ -40,15 +40,13 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as an `<svg>` of `width` x `height`, and as lines of text."""
+    """A picture as an SVG file, and as lines of text."""
 
     title: str
     description: str
     """The picture in words, for readers who cannot see it."""
-    body: str
-    """The elements inside the `<svg>`, made by `svg.element`."""
-    width: int
-    height: int
+    draw: Callable[[], str]
+    """Returns the SVG file; needs matplotlib, and takes a second at the first call."""
     lines: tuple[str, ...] = ()
     """Empty for a picture whose figures stand in a table."""
 
@@ -86,3 +84,8 @@ def as_blocks(picture: Picture | None) -> tuple[Picture, ...]:
 def pairs_grid(label: str, rows: Iterable[tuple[str, str]]) -> Grid:
     """Return a table of `label` and value; a row without a label belongs to the row above."""
     return Grid((label, ""), tuple(rows))
+
+
+def left_out_words(picture: Picture) -> str:
+    """Return the sentence in place of a picture that the form does not show."""
+    return f"Picture left out: {picture.title}. Its figures are in the tables."

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from trainfast_runner.memory.prediction import CATEGORIES
 from trainfast_runner.worker.shared.phases import MEMORY_PHASES
-from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.blocks import Block, Heading, Prose, as_blocks, filled_grid
+from trainfast_tui.report.pictures import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, percent_change, signed_percent, size
 from trainfast_tui.text.memory_words import category_words, phase_words, short_category

@@ -1,4 +1,4 @@
-"""The style of a report's page: one set of colours on paper, one in the dark, and the classes of its pictures."""
+"""The style of a report's page: one set of colours on paper, one in the dark, which its pictures have too."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ DARK_COLOURS = {
     "warning": "#f0b45a",
     "error": "#ff7b81",
 }
-PICTURE_TONES = ("primary", "secondary", "accent", "success", "warning", "error", "muted")
 
 
 def _colours(colours: dict[str, str]) -> str:
     return "".join(f"--{name}:{value};" for name, value in colours.items())
 
 
+COLOUR_RULES = (
+    f":root{{{_colours(LIGHT_COLOURS)}}}@media (prefers-color-scheme:dark){{:root{{{_colours(DARK_COLOURS)}}}}}"
+)
+"""The colours by name, of the page and of each picture in it."""
 STYLE_SHEET = "\n".join(
     [
-        f":root{{color-scheme:light dark;{_colours(LIGHT_COLOURS)}}}",
-        f"@media (prefers-color-scheme:dark){{:root{{{_colours(DARK_COLOURS)}}}}}",
+        ":root{color-scheme:light dark}",
+        COLOUR_RULES,
         "body{max-width:62rem;margin:2rem auto;padding:0 1rem;background:var(--paper);color:var(--ink);"
         "font:16px/1.5 system-ui,sans-serif}",
         "h1{font-size:1.6rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--rule)}"
@@ -45,16 +48,7 @@ STYLE_SHEET = "\n".join(
         "th,td{text-align:left;vertical-align:top;padding:.3rem .7rem;border-bottom:1px solid var(--rule)}"
         "th{color:var(--muted);font-weight:600}.figure{text-align:right;font-variant-numeric:tabular-nums}"
         "td.figure{white-space:nowrap}",
-        "figure{margin:1.2rem 0}figcaption{font-weight:600}svg{width:100%;height:auto}",
+        "figure{margin:1.2rem 0}figcaption{font-weight:600}img{width:100%;height:auto}",
         "details{margin:.6rem 0}summary{cursor:pointer}pre{overflow-x:auto;padding:.8rem;border:1px solid var(--rule)}",
-        "svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg .note{fill:var(--muted)}"
-        "svg .middle{text-anchor:middle}svg .end{text-anchor:end}",
-        ".axis{stroke:var(--muted);fill:none}.tick{stroke:var(--rule);fill:none}",
-        ".line{fill:none;stroke-width:1.6;stroke-linejoin:round}.fill{fill-opacity:.4}"
-        ".shade{fill-opacity:.22;stroke-opacity:.6}.limit{stroke-dasharray:7 4}.front{stroke-dasharray:3 3}"
-        ".marked{stroke-dasharray:2 4}.ring{fill:none;stroke-width:2}",
-        "".join(f".{tone}{{--tone:var(--{tone})}}" for tone in PICTURE_TONES)
-        + ",".join(f".{kind}" for kind in ("line", "fill", "shade", "dot", "ring"))
-        + "{stroke:var(--tone)}.fill,.shade,.dot{fill:var(--tone)}",
     ]
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.worker.shared.phases import STEP_PHASES
-from trainfast_tui.report.bar_picture import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.blocks import Block, Heading, Prose, as_blocks, filled_grid
+from trainfast_tui.report.pictures import StackedBar, StackedPart, stacked_picture
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, count, milliseconds
 from trainfast_tui.text.signs import PHASE_TONES

@@ -12,17 +12,16 @@ from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import DIFFERENT_SAMPLE_VERDICTS
 from trainfast_runner.results.doubts import doubt_marks
 from trainfast_runner.settings.set_by_searches import without_search_settings
-from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.blocks import Block, Grid, Heading, Listing, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
 from trainfast_tui.report.machine_blocks import machine_blocks
 from trainfast_tui.report.memory_blocks import memory_blocks
 from trainfast_tui.report.phase_blocks import phase_blocks
+from trainfast_tui.report.pictures import Whisker, strip_picture, whisker_picture
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.report.run_charts import charts_of
 from trainfast_tui.report.runs_pareto_blocks import runs_pareto_blocks
 from trainfast_tui.report.speed_blocks import speed_blocks
-from trainfast_tui.report.strip_picture import strip_picture
 from trainfast_tui.text import oom_words
 from trainfast_tui.text.comparison_words import interval_text
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result

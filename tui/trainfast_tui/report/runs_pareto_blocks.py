@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from trainfast_runner.results.comparison.ranking import speeds_rank
 from trainfast_runner.results.pareto import pareto_front
 from trainfast_tui.report.blocks import Block, Heading, as_blocks
+from trainfast_tui.report.pictures import BEHIND_FRONT, ON_FRONT, Axis, PicturePoint, scatter_picture
 from trainfast_tui.report.reported_run import ReportedRun
-from trainfast_tui.report.scatter_picture import BEHIND_FRONT, ON_FRONT, Axis, PicturePoint, scatter_picture
 from trainfast_tui.text.format import number, size
 
 

@@ -8,7 +8,7 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.journal.best import BestAnswer
 from trainfast_tui.charts.scatter_chart import drawn_limit
 from trainfast_tui.report.blocks import Block, Heading, Prose, filled_grid
-from trainfast_tui.report.scatter_picture import (
+from trainfast_tui.report.pictures import (
     BEHIND_FRONT,
     ON_FRONT,
     Axis,
@@ -21,8 +21,8 @@ from trainfast_tui.text.format import count, number, size
 from trainfast_tui.text.search.best_figures import typed_knobs
 from trainfast_tui.text.tables import FigureHeading, figure_headings
 
-BEST = PointKind("best", "square", "success")
-BASELINE = PointKind("baseline", "triangle", "secondary")
+BEST = PointKind("best", "s", "success")
+BASELINE = PointKind("baseline", "^", "secondary")
 
 
 def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
@@ -90,9 +90,9 @@ def _front_line(front: list[tuple[int, float]]) -> Iterator[ScatterLine]:
         points: list[tuple[float, float]] = [front[0]]
         for peak, rate in front[1:]:
             points += [(peak, points[-1][1]), (peak, rate)]
-        yield ScatterLine(tuple(points), "front", "primary front")
+        yield ScatterLine(tuple(points), "front", "primary", ":")
 
 
 def _limit_line(limit_bytes: int, measured: Mapping[int, tuple[int, float]]) -> ScatterLine:
     highest = max((rate for _, rate in measured.values()), default=0.0)
-    return ScatterLine(((limit_bytes, 0), (limit_bytes, highest)), f"limit {size(limit_bytes)}", "error limit")
+    return ScatterLine(((limit_bytes, 0), (limit_bytes, highest)), f"limit {size(limit_bytes)}", "error", "--")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_tui.report.bar_picture import Whisker, whisker_picture
 from trainfast_tui.report.blocks import Block, Heading, as_blocks, filled_grid
+from trainfast_tui.report.pictures import Whisker, whisker_picture
 from trainfast_tui.report.reported_run import ReportedRun
 from trainfast_tui.text.format import ABSENT, interval, number, percent_change, signed_percent
 from trainfast_tui.text.tables import figure_headings
