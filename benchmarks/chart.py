@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.pty_meter import measure
 from rich.style import Style
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.widget import Widget
 from textual.widgets import Sparkline
 
@@ -28,10 +28,13 @@ from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.charts.y_range import YRange
 from trainfast_tui.painting.palettes import TONES
+from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.format import watts
 
 WIDTH, HEIGHT, POINTS = 120, 16, 600
 SECOND_NS = 1_000_000_000
+PLAIN = "-plain"
+"""The ending of a subject that Textual sends by itself: a changed region whole, not its changed cells."""
 
 
 def chart_at(point: int) -> ChartData:
@@ -52,14 +55,14 @@ def chart_at(point: int) -> ChartData:
     )
 
 
-class Painted(App[None]):
-    """Repaints one widget at `rate` Hz, or nothing at all."""
+class Painted(TerminalApp):
+    """Repaints one widget at `rate` Hz, or nothing at all, with the product's own output to the terminal."""
 
     CSS = f"Screen {{ overflow: hidden; }} StripChart, Sparkline {{ width: {WIDTH}; height: {HEIGHT}; }}"
 
     def __init__(self, subject: str, rate: float) -> None:
-        super().__init__()
-        self._subject = subject
+        super().__init__(plain_output=subject.endswith(PLAIN))
+        self._subject = subject.removesuffix(PLAIN)
         self._rate = rate
         self._ticks = count()
 
@@ -92,6 +95,7 @@ SUBJECTS = {
     "idle": "empty screen",
     "chart": "StripChart, all new",
     "chart-newest": "StripChart, live",
+    "chart-newest-plain": "the same by Textual itself",
     "sparkline": "Sparkline (one series)",
 }
 
