@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from cli.command import Cli
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from cli.command import SMALL, Cli
 from cli.history import result, write
-from trainfast_runner.records.result_conditions import RunConditions
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import STRICT_SPEED, Spread, Throughput
+from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.records.run_file import ForeignProcess
+from trainfast_runner.records.run_lines import Actual
+from trainfast_runner.running.history import iter_rows
+from trainfast_tui.widgets.tables.runs_table import RunsTable
 
 
 def test_compare_tells_a_difference_from_noise(cli: Cli) -> None:
@@ -24,7 +37,7 @@ def test_compare_tells_a_difference_from_noise(cli: Cli) -> None:
         "20261102": same,
         "20261103": ("better", "not comparable: different batch"),
         "20261104": same,
-        "20261105": same,
+        "20261105": ("doubtful", "doubtful"),
     }
     found = cli("runs", "compare", "20261101", "20261103", "--json").json
     assert found["knobs"] == [["batch_size", 8, 16]]
@@ -52,3 +65,65 @@ def test_compare_says_what_makes_it_doubtful(cli: Cli) -> None:
         "shared its watched GPU with 1 other process",
     ):
         assert words in text
+
+
+QUIET, BUSY = "20261101-100000-tiny-llama-aaaa", "20261102-100000-tiny-llama-bbbb"
+SHARED = RunConditions(foreign_processes=[ForeignProcess(pid=1)])
+UNDER_STRICT = Throughput(samples_per_s=Spread(median=13.7, mad=0.1), measured_under=STRICT_SPEED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("other_processes", {"conditions": RunConditions(others_cpu_percent=76)}),
+        ("heat", {"actual": Actual(device="cuda"), "throttle": Throttle(thermal_fraction=0.3)}),
+        ("power_brake", {"actual": Actual(device="cuda"), "throttle": Throttle(brake_fraction=0.3)}),
+        (
+            "shared_gpu",
+            {"actual": Actual(device="cuda"), "conditions": RunConditions(foreign_processes=[ForeignProcess()])},
+        ),
+        ("warming_up", {"conditions": RunConditions(still_warming=True)}),
+        ("few_steps", {"steps": 4}),
+        ("strict_malloc", {"throughput": UNDER_STRICT}),
+    ],
+)
+def test_a_doubt_is_one_verdict_in_compare_history_and_json(cli: Cli, kind: str, fields: dict[str, Any]) -> None:
+    write(cli.home, result(QUIET, samples_per_s=30.8, mad=0.1, actual=fields.get("actual", Actual(device="cpu"))))
+    write(cli.home, result(BUSY, **{"samples_per_s": 13.7, "mad": 0.1, **fields}))
+    for pair in ((QUIET, BUSY), (BUSY, QUIET), (BUSY, BUSY)):
+        found = cli("runs", "compare", *pair, "--json").json
+        assert kind in [doubt["kind"] for doubt in found["doubts"]]
+        verdicts = {row["label"]: row["verdict"] for row in found["rows"]}
+        expected = "not comparable: strict malloc thresholds" if kind == "strict_malloc" else "doubtful"
+        assert (verdicts["throughput"], verdicts["step"]) == (expected, expected)
+        assert verdicts["peak allocated"] == "no significant difference", "memory is as measured"
+    [shown] = cli("runs", "show", BUSY, "--json").json["doubts"]
+    listed = {row["run_id"]: row["doubts"] for row in cli("runs", "list", "--json").json["runs"]}
+    assert (shown["kind"], listed) == (kind, {QUIET: [], BUSY: [shown]})
+    assert shown["text"] in cli("runs", "show", BUSY).out
+    assert f"? {shown['text']}" in cli("runs", "compare", QUIET, BUSY).out.replace("? B ", "? ")
+    busy, quiet = iter_rows(Home(cli.home))
+    assert ("? 13.7", "warning") in [(text.strip(), tone) for text, tone in RunsTable().row_line(busy, 120)]
+    assert "?" not in "".join(text for text, _ in RunsTable().row_line(quiet, 120))
+
+
+def test_the_power_limit_and_a_watched_gpu_leave_no_doubt(cli: Cli) -> None:
+    """A GPU at its power limit is in its ordinary state, and a hot GPU beside a run on the CPU does not slow it."""
+    at_limit = {"actual": Actual(device="cuda"), "throttle": Throttle(power_fraction=0.9)}
+    write(cli.home, result(QUIET, **at_limit))
+    write(cli.home, result(BUSY, samples_per_s=130.0, **at_limit))
+    beside = result("20261103-100000-tiny-llama-cccc", throttle=Throttle(thermal_fraction=0.9))
+    write(cli.home, beside)
+    assert cli("runs", "compare", QUIET, BUSY, "--json").json["rows"][0]["verdict"] == "better"
+    assert cli("runs", "show", beside.run_id, "--json").json["doubts"] == []
+
+
+def test_a_short_run_beside_a_busy_loop_is_doubtful(cli: Cli) -> None:
+    """The steps take less than a second: none of the host's samples falls into them."""
+    with ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(loop.kill)
+        ran = cli("run", "tiny-llama", *SMALL, "--set", "steps=12", "--json").json
+    assert "other_processes" in [doubt["kind"] for doubt in ran["doubts"]]
+    assert ran["doubts"] == cli("runs", "list", "--json").json["runs"][0]["doubts"]

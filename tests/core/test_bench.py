@@ -144,7 +144,7 @@ def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench: B
     lines = bench_markdown(bench, tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
     rows = [line for line in lines if line.startswith("| bert_")]
     assert rows[0].endswith("| finished |")
-    assert rows[1].endswith("| finished, throttled, still warming up |")
+    assert rows[1].endswith("| finished ? heat, warming up |")
 
 
 def test_students_interval_is_the_textbooks() -> None:

@@ -35,8 +35,8 @@ from trainfast_runner.results.comparison.ranking import (
     STRICT_THRESHOLDS,
 )
 from trainfast_runner.results.distributions import spread
-from trainfast_runner.results.doubts import doubts, watched_text
-from trainfast_tui.text.comparison_words import difference_text, value_text, verdict_words
+from trainfast_runner.results.doubts import doubts, qualifications, watched_text
+from trainfast_tui.text.comparison_words import difference_text, value_text, verdict_reasons, verdict_words
 
 
 def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:
@@ -120,8 +120,9 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
         ("GPU memory free at start", "yes", "no"),
         ("steady", "from step 9", "still warming up"),
     ]
-    assert found.notes[0].startswith("the conditions differed (start temperature, throttled by heat,")
-    assert verdict_words(found) is not None
+    assert found.doubts[-1].text.startswith("the conditions differed (start temperature, throttled by heat,")
+    assert [doubt.kind for doubt in found.doubts[:-1]] == ["memory_not_freed", "shared_gpu", "heat", "warming_up"]
+    assert (verdict_words(found) or "").startswith("Doubtful: B has 10.0 % less throughput than A")
 
 
 def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
@@ -130,8 +131,8 @@ def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
 
     found = compare(taken(3, "cpu"), taken(40, "cpu"))
     assert [(row.a, row.b) for row in found.conditions if row.differs] == [("3 %", "40 %")]
-    assert "`bench --repeat 3` runs two variants in turn" in found.notes[0]
-    assert any(note.endswith("shared the CPU: other processes took 40 % of it") for note in found.notes)
+    assert "`bench --repeat 3` runs two variants in turn" in verdict_reasons(found)[-1]
+    assert any(note == "B shared the CPU: other processes took 40 % of it" for note in verdict_reasons(found))
     assert not any(row.differs for row in compare(taken(3, "cuda"), taken(40, "cuda")).conditions)
 
 
@@ -156,6 +157,7 @@ def test_equal_conditions_are_shown_and_not_blamed() -> None:
     ]
     assert not any(row.differs for row in found.conditions)
     assert not found.notes
+    assert not found.doubts
 
 
 def test_what_is_not_known_of_one_run_is_no_difference() -> None:
@@ -163,7 +165,7 @@ def test_what_is_not_known_of_one_run_is_no_difference() -> None:
     assert [(row.a, row.b, row.differs) for row in found.conditions if "heat" in row.label] == [
         (None, "20.0 % of the time", False)
     ]
-    assert any("was throttled by heat for 20.0 %" in note for note in found.notes)
+    assert any("was throttled by heat for 20.0 %" in doubt.text for doubt in found.doubts)
 
 
 def test_the_change_is_what_a_person_gets_by_subtracting() -> None:
@@ -178,7 +180,9 @@ def test_the_sentence_says_which_way_and_how_sure() -> None:
     assert text.startswith("B has 20.0 % less throughput than A (95 % CI: -2")
     text = verdict_words(compare(result(100), result(101))) or ""
     assert text.startswith("No significant difference in throughput (95")
-    assert "too few steps" in (verdict_words(compare(result(100), result(101, steps=2))) or "")
+    of_two_steps = compare(result(100), result(101, steps=2))
+    assert verdict_words(of_two_steps) == "Doubtful: B has 1.0 % more throughput than A, but"
+    assert verdict_reasons(of_two_steps) == ["B measured 2 steps: too few to tell a difference from noise"]
 
 
 def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs() -> None:
@@ -311,8 +315,10 @@ def test_what_is_left_of_a_busy_cpu_is_what_differs() -> None:
 def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
     row = ThrottledDevice(index=3, thermal_fraction=0.481, thermal_source="counters")
     held = Throttle(thermal_fraction=0.481, devices=[ThrottledDevice(index=1, thermal_fraction=0.1), row])
-    text = [next(doubts(result(actual=Actual(device=device), throttle=held))) for device in ("cpu", "cuda")]
-    assert text == [
+    on_cpu, on_gpu = (result(actual=Actual(device=device), throttle=held) for device in ("cpu", "cuda"))
+    assert [doubt.kind for doubt in doubts(on_gpu)] == ["heat"]
+    assert "heat" not in [doubt.kind for doubt in doubts(on_cpu)], "a GPU that is only watched slows no CPU"
+    assert [*qualifications(on_cpu), doubts(on_gpu)[0].text] == [
         f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")
     ]
     assert watched_text(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1 and 3"
@@ -340,7 +346,7 @@ def test_speed_under_strict_malloc_thresholds_ranks_against_nothing() -> None:
     assert rows["throughput"].interval_percent is None
     assert verdict_words(found) is not None
     assert "not comparable" in str(verdict_words(found))
-    assert any("speed is not comparable" in note for note in found.notes)
+    assert any("speed is not comparable" in doubt.text for doubt in found.doubts)
     assert compare(limited, limited).rows[0].verdict == STRICT_THRESHOLDS, "such a speed ranks against nothing"
 
 

@@ -241,7 +241,8 @@ def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(
     assert (outage.device, outage.seconds, outage.measured_fraction, outage.back) == (0, 7, 0.7, True)
     assert outage.throttled_ms == {"power": 6000}
     assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
-    assert list(doubts(result)) == [
+    assert result.doubts == doubts(result)
+    assert [doubt.text for doubt in doubts(result)] == [
         "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was throttled meanwhile:"
         " 6.0 s by the power limit; the rest is too short for figures of throttled time and energy",
         "saw an Xid error on GPU 0: 79",
@@ -258,7 +259,7 @@ def test_rows_of_another_versions_result_may_lack_fields_and_have_others(tmp_pat
     (tmp_path / "result.json").write_text(json.dumps(written))
     result = read_result(tmp_path)
     assert result is not None
-    assert list(doubts(result)) == [
+    assert [doubt.text for doubt in doubts(result)] == [
         "had no reading of GPU 0, to the end",
         "had no reading of a GPU for 7 s",
         "saw an Xid error on a GPU",

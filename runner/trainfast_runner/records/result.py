@@ -242,6 +242,15 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
 
 
+class Doubt(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition that makes the figures of a run doubtful."""
+
+    kind: str
+    """One of those of `results.doubts`, such as other_processes."""
+    text: str
+    """A predicate of the run, such as "shared the CPU: other processes took 28 % of it"."""
+
+
 MIN_STEPS_TO_COMPARE = 5
 """The fewest measured steps that compare: with fewer, noise hides a difference, and percentiles are meaningless."""
 
@@ -291,6 +300,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     oom: OomExplanation | None = None
     """The explanation of a run that ran out of memory, with changes that would fit."""
     conditions: RunConditions = RunConditions()
+    doubts: list[Doubt] | None = None
+    """Empty if the figures stand; None while they are missing, and in results of versions before this field."""
     thinning: Thinning | None = None
     """None when the figures rest on all records, as in all but long runs."""
     unreadable_lines: int = 0

@@ -1,19 +1,32 @@
-"""Conditions of a run that make its figures doubtful, in words that follow the run's name."""
+"""Conditions of a run that make its figures doubtful, in words that follow the run's name.
+
+`doubts` alone decides: screens, history, comparisons, searches and `result.json` show its verdict.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
+from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result
 from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
-from trainfast_runner.results.bottleneck.steady_state import drift_text
+from trainfast_runner.results.bottleneck.steady_state import drift_text, is_cooling_down
 from trainfast_runner.results.device_conditions.rate import MIN_COVERED
 from trainfast_runner.units import counted, gpus_text
 
 THROTTLED_SHARE = 0.0005
 """Least share of the measured time that is shown: a smaller one would read 0.0 %."""
+DOUBTFUL_THROTTLED_SHARE = 0.02
+"""Share of the measured time from which throttling makes figures doubtful: two equal runs differ by as much."""
+THROTTLING_KINDS = {"thermal": "heat", "brake": "power_brake"}
+"""The kinds of doubt by the cause of throttling. The power limit is the ordinary state of a GPU under load."""
+WATCHED = "watched_gpu"
+QUALIFYING_KINDS = (WATCHED, "throttled", "steady_later")
+"""Kinds that are said beside the figures and leave no doubt about them."""
 
 
 def watched_text(result: Result) -> str:
@@ -29,30 +42,73 @@ def watched_gpus(indexes: Iterable[int | None]) -> str:
     return f"watched {gpus_text(known_indexes)}" if known_indexes else ""
 
 
-def doubts(result: Result) -> Iterator[str]:
-    """Predicates of the run, such as "was throttled by heat for 12.0 % of the measured time"."""
-    conditions = result.conditions
+def with_doubts(result: Result) -> Result:
+    """The result with its `doubts`, which results of earlier versions do not have."""
+    return msgspec.structs.replace(result, doubts=doubts(result))
+
+
+def doubts(result: Result) -> list[Doubt]:
+    """The conditions that make the figures doubtful; empty if the figures stand."""
+    return [doubt for doubt in _observations(result) if doubt.kind not in QUALIFYING_KINDS]
+
+
+def qualifications(result: Result) -> list[str]:
+    """Predicates of the run that belong beside its figures and leave them as good as they are."""
+    return [doubt.text for doubt in _observations(result) if doubt.kind in QUALIFYING_KINDS]
+
+
+def _observations(result: Result) -> Iterator[Doubt]:
+    for kind, text in (*_device_observations(result), *_figure_observations(result)):
+        yield Doubt(kind=kind, text=text)
+
+
+def _device_observations(result: Result) -> Iterator[tuple[str, str]]:
+    """Kinds and predicates of the devices' state, such as "was throttled by heat for 12.0 % of the measured time".
+
+    A GPU that a run on the CPU only watches does not change the run's speed.
+    """
+    conditions, on_cpu = result.conditions, result.actual.device == CPU
     if conditions.started_clean is False:
-        yield "started before the device had freed the last run's memory"
+        yield "memory_not_freed", "started before the device had freed the last run's memory"
     elif not conditions.clean and conditions.started_clean is None:
-        yield "started before the device had freed the last run's memory, or lost the device later"
-    yield from _outages(result)
+        yield "memory_not_freed", "started before the device had freed the last run's memory, or lost the device later"
+    for text in _outages(result):
+        yield WATCHED if on_cpu else "no_reading", text
     for error in conditions.xid_errors:
-        yield f"saw an Xid error on {_gpu(result, error.device)}" + (f": {error.detail}" if error.detail else "")
+        detail = f": {error.detail}" if error.detail else ""
+        yield WATCHED if on_cpu else "xid_error", f"saw an Xid error on {_gpu(result, error.device)}{detail}"
     others = len(conditions.foreign_processes)
     if others:
-        device = "watched GPU" if result.actual.device == "cpu" else "device"
-        yield f"shared its {device} with {counted(others, 'other process', 'other processes')}"
-    others_percent = conditions.others_cpu_percent
-    if result.actual.device == "cpu" and others_percent is not None and others_percent >= OTHERS_CPU_PERCENT:
-        yield f"shared the CPU: other processes took {others_percent:.0f} % of it"
+        device = "watched GPU" if on_cpu else "device"
+        text = f"shared its {device} with {counted(others, 'other process', 'other processes')}"
+        yield WATCHED if on_cpu else "shared_gpu", text
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:
             on_gpu, source = _worst_gpu(result, cause.name, fraction)
-            yield f"was throttled by {cause.text}{on_gpu} for {100 * fraction:.1f} % of the measured time{source}"
+            text = f"was throttled by {cause.text}{on_gpu} for {100 * fraction:.1f} % of the measured time{source}"
+            is_doubtful = cause.name in THROTTLING_KINDS and fraction >= DOUBTFUL_THROTTLED_SHARE and not on_cpu
+            yield THROTTLING_KINDS[cause.name] if is_doubtful else "throttled", text
+
+
+def _figure_observations(result: Result) -> Iterator[tuple[str, str]]:
+    """Kinds and predicates of the CPU's use by others, the measured steps and their steadiness."""
+    conditions, measured = result.conditions, result.steps.measured
+    if (others_percent := _others_percent(result)) is not None and others_percent >= OTHERS_CPU_PERCENT:
+        yield "other_processes", f"shared the CPU: other processes took {others_percent:.0f} % of it"
     if (text := _steadiness(conditions, result.steps.warmup)) is not None:
-        yield text
+        drift = "cooling_down" if is_cooling_down(conditions.temperature_slope_c_per_min) else "warming_up"
+        yield drift if conditions.still_warming else "steady_later", text
+    if 0 < measured < MIN_STEPS_TO_COMPARE:
+        yield "few_steps", f"measured {counted(measured, 'step')}: too few to tell a difference from noise"
+    if measured and result.measured_under is not None:
+        yield "strict_malloc", f"was measured under {result.measured_under}: its speed is not comparable"
+
+
+def _others_percent(result: Result) -> float | None:
+    """The share of the CPU that others took if that slows the run: on a GPU only where the cores were all busy."""
+    is_short = result.actual.device == CPU or any(found.rule == "host-cpu" for found in result.diagnosis)
+    return result.conditions.others_cpu_percent if is_short else None
 
 
 def _outages(result: Result) -> Iterator[str]:
@@ -73,16 +129,6 @@ def _outages(result: Result) -> Iterator[str]:
         if outage.measured_fraction >= 1 - MIN_COVERED:
             text += "; the rest is too short for figures of throttled time and energy"
         yield text
-
-
-def doubt_marks(result: Result) -> Iterator[str]:
-    """Short names of the doubts, shown beside a figure."""
-    if any((getattr(result.throttle, f"{cause.name}_fraction") or 0) >= THROTTLED_SHARE for cause in CAUSES):
-        yield "throttled"
-    if result.conditions.foreign_processes:
-        yield "shared"
-    if result.conditions.still_warming:
-        yield drift_text(result.conditions.temperature_slope_c_per_min)
 
 
 def _steadiness(conditions: RunConditions, warmup: int) -> str | None:

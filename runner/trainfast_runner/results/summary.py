@@ -53,6 +53,7 @@ from trainfast_runner.results.device_conditions.device_window import (
 )
 from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
+from trainfast_runner.results.doubts import with_doubts
 from trainfast_runner.results.script_figures import read_hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.precisions import peak_precision
@@ -81,7 +82,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
     readings = [records.device_samples.get(device.uuid or "", []) for device in devices]
-    return msgspec.structs.replace(
+    result = msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
         synthetic_data=_synthetic(records.worker_lines),
         actual=Actual(**{name: getattr(ran, name) for name in Actual.__struct_fields__}) if ran else Actual(),
@@ -104,6 +105,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
             records, measured_steps, measured_window, hottest_c(devices), outage_rows(join.tracks.values(), window)
         ),
     )
+    return with_doubts(result)
 
 
 def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:

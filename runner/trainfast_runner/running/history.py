@@ -10,10 +10,11 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
-from trainfast_runner.records.result import StepCount, Throughput, speed_doubt
+from trainfast_runner.records.result import Doubt, Result, StepCount, Throughput, speed_doubt
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, name_of
+from trainfast_runner.results.doubts import doubts, with_doubts
 from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.recovery import recover_result
 
@@ -39,6 +40,8 @@ class RunRow(msgspec.Struct, frozen=True):
     peak_allocated_bytes: int | None = None
     synthetic_data: bool | None = None
     clean: bool = True
+    doubts: list[Doubt] = []
+    """The conditions that make the figures doubtful."""
     supervised: bool | None = None
     """None once a run has ended, False while it is live without its supervisor."""
     role: str | None = None
@@ -97,6 +100,7 @@ class ResultHead(msgspec.Struct, frozen=True):
     step_ms: _StepTime = _StepTime()
     memory: _Memory = _Memory()
     conditions: _Clean = _Clean()
+    doubts: list[Doubt] | None = None
     actual: _Actual = _Actual()
     cpu: _Cpu | None = None
     provisional: bool = False
@@ -128,7 +132,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         return row
     result = recover_result(directory)
     if result is not None:
-        return _row_of_head(msgspec.convert(result, ResultHead, from_attributes=True))
+        return _row_of_head(msgspec.convert(with_doubts(result), ResultHead, from_attributes=True))
     run = read_run_file(directory)
     state = run_state(directory, run)
     return RunRow(
@@ -155,7 +159,10 @@ def _ended_row(path: str) -> RunRow | None:
     except OSError:
         return None
     try:
-        head = _decoder.decode(os.read(fd, os.fstat(fd).st_size + 1))
+        text = os.read(fd, os.fstat(fd).st_size + 1)
+        head = _decoder.decode(text)
+        if head.doubts is None:
+            head = msgspec.structs.replace(head, doubts=doubts(msgspec.json.decode(text, type=Result)))
     except (OSError, *DAMAGE):
         return None
     finally:

@@ -13,6 +13,7 @@ from trainfast_tui.text.comparison_words import (
     figure_with_unit,
     interval_text,
     value_text,
+    verdict_reasons,
     verdict_words,
 )
 from trainfast_tui.text.format import ABSENT, plain, signed_percent, with_sizes
@@ -23,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("a", metavar="A", help="the run to compare with: an id, a unique prefix, or last")
     parser.add_argument("b", metavar="B", help="the other run")
-    parser.add_argument("--json", action="store_true", help="print {a, b, knobs[], rows[], conditions[], notes[]}")
+    parser.add_argument(
+        "--json", action="store_true", help="print {a, b, knobs[], rows[], conditions[], notes[], doubts[]}"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,6 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     print_line(f"A  {comparison.a}\nB  {comparison.b}\n")
     if comparison.a == comparison.b:
         print_line("A and B are one and the same run.\n")
+    if (verdict := verdict_words(comparison)) is not None:
+        print_line(verdict)
+    for reason in verdict_reasons(comparison):
+        print_line(f"? {reason}")
+    for note in map(with_sizes, comparison.notes):
+        print_line(f"note: {plain(note)}")
+    print_line()
     if comparison.knobs:
         settings = [
             (plain(name), plain(value_text(name, a)), plain(value_text(name, b))) for name, a, b in comparison.knobs
@@ -47,9 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [_cells(row) for row in comparison.rows if row.a is not None or row.b is not None]
     header = ("FIGURE", *figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
     print_table(header, rows, drop=("95 % CI", "CHANGE"))
-    if (verdict := verdict_words(comparison)) is not None:
-        print_line()
-        print_line(verdict)
     if comparison.conditions:
         print_line()
         cells = [
@@ -57,8 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
             for row in comparison.conditions
         ]
         print_table(("CONDITION", "A", "B", ""), [tuple(map(plain, row)) for row in cells])
-    for note in map(with_sizes, comparison.notes):
-        print_line(f"note: {plain(note)}")
     return 0
 
 

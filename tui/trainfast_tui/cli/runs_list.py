@@ -21,8 +21,7 @@ from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.printing.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides
-from trainfast_tui.text.signs import SYNTHETIC_MARK
-from trainfast_tui.text.speed_words import few_steps_note
+from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_MARK, doubt_words
 from trainfast_tui.text.tables import figure_headings
 
 FIGURES = figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
@@ -94,18 +93,16 @@ def _cells(row: RunRow) -> list[str]:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
         {PROBE: "a search's probe", TRIAL: "a search's trials"}.get(row.role or "", ""),
-        few_steps_note(row.steps.measured),
+        doubt_words(row.doubts),
         "unsupervised" if row.supervised is False else "",
         SYNTHETIC_MARK if row.synthetic_data else "",
-        "speed under strict malloc thresholds" if row.measured_under else "",
-        "" if row.clean else "conditions not clean",
         with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",
     ]
     return [
         row.run_id,
         row.state,  # the name that --state takes
         plain(short_overrides(without_search_settings(row.overrides, row.role), _cells_for_overrides())),
-        per_second(row.samples_per_s, "samples"),
+        f"{DOUBT_SIGN} " * bool(row.doubts and row.samples_per_s) + per_second(row.samples_per_s, "samples"),
         milliseconds(row.step_ms_p50),
         size(row.peak_allocated_bytes),
         duration(row.seconds),

@@ -10,7 +10,7 @@ from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison.difference import compare
 from trainfast_runner.results.comparison.ranking import DIFFERENT_SAMPLE_VERDICTS
-from trainfast_runner.results.doubts import doubt_marks
+from trainfast_runner.results.doubts import doubts
 from trainfast_runner.settings.set_by_searches import without_search_settings
 from trainfast_tui.report.blocks import Block, Grid, Heading, Listing, Prose, as_blocks, filled_grid, pairs_grid
 from trainfast_tui.report.export_blocks import export_blocks
@@ -39,6 +39,7 @@ from trainfast_tui.text.format import (
 )
 from trainfast_tui.text.overrides import typed_overrides
 from trainfast_tui.text.result_figures import figure_rows, result_notes
+from trainfast_tui.text.signs import doubt_words
 from trainfast_tui.text.speed_words import few_steps_note
 from trainfast_tui.text.tables import figure_headings
 
@@ -114,10 +115,9 @@ def _throttled_words(result: Result) -> str:
 
 def _end_words(result: Result) -> str:
     """Return the end state, its reason, and the doubts about the figures."""
-    condition_words = [f"measured under {result.measured_under}"] if result.measured_under else []
-    words = ", ".join([state_text(result.state), *doubt_marks(result), *condition_words])
     reason = with_sizes(notable_reason(result.state, result.reason))
-    return f"{words}: {reason}" if reason else words
+    words = f"{state_text(result.state)}: {reason}" if reason else state_text(result.state)
+    return "; ".join(filter(None, (words, doubt_words(doubts(result)))))
 
 
 def _against(first: Result, result: Result) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import state_text
-from trainfast_runner.results.comparison.difference import Comparison, compare
+from trainfast_runner.results.comparison.difference import BETTER, DOUBTFUL, WORSE, Comparison, compare
 from trainfast_runner.units import counted
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
@@ -14,15 +14,16 @@ from trainfast_tui.text.comparison_words import (
     figure_with_unit,
     interval_text,
     value_text,
+    verdict_reasons,
     verdict_words,
 )
-from trainfast_tui.text.lines import Line, Tone, paragraph, rule
-from trainfast_tui.text.signs import SYNTHETIC_BADGE
+from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
+from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_BADGE
 
-VERDICT_TONES: dict[str, Tone] = {"better": "success", "worse": "error"}
+VERDICT_TONES: dict[str, Tone] = {BETTER: "success", WORSE: "error", DOUBTFUL: "warning"}
 DIFFERENCES_FROM, INTERVALS_FROM = 100, 132
 """Columns from which the figures have their difference, and from which its interval."""
-VERDICT_SIGNS = {"better": "✓ ", "worse": "✗ "}
+VERDICT_SIGNS = {BETTER: "✓ ", WORSE: "✗ ", DOUBTFUL: f"{DOUBT_SIGN} "}
 VALUE_CELLS, MIN_KNOB_CELLS = 16, 18
 """Cells of a knob's value, and the least of its name where there is room."""
 CONDITION_CELLS, CONDITION_VALUE_CELLS = 30, 20
@@ -52,18 +53,24 @@ class CompareScreen(PageScreen):
             _run_line("A", self._a),
             _run_line("B", self._b),
             [],
+            *_verdict_lines(comparison, width),
             *_knob_lines(comparison, width),
             [],
             *_figure_lines(comparison, width),
-            [],
-            *paragraph(verdict_words(comparison) or "", width, "text"),
             *_condition_lines(comparison),
-            *(
-                line
-                for note in map(fmt.with_sizes, comparison.notes)
-                for line in paragraph(f"note: {note}", width, "warning")
-            ),
         ]
+
+
+def _verdict_lines(comparison: Comparison, width: int) -> list[Line]:
+    """Return the verdict, the reasons to doubt it, and the notes, with an empty line below."""
+    verdict = comparison.rows[0].verdict
+    sign, tone = VERDICT_SIGNS.get(verdict, ""), VERDICT_TONES.get(verdict, "text")
+    lines = paragraph(f"{sign}{words}", width, tone) if (words := verdict_words(comparison)) else []
+    for reason in verdict_reasons(comparison):
+        lines += labelled((f"{DOUBT_SIGN} ", "warning"), reason, width, "warning")
+    for note in map(fmt.with_sizes, comparison.notes):
+        lines += labelled(("note: ", "muted"), note, width, "warning")
+    return [*lines, []] if lines else []
 
 
 def _run_line(letter: str, result: Result) -> Line:
@@ -116,7 +123,7 @@ def _condition_lines(comparison: Comparison) -> list[Line]:
                 ("  differs" if row.differs else "", "warning"),
             ]
         )
-    return [*lines, []]
+    return lines
 
 
 def _figure_lines(comparison: Comparison, width: int) -> list[Line]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfast_runner.results.comparison.difference import NOISE, Comparison, ComparisonRow
+from trainfast_runner.results.comparison.difference import DOUBTFUL, NOISE, Comparison, ComparisonRow
 from trainfast_runner.results.comparison.ranking import DIFFERENT_SAMPLE_VERDICTS, DIFFERENT_SEQ_LEN, STRICT_THRESHOLDS
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.text import format as fmt
+
+NOT_BY_CONDITIONS = ("few_steps", "strict_malloc")
+"""Kinds of doubt that equal conditions do not remove."""
+REPEAT_ADVICE = "`bench --repeat 3` runs two variants in turn (A B A B), so that both have the same conditions"
 
 
 def figure_with_unit(value: float | None, unit: str) -> str:
@@ -61,4 +65,13 @@ def verdict_words(comparison: Comparison) -> str | None:
     if row.verdict == NOISE:
         return f"No significant difference in throughput ({certainty})."
     direction = "more" if row.percent > 0 else "less"
-    return f"B has {fmt.percent(abs(row.percent), 1)} {direction} throughput than A ({certainty})."
+    difference = f"B has {fmt.percent(abs(row.percent), 1)} {direction} throughput than A"
+    if row.verdict == DOUBTFUL:
+        return f"Doubtful: {difference}, but"
+    return f"{difference} ({certainty})."
+
+
+def verdict_reasons(comparison: Comparison) -> list[str]:
+    """Return the reasons for doubt, and a way to a verdict without it; empty if no doubt touches the runs."""
+    is_by_conditions = any(doubt.kind not in NOT_BY_CONDITIONS for doubt in comparison.doubts)
+    return [*(fmt.plain(doubt.text) for doubt in comparison.doubts), *[REPEAT_ADVICE] * is_by_conditions]

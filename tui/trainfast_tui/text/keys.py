@@ -98,16 +98,11 @@ def _moves(widget: str, noun: str, *, pages: bool = False) -> tuple[Action, ...]
     )
 
 
-def _scroll(*, pages: bool = True, shown: Shown = Shown.IN_HELP) -> tuple[Action, ...]:
+def _scroll(*, shown: Shown = Shown.IN_HELP) -> tuple[Action, ...]:
     """Return the actions of a page of text, its lines and pages `shown`."""
-    lines = (
+    return (
         Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", shown),
         Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", shown),
-    )
-    if not pages:
-        return lines
-    return (
-        *lines,
         Action("Page.page(-1)", ("pageup",), "page up", "A page up.", shown),
         Action("Page.page(1)", ("pagedown", "space"), "page down", "A page down.", shown),
         _in_help("Page.end(-1)", ("home",), "top", "To the top."),
@@ -264,7 +259,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "compare": (
         Action("back", ("escape", "c"), "back", "Back to where you came from."),
         Action("swap", ("x",), "swap", "Exchange the two sides."),
-        *_scroll(pages=False),
+        *_scroll(shown=Shown.IN_FOOTER),
     ),
     "topo": (
         Action("back", ("escape", "T", "upper_t"), "back", "Back to the main screen."),

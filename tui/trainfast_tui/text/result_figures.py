@@ -14,7 +14,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.run_states import notable_reason, state_text
 from trainfast_runner.records.script_run import ScriptFigures
-from trainfast_runner.results.doubts import doubt_marks, doubts, watched_text
+from trainfast_runner.results.doubts import doubts, qualifications, watched_text
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_tui.text.format import (
@@ -33,6 +33,7 @@ from trainfast_tui.text.format import (
 )
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word
 from trainfast_tui.text.search.warm_process import warm_words
+from trainfast_tui.text.signs import DOUBT_SIGN, doubt_words
 from trainfast_tui.text.speed_words import against_predicted_speed, few_steps_note
 
 
@@ -54,7 +55,9 @@ def result_notes(result: Result) -> Iterator[str]:
     if result.loss.not_finite:
         yield f"the loss was not a finite number in {counted(result.loss.not_finite, 'step')}: the training diverged"
     for doubt in doubts(result):
-        yield f"the run {plain(doubt)}"
+        yield f"{DOUBT_SIGN} doubtful: the run {plain(doubt.text)}"
+    for qualification in qualifications(result):
+        yield f"the run {plain(qualification)}"
     if result.thinning is not None:
         yield from _thinning_notes(result.thinning, result.steps.measured + result.steps.warmup)
     yield from (plain(trouble) for trouble in result.troubles)
@@ -108,18 +111,20 @@ def _losses(loss: Losses) -> str:
 
 def _speed(result: Result) -> Iterator[tuple[str, str]]:
     """Yield throughput, step time and phases of a run with measured steps."""
-    few_note = few_steps_note(result.steps.measured)
+    few_note, doubtful = few_steps_note(result.steps.measured), doubt_words(doubts(result))
     for label, noun, spread in (
         ("throughput", "samples", result.throughput.samples_per_s),
         ("", "tokens", result.throughput.tokens_per_s),
     ):
         if spread.median is not None:
-            basis = [few_note] if result.steps.measured == 1 else ["median", few_note or f"MAD {number(spread.mad)}"]
-            yield label, f"{per_second(spread.median, noun)} ({'; '.join([*basis, *doubt_marks(result)])})"
+            basis = (
+                [few_note]
+                if result.steps.measured == 1
+                else ["median", "" if few_note else f"MAD {number(spread.mad)}"]
+            )
+            yield label, f"{per_second(spread.median, noun)} ({'; '.join(filter(None, [*basis, doubtful]))})"
     if result.throughput.predicted is not None:
         yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
-    if result.measured_under is not None:
-        yield "", f"measured under {result.measured_under}: it ranks against no other run"
     if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:
         yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
     times = result.step_ms

@@ -5,11 +5,19 @@ The words of a run's state are `state_text` of the runner, which messages of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from trainfast_tui.text.lines import Line, Piece, Tone
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.result import Doubt
 
 SYNTHETIC_MARK = "synthetic data"
 """The mark of a run on data drawn at random, whose loss means nothing."""
 SYNTHETIC_BADGE: Line = [("  ", "text"), (f" {SYNTHETIC_MARK} ", "badge")]
+DOUBT_SIGN = "?"
+"""The sign of a figure in doubt, in the tone `warning`."""
 PHASE_TONES: dict[str, Tone] = {
     "data": "warning",
     "forward": "primary",
@@ -53,3 +61,9 @@ def run_sign(state: str) -> Piece:
 def search_sign(state: str) -> Piece:
     """Return the sign of a search's state with its tone."""
     return _SEARCH_SIGNS.get(state, _UNKNOWN)
+
+
+def doubt_words(doubts: Sequence[Doubt] | None) -> str:
+    """Return the kinds of the doubts about a run's figures: `? other processes, few steps`; empty without a doubt."""
+    kinds = dict.fromkeys(doubt.kind.replace("_", " ") for doubt in doubts or ())
+    return f"{DOUBT_SIGN} {', '.join(kinds)}" if kinds else ""

@@ -74,9 +74,15 @@ def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions],
         devices=devices,
         samples={uuid: within(samples) for uuid, samples in records.device_samples.items()},
         averages={uuid: within(samples, AVERAGED_NS) for uuid, samples in records.device_samples.items()},
-        hosts=within(records.host_samples),
+        hosts=within(records.host_samples) or _newest_before(records.host_samples, window.begin_ns),
         foreign=foreign_processes(records.run, records.events, window),
     )
+
+
+def _newest_before(samples: Iterable[tuple[int, HostSample]], begin_ns: int) -> list[HostSample]:
+    """The newest sample before steps too short to have one; it tells the run's share of the CPU from that of others."""
+    shared = [host for t_ns, host in samples if t_ns < begin_ns and host.run and host.run.cpu_percent is not None]
+    return shared[-1:]
 
 
 def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> list[ForeignProcess]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,14 +36,21 @@ def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
 
 
 def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
+    clock_losses = a.throttle.clock_loss_fraction, b.throttle.clock_loss_fraction
+    # Heat slows a run by its clocks alone.
+    same_clocks = None not in clock_losses and not _apart(*clock_losses, THROTTLED_APART)
+    temperature_apart_c = math.inf if same_clocks else TEMPERATURE_APART_C
     starts_c = a.conditions.start_temperature_c, b.conditions.start_temperature_c
-    yield _figure_row("start temperature", starts_c, _celsius, TEMPERATURE_APART_C)
+    yield _figure_row("start temperature", starts_c, _celsius, temperature_apart_c)
     measured_from_c = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
-    yield _figure_row("temperature as measuring began", measured_from_c, _celsius, TEMPERATURE_APART_C)
+    yield _figure_row("temperature as measuring began", measured_from_c, _celsius, temperature_apart_c)
     for cause in CAUSES:
         shares = getattr(a.throttle, f"{cause.name}_fraction"), getattr(b.throttle, f"{cause.name}_fraction")
         if any(shares):
-            yield _figure_row(f"throttled by {cause.text}", shares, _share, THROTTLED_APART)
+            # Other settings draw other power: that difference is theirs.
+            by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
+            apart = math.inf if by_settings else THROTTLED_APART
+            yield _figure_row(f"throttled by {cause.text}", shares, _share, apart)
     process_counts = [len(result.conditions.foreign_processes) for result in (a, b)]
     if any(process_counts):
         yield ConditionRow(
@@ -99,9 +107,11 @@ def _figure_row(
 ) -> ConditionRow:
     """The row of a figure of both runs, which differs if the two are further apart than `least_difference`."""
     a, b = figures
-    return ConditionRow(
-        label, text_of(a), text_of(b), a is not None and b is not None and abs(a - b) > least_difference
-    )
+    return ConditionRow(label, text_of(a), text_of(b), _apart(a, b, least_difference))
+
+
+def _apart(a: float | None, b: float | None, least_difference: float) -> bool:
+    return a is not None and b is not None and abs(a - b) > least_difference
 
 
 def _left_apart(a: float | None, b: float | None) -> bool:

@@ -8,11 +8,11 @@ a spread (peak memory, energy) must differ by `significance.RUN_TO_RUN`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Result
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_states import state_text
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
@@ -36,13 +36,14 @@ from trainfast_runner.results.comparison.significance import (
     ratio_interval,
     relative_noise,
 )
-from trainfast_runner.results.doubts import doubts, watched_text
+from trainfast_runner.results.doubts import doubts, qualifications, watched_text
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 BETTER, WORSE = "better", "worse"
+DOUBTFUL = "doubtful"
+"""The verdict on figures of time and energy if a doubt touches either run, or their conditions differed."""
 NOISE = "no significant difference"
 CHANGED = "changed"
 UNKNOWN = "not measured in both"
@@ -65,8 +66,8 @@ class ComparisonRow:
     """b - a in that unit."""
     percent: float | None
     verdict: str
-    """better, worse, changed (neither is better), "no significant difference" or "not measured in both"; for figures
-    that do not rank, one of the verdicts of `ranking`."""
+    """better, worse, doubtful, changed (neither is better), "no significant difference" or "not measured in both"; for
+    figures that do not rank, one of the verdicts of `ranking`."""
     interval_percent: tuple[float, float] | None = None
     """95 % confidence interval of the difference, in percent of a."""
 
@@ -85,19 +86,27 @@ class Comparison:
     """Sentences on what makes the figures less comparable."""
     conditions: list[ConditionRow]
     """Conditions that are known of either run."""
+    doubts: list[Doubt]
+    """Those of run A, those of run B, and the conditions in which the two differed."""
 
 
 def compare(a: Result, b: Result) -> Comparison:
     """The difference of `b` from `a`."""
     conditions = compared_conditions(a, b)
-    notes = list(_notes(a, b))
+    found = list(_doubts(a, b, conditions))
+    rows = _Rows(a, b, is_doubtful=bool(found))
+    return Comparison(
+        a.run_id, b.run_id, _differing_settings(a, b), list(rows.all()), list(_notes(a, b)), conditions, found
+    )
+
+
+def _doubts(a: Result, b: Result, conditions: Sequence[ConditionRow]) -> Iterator[Doubt]:
+    for letter, result in (("A", a), ("B", b)):
+        for doubt in doubts(result):
+            yield Doubt(kind=doubt.kind, text=f"{letter} {doubt.text}")
     if differing := [row.label for row in conditions if row.differs]:
-        notes.insert(
-            0,
-            f"the conditions differed ({', '.join(differing)}): part of the difference may come from them; `bench"
-            " --repeat 3` runs two variants in turn (A B A B), so that both have the same",
-        )
-    return Comparison(a.run_id, b.run_id, _differing_settings(a, b), list(_Rows(a, b).all()), notes, conditions)
+        text = f"the conditions differed ({', '.join(differing)}): part of the difference may come from them"
+        yield Doubt(kind="other_conditions", text=text)
 
 
 def _differing_settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
@@ -117,8 +126,9 @@ def _tried_batch(result: Result) -> dict[str, Any]:
 class _Rows:
     """The rows of two runs, and the facts that they share: the noise of a step, and the figures that rank."""
 
-    def __init__(self, a: Result, b: Result) -> None:
+    def __init__(self, a: Result, b: Result, *, is_doubtful: bool) -> None:
         self._a, self._b = a, b
+        self._doubtful = DOUBTFUL if is_doubtful else None
         self._noise = relative_noise(a, b)
         work_verdict = unlike_work_verdict(a, b)
         self._different_samples = work_verdict if work_verdict in DIFFERENT_SAMPLE_VERDICTS else None
@@ -152,12 +162,12 @@ class _Rows:
         row = _row(label, unit, value_a, value_b, self._noise, more_is_better=unit != "ms")
         # Steps of another batch do not rank, but their difference has an interval.
         interval = None if verdict is not None and self._unranked else ratio_interval(value_a, value_b, self._noise)
-        return _with_verdict(replace(row, interval_percent=interval), verdict)
+        return _with_verdict(replace(row, interval_percent=interval), verdict or self._doubtful)
 
     def _phases(self) -> Iterator[ComparisonRow]:
         for name in STEP_PHASES:
             row = _phase_row(name, self._a, self._b) or self._phase_by_step(name)
-            yield _with_verdict(row, self._unranked_steps)
+            yield _with_verdict(row, self._unranked_steps or self._doubtful)
 
     def _phase_by_step(self, name: str) -> ComparisonRow:
         """The row of a phase held against the spread of the whole step."""
@@ -182,7 +192,7 @@ class _Rows:
     def _energy(self) -> ComparisonRow:
         unranked = self._different_samples or (DIFFERENT_DEVICES if watched_differently(self._a, self._b) else None)
         row = _row("energy a sample", "J", self._a.energy.joules_per_sample, self._b.energy.joules_per_sample)
-        return _with_verdict(row, unranked)
+        return _with_verdict(row, unranked or self._doubtful)
 
     def _loss(self) -> ComparisonRow:
         steps, other_steps = (result.steps.warmup + result.steps.measured for result in (self._a, self._b))
@@ -252,18 +262,13 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
         elif result.role in WARM_ROLES:
             yield f"{result.run_id} tried {len(result.tried)} settings for a search, one after another"
-        if result.measured_under is not None:
-            yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
         if result.state != "finished":
             yield f"{result.run_id} ended {state_text(result.state)}: {result.reason}"
-        elif result.steps.measured < MIN_STEPS_TO_COMPARE:
-            steps = counted(result.steps.measured, "step")
-            yield f"{result.run_id} measured {steps}: too few to tell a difference from noise"
         if result.synthetic_data:
             yield f"{result.run_id} trained on synthetic data: its loss is meaningless"
         if result.energy.joules_per_sample is not None and (watched := watched_text(result)):
             yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
-        for doubt in doubts(result):
-            yield f"{result.run_id} {doubt}"
+        for qualification in qualifications(result):
+            yield f"{result.run_id} {qualification}"
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
         yield f"different devices: {a.actual.device} and {b.actual.device}"

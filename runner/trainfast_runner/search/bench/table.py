@@ -172,6 +172,7 @@ def _compared(
         row = compare(baseline, result).rows[0]
         return row.verdict, row.interval_percent
     low, high = interval
+    # Runs side by side share their conditions, and the pairs show what differed: the interval holds it.
     return (NOISE if low <= 0 <= high else BETTER if low > 0 else WORSE), interval
 
 

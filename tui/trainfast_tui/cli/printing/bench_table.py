@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import state_text
-from trainfast_runner.results.comparison.difference import NOISE
-from trainfast_runner.results.doubts import doubt_marks
+from trainfast_runner.results.comparison.difference import DOUBTFUL, NOISE
+from trainfast_runner.results.doubts import doubts
 from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.signs import DOUBT_SIGN, doubt_words
 from trainfast_tui.text.tables import FigureHeading
 
 BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
@@ -68,7 +69,8 @@ def _figure_cell(row: Row, cell_of: Callable[[Row, Result], str]) -> str:
 
 def _measured_gain(row: Row) -> str:
     gain = "" if row.vs_baseline_percent is None else fmt.signed_percent(row.vs_baseline_percent)
-    return f"{gain} (noise)" if row.verdict == NOISE else gain
+    remark = {NOISE: " (noise)", DOUBTFUL: f" {DOUBT_SIGN}"}.get(row.verdict or "", "")
+    return f"{gain}{remark}" if gain else ""
 
 
 def process_word(row: Row) -> str:
@@ -94,7 +96,7 @@ FIGURE_CELLS: dict[str, Callable[[Row, Result], str]] = {
 
 def _state(row: Row) -> str:
     if row.state == "finished":
-        return ", ".join(["finished", *(doubt_marks(row.result) if row.result is not None else ())])
+        return " ".join(filter(None, ("finished", doubt_words(doubts(row.result) if row.result is not None else ()))))
     return f"{state_text(row.state)}: {row.reason}"
 
 

@@ -13,6 +13,7 @@ from trainfast_tui.text import oom_words
 from trainfast_tui.text.keys import RUN_KEY, SCRIPT_KEY, STOP_KEY, key_of
 from trainfast_tui.text.lines import Tone
 from trainfast_tui.text.memory_words import phase_words
+from trainfast_tui.text.signs import DOUBT_SIGN
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -66,6 +67,9 @@ def ending_of(run: RunSnapshot, explanation: OomExplanation | None, traces_left:
                 f"Turn a knob and press {RUN_KEY} to see what it does;"
                 f" {key_of('main', 'compare')} compares with the run before."
             )
+            if run.result is not None and run.result.doubts:
+                reasons = "; ".join(fmt.plain(doubt.text) for doubt in run.result.doubts)
+                return Ending(f"finished {DOUBT_SIGN} doubtful", "warning", f"The run {reasons}.", advice=advice)
             return Ending("finished", "success", run.reason, advice=advice)
         case "failed":
             advice = f"{SHOW_LOG_ADVICE}. Fix what the error names, then press {RUN_KEY}."

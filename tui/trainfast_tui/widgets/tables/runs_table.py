@@ -11,11 +11,9 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.keys import RUN_KEY, key_of
 from trainfast_tui.text.lines import Line, Piece, has_all_words, line_length
 from trainfast_tui.text.overrides import short_overrides, typed_overrides
-from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
-from trainfast_tui.text.speed_words import few_steps_note
+from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_MARK, doubt_words, run_sign
 from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
 
-STRICT_MALLOC_NOTE = "* strict malloc: no rank"
 ALL_COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
 FEWER_COLUMNS: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
 FEWEST_COLUMNS: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
@@ -125,7 +123,7 @@ class RunsTable(SortedTable[RunRow]):
             "started": (_started(row), "text"),
             "preset": (fmt.plain(row.name), "title"),
             "state": (f"{sign} {state}", tone),
-            "samples/s": (_speed(row), "text"),
+            "samples/s": _speed(row),
             "peak memory": (fmt.size(row.peak_allocated_bytes), "text"),
         }
         line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
@@ -140,26 +138,23 @@ class RunsTable(SortedTable[RunRow]):
         changed = fmt.plain(short_overrides(overrides, width - line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
-        doubts = [few] if (few := few_steps_note(row.steps.measured)) else []
-        doubts += [SYNTHETIC_MARK] * bool(row.synthetic_data) + [STRICT_MALLOC_NOTE] * bool(_starred(row))
-        line.append((f"{gap}{', '.join(doubts)}" if doubts else "", "warning"))
+        marks = [SYNTHETIC_MARK] * bool(row.synthetic_data) + [doubt_words(row.doubts)] * bool(row.doubts)
+        line.append((f"{gap}{', '.join(marks)}" if marks else "", "warning"))
         reason = fmt.with_sizes(notable_reason(row.state, row.reason))
         return [*line, (f"  {reason}" if reason else "", "muted")]
 
 
-def _speed(row: RunRow) -> str:
-    """Return the samples per second, with a star if the figure ranks against no other run."""
-    return fmt.number(row.samples_per_s) + ("*" if _starred(row) else "")
+def _speed(row: RunRow) -> Piece:
+    """Return the samples per second, with a sign if the figure is in doubt."""
+    if row.doubts and row.samples_per_s is not None:
+        return f"{DOUBT_SIGN} {fmt.number(row.samples_per_s)}", "warning"
+    return fmt.number(row.samples_per_s), "text"
 
 
 def _seq_len_text(row: RunRow) -> str:
     """Return the seq_len as it is typed; empty for a script without a mapped seq_len."""
     length = row.knobs.get(SEQ_LEN)
     return "" if length is None else fmt.plain(f"{SEQ_LEN}={length}")
-
-
-def _starred(row: RunRow) -> bool:
-    return row.samples_per_s is not None and row.measured_under is not None
 
 
 def _started(row: RunRow) -> str:
