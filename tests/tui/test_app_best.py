@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 from best_searched import (
     BASELINE,
     BEST_ID,
+    FASTEST,
     LEADING,
     SPACE,
     a_best_search,
     a_question,
+    a_trial,
     best_answered,
     best_going_on,
     best_opened,
@@ -21,20 +24,24 @@ from best_searched import (
     chosen,
     show_best,
 )
+from msgspec import to_builtins
 from msgspec.structs import replace
 from recorded import START_NS, S, write_lines
 from still import FULL, SMALL, StillApp, screen_text, until_true
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.search_directories import PAUSE_FILE
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.journal.best import ColdRun, Instruction, Trial
+from trainfast_runner.search.best.report import best_report
+from trainfast_runner.search.journal.best import ColdRun, Instruction, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import CoolingDown, Paused, Waiting
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.search.best_answer import answer_lines
 from trainfast_tui.text.search.best_state import chance_words
-from trainfast_tui.widgets.search.best_view import BestView
+from trainfast_tui.widgets.search.best_lines import trial_lines
+from trainfast_tui.widgets.search.best_view import BestView, candidate_points
 
 
 def knob(app: StillApp, name: str) -> object:
@@ -142,8 +149,62 @@ async def test_an_answer_that_the_budget_ended_says_how_far_the_search_came(home
     lines = best_answered(best_number=BASELINE, gain_percent=None, tied_numbers=[], tried_in_budget=5)
     async with StillApp(home).run_test(size=size) as pilot:
         text = await best_opened(pilot, a_best_search(home, lines))
-        assert "✓ 5 of 12 tried when the budget ended; best so far: the baseline" in text
+        assert "? 5 of 12 tried when the budget ended; t adds time; best so far: the baseline" in " ".join(text.split())
         assert "best so far 60.5 samples/s" in text
+
+
+OTHERS = Doubt(kind="other_processes", text="other processes took 72 % of the CPU")
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home: Home, size: tuple[int, int]) -> None:
+    void = [
+        a_trial(number, 70.0, 33 + number, outcome="void", reason=OTHERS.text, doubts=[OTHERS]) for number in (4, 7, 9)
+    ]
+    *lines, end = best_answered(tied_numbers=[], tried_in_budget=1)
+    only_baseline = [
+        line for line in lines if not isinstance(line, Trial | ColdRun) or line.candidate_number == BASELINE
+    ]
+    search = a_best_search(home, [*only_baseline, *void, end])
+    async with StillApp(home).run_test(size=size) as pilot:
+        text = " ".join((await best_opened(pilot, search)).split())
+        assert "? machine busy: 3 of 4 settings void; t adds time; best so far" in text
+        assert "✓" not in text
+    table = [line_text(line) for line in trial_lines(best_seen(search).so_far, size[0])]
+    for row, reason in itertools.pairwise(table):
+        assert OTHERS.text in reason or not row.startswith("~"), "each void trial has its reason"
+    assert sum(OTHERS.text in row for row in table) == 3
+    answer = "\n".join(answer_lines(BestSoFar(tuple(read_best_journal(search))), BEST_ID))
+    assert answer.count(OTHERS.text) == 3
+    assert [trial["reason"] for trial in best_report(search)["trials"] if trial["outcome"] == "void"] == 3 * [
+        OTHERS.text
+    ]
+
+
+async def test_an_answer_measured_beside_others_is_doubtful_on_the_screen_and_in_json(home: Home) -> None:
+    lines = [
+        replace(line, reason=OTHERS.text, doubts=[OTHERS]) if isinstance(line, ColdRun) else line
+        for line in best_answered(tied_numbers=[])
+    ]
+    search = a_best_search(home, lines)
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        text = await best_opened(pilot, search)
+        assert "✓" not in text
+        assert f"? the best setting: {OTHERS.text}" in text
+    report = best_report(search)
+    assert {"kind": "other_processes", "text": OTHERS.text} in to_builtins(report["best"]["doubts"])
+    assert [doubt.kind for doubt in report["doubts"]] == ["other_processes", "other_processes"]
+    assert f"the baseline: {OTHERS.text}" in "\n".join(answer_lines(BestSoFar(tuple(lines)), BEST_ID))
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_the_mark_of_the_chart_stands_at_the_figure_of_the_headline(home: Home, is_live: bool) -> None:
+    """A trial of 80.0 samples/s of the best setting, whose rate is 60.5 by all that was measured."""
+    lines = best_going_on() if is_live else best_answered()
+    so_far = BestSoFar((*lines[:-1], a_trial(FASTEST, 80.0, 33), lines[-1]))
+    [mark] = [point for point in candidate_points(so_far, is_live=is_live) if point.sign == "■"]
+    assert so_far.best is not None
+    assert mark.rate == so_far.best.value.median != 80.0
 
 
 async def test_only_a_gain_has_a_bar(home: Home) -> None:

@@ -107,7 +107,7 @@ def _figure_observations(result: Result) -> Iterator[tuple[str, str]]:
 
 def _others_percent(result: Result) -> float | None:
     """The share of the CPU that others took if that slows the run: on a GPU only where the cores were all busy."""
-    is_short = result.actual.device == CPU or any(found.rule == "host-cpu" for found in result.diagnosis)
+    is_short = result.actual.device != "cuda" or any(found.rule == "host-cpu" for found in result.diagnosis)
     return result.conditions.others_cpu_percent if is_short else None
 
 

@@ -208,3 +208,25 @@ def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space
     assert answer.within_percent is not None
     assert answer.within_percent > 30, "the drift widens every interval"
     assert "within the noise of the best" in answer.verdicts[base].reason
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "expected"),
+    [
+        ("void", "other processes took 42 % of the CPU", "it is void (other processes took 42 % of the CPU)"),
+        ("measured", "", "its runs in fresh processes, which decide, were slower"),
+    ],
+)
+def test_a_measurement_better_than_the_answer_says_why_it_did_not_decide(
+    space: Synthetic, outcome: str, reason: str, expected: str
+) -> None:
+    base = space.space.baseline_number
+    other = next(number for number in sorted(space.truth) if number != base)
+    fast = trial(base if outcome == "measured" else other, outcome=outcome, reason=reason, ms=20.0)
+    lines = [*process_ready(space, base), trial(base, warm=False), fast]
+    lines += confirmed(base, (80.0, 80.2))
+    answer = answer_of(state_of(space, *lines))
+    assert answer is not None
+    [note] = [note for note in answer.notes if "did not decide" in note]
+    assert note.startswith("a trial of ")
+    assert note.endswith(expected)

@@ -16,7 +16,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.warm_process import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
 from trainfast_runner.results.start_time import read_start_s
-from trainfast_runner.search.best.disturbances import throttled_reason
+from trainfast_runner.search.best.disturbances import throttled_doubt
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of
 from trainfast_runner.search.best.measure.gpu_conditions import joules_of
 from trainfast_runner.search.best.measure.trial import WantedTrial, override_reason, steps_to_add, take_trial
@@ -63,8 +63,9 @@ def test_an_order_that_a_full_disk_does_not_take_names_the_reason(tmp_path: Path
 def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that() -> None:
     busy = msgspec.structs.replace(FINISHED, conditions=RunConditions(others_cpu_percent=40.0))
     assert outcome_of(FINISHED, keep_disturbed=False) == ("measured", "")
-    assert outcome_of(busy, keep_disturbed=False) == ("void", "other processes took 40% of the CPU")
-    assert outcome_of(busy, keep_disturbed=True) == ("measured", "other processes took 40% of the CPU")
+    reason = "shared the CPU: other processes took 40 % of it"
+    assert outcome_of(busy, keep_disturbed=False) == ("void", reason)
+    assert outcome_of(busy, keep_disturbed=True) == ("measured", reason)
 
 
 def test_a_run_throttled_for_heat_is_void_and_one_at_its_power_limit_is_not() -> None:
@@ -83,8 +84,10 @@ def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus() -> None:
     second = 10**9
     cool = DeviceConditions(index=0, throttled_ms={"thermal": 0.0, "power": 900.0}, energy_joules=200.0)
     hot = DeviceConditions(index=1, throttled_ms={"thermal": 300.0}, energy_joules=100.0)
-    assert throttled_reason([cool], 0, second) is None
-    assert "GPU 1 was throttled (thermal) for 30%" in str(throttled_reason([cool, hot], 0, second))
+    assert throttled_doubt([cool], 0, second) is None
+    doubt = throttled_doubt([cool, hot], 0, second)
+    assert doubt is not None
+    assert (doubt.kind, doubt.text) == ("heat", "GPU 1 was throttled (thermal) for 30% of the time")
     assert joules_of([cool, hot]) == 300.0
     assert joules_of([cool, DeviceConditions(index=1)]) is None
     assert joules_of([]) is None

@@ -32,13 +32,13 @@ from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching.waits import await_devices
 from trainfast_tui.cli.printing.best_printer import BestPrinter
 from trainfast_tui.cli.printing.journal_printer import print_earlier_search
-from trainfast_tui.cli.printing.output import print_json, print_lines
+from trainfast_tui.cli.printing.output import print_json, print_lines, write_to_stderr
 from trainfast_tui.cli.printing.output_file import refuse_unwritable, write_output
 from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.search.best_answer import answer_lines
-from trainfast_tui.text.search.best_question import estimate_lines, question_lines
+from trainfast_tui.text.search.best_question import busy_lines, estimate_lines, question_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.wait:
         began_ns += await_devices(best_plan.plan, home)
+    for line in busy_lines(estimate(best_plan, home, options)):
+        write_to_stderr(f"{line}\n")
     directory = open_best(best_plan, home, options)
     with caught_signals() as signals:
         ended = _conduct(directory, best_plan, home, options, signals, began_ns)

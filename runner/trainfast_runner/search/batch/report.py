@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.result import STRICT_SPEED
+from trainfast_runner.records.result import STRICT_SPEED, Doubt
+from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.results.doubts import doubts
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
@@ -61,6 +63,7 @@ def batch_report(directory: Path) -> dict[str, Any]:
         **first_fields(question, end),
         **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
         "measured_under": measured_under(question),
+        "doubts": _doubts(directory, question, answer),
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
         "fastest": _fastest(answer),
@@ -84,6 +87,16 @@ def measured_under(question: BatchQuestion) -> str | None:
     """Return the condition under which the search measures speed; None if the condition does not change speed."""
     # A script keeps its own malloc thresholds.
     return STRICT_SPEED if question.device == "cpu" and not question.is_script else None
+
+
+def _doubts(directory: Path, question: BatchQuestion, answer: BatchAnswer | None) -> list[Doubt]:
+    """The doubts about the speeds: the condition of all of them, then those of the confirmation run."""
+    run_id = None if answer is None else answer.confirmation_run_id
+    result = None if run_id is None else read_result(directory.parent.parent / "runs" / run_id)
+    found = {doubt.kind: doubt for doubt in (doubts(result) if result is not None else ())}
+    if (condition := measured_under(question)) is not None:
+        found["strict_malloc"] = Doubt(kind="strict_malloc", text=f"speeds were measured under {condition}")
+    return [*found.values()]
 
 
 def _probe(probe: Probe, confirmations: Sequence[ConfirmationRun]) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from trainfast_runner.known_values import highest
+from trainfast_runner.records.result import Doubt
 from trainfast_runner.results.distributions import NORMAL_95
 from trainfast_runner.search.best.objective import objective_interval
 from trainfast_runner.search.journal.best import (
+    TIMED_OUTCOMES,
     UNDER_LIMIT,
     Attempt,
     BestJournal,
@@ -26,10 +28,11 @@ from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 
 
 class Leader(NamedTuple):
-    """The number of the best candidate so far, and its objective."""
+    """The number of the best candidate so far, its objective, and its rate in samples/s."""
 
     number: int
     value: Interval
+    rate: Interval
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,32 @@ class BestSoFar(BestJournal):
     def best(self) -> Leader | None:
         """The answer's candidate, else the leader of the newest step that names one; None before any was measured."""
         if self.answer is not None:
-            return Leader(self.answer.best_number, self.answer.best_value or self.answer.best_rate)
+            return Leader(
+                self.answer.best_number, self.answer.best_value or self.answer.best_rate, self.answer.best_rate
+            )
         for step in reversed(self.lines):
             if isinstance(step, BestStep) and step.leader_number is not None and step.rate is not None:
                 rate = Interval(median=step.rate, low=step.low or step.rate, high=step.high or step.rate)
-                return Leader(step.leader_number, self.value_of(step.leader_number, rate))
+                return Leader(step.leader_number, self.value_of(step.leader_number, rate), rate)
         return None
+
+    def doubts_of(self, number: int) -> list[Doubt]:
+        """Return the doubts about the figures of a candidate, each kind once: of its cold runs, else of its trials."""
+        counted = [line for line in self.attempts if line.candidate_number == number and line.outcome in TIMED_OUTCOMES]
+        cold_runs = [line for line in counted if isinstance(line, ColdRun) and line.role != UNDER_LIMIT]
+        return [*{doubt.kind: doubt for line in cold_runs or counted for doubt in line.doubts}.values()]
+
+    @property
+    def answer_doubts(self) -> list[Doubt]:
+        """The doubts about the best setting and about the baseline, with the setting named; empty without an answer."""
+        if self.answer is None or self.space is None:
+            return []
+        sides = {self.answer.best_number: "the best setting", self.space.baseline_number: "the baseline"}
+        return [
+            Doubt(kind=doubt.kind, text=f"{side}: {doubt.text}")
+            for number, side in sides.items()
+            for doubt in self.doubts_of(number)
+        ]
 
     @cached_property
     def _starts(self) -> ProcessStarts:

@@ -6,19 +6,17 @@ A GPU at its power limit is in its ordinary state under load, and voids nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trainfast_runner.machine.cpu.other_load import CpuWindow
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import Doubt
+from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.doubts import DOUBTFUL_THROTTLED_SHARE, THROTTLING_KINDS
 from trainfast_runner.search.journal.best import Attempt, BestJournal, BestLine
 
-VOIDING_OTHERS_SHARE = 0.15
-"""A measurement is void if other processes took more than this share of the cores, as in the diagnosis of a run."""
-VOIDING_THROTTLED_SHARE = 0.02
-"""A measurement is void if a GPU was throttled for more than this share of the time: a search looks for that gain."""
-VOIDING_FRACTIONS = {"thermal": "thermal_fraction", "brake": "brake_fraction"}
-"""Causes of throttling that void a measurement, with their fields in a run's `Throttle`."""
+VOIDING_KINDS = ("other_processes", *THROTTLING_KINDS.values())
+"""Kinds of doubt that void a measurement."""
 USUAL_DISTURBANCES, LAST_MEASUREMENTS = 2, 8
 """Chosen, not measured: with this many disturbed measurements of a candidate, or among the last `LAST_MEASUREMENTS`,
 the next counts: the disturbance is the machine's normal noise."""
@@ -30,36 +28,29 @@ class CpuDisturbance:
     def __init__(self) -> None:
         self._window = CpuWindow()
 
-    def void_reason(self) -> str | None:
-        """Return the share of the CPU that other processes took since, in words; None if small or unknown."""
+    def doubt(self) -> Doubt | None:
+        """Return the share of the CPU that other processes took since; None if small or unknown."""
         others = self._window.others_cores()
-        return None if others is None else _others_text(others / len(os.sched_getaffinity(0)))
+        percent = None if others is None else 100 * others / len(os.sched_getaffinity(0))
+        if percent is None or percent < OTHERS_CPU_PERCENT:
+            return None
+        return Doubt(kind="other_processes", text=f"other processes took {percent:.0f} % of the CPU")
 
 
-def throttled_reason(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> str | None:
-    """Return the GPU that was throttled for too much of the time, in words; None if none was."""
+def throttled_doubt(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> Doubt | None:
+    """Return the GPU that was throttled for too much of the time; None if none was."""
     for device in devices:
-        for cause in VOIDING_FRACTIONS:
+        for cause, kind in THROTTLING_KINDS.items():
             share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
-            if share > VOIDING_THROTTLED_SHARE:
-                return f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
+            if share >= DOUBTFUL_THROTTLED_SHARE:
+                text = f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
+                return Doubt(kind=kind, text=text)
     return None
 
 
-def void_run_reason(result: Result) -> str | None:
-    """Return the reason that a finished run does not count, in words; None if it counts."""
-    percent = result.conditions.others_cpu_percent
-    if percent is not None and (text := _others_text(percent / 100)) is not None:
-        return text
-    for cause, field in VOIDING_FRACTIONS.items():
-        share: float | None = getattr(result.throttle, field)
-        if share is not None and share > VOIDING_THROTTLED_SHARE:
-            return f"a GPU was throttled ({cause}) for {share:.0%} of the time"
-    return None
-
-
-def _others_text(share: float) -> str | None:
-    return f"other processes took {share:.0%} of the CPU" if share > VOIDING_OTHERS_SHARE else None
+def void_reason(found: Iterable[Doubt]) -> str:
+    """Return the doubts that void a measurement, in words; empty if none does."""
+    return "; ".join(doubt.text for doubt in found if doubt.kind in VOIDING_KINDS)
 
 
 def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:

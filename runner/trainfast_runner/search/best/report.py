@@ -58,7 +58,7 @@ def _answer(end: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
     answer, space = end.answer if end is not None else None, so_far.space
     if end is None or answer is None or space is None:
         names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
-        lists = ("ties", "effects", "pareto", "changes_training", "notes")
+        lists = ("doubts", "ties", "effects", "pareto", "changes_training", "notes")
         verdicts = (
             [] if space is None else [_verdict(verdict, space) for verdict in verdicts_without_answer(so_far.lines)]
         )
@@ -68,8 +68,15 @@ def _answer(end: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
     baseline = space.candidates[space.baseline_number]
     return {
         "winner": best.knobs if is_decided else None,
-        "best": _side(best, answer.best_rate, answer.best_value, answer.best_run_ids),
-        "baseline": _side(baseline, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids),
+        "best": {
+            **_side(best, answer.best_rate, answer.best_value, answer.best_run_ids),
+            "doubts": so_far.doubts_of(answer.best_number),
+        },
+        "baseline": {
+            **_side(baseline, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids),
+            "doubts": so_far.doubts_of(space.baseline_number),
+        },
+        "doubts": so_far.answer_doubts,
         "gain": _gain(answer.gain_percent),
         "within_percent": answer.within_percent,
         "tried_in_budget": answer.tried_in_budget,
@@ -126,7 +133,7 @@ def _trial(line: Trial, space: Space) -> dict[str, Any]:
         "knobs": space.candidates[line.candidate_number].knobs,
         "samples_per_s": _rate(line),
         "steps": len(line.step_ms),
-        **fields_of(line, "warm", *end_fields, "seconds", "peak_allocated_bytes", "run_id", "repeats"),
+        **fields_of(line, "warm", *end_fields, "doubts", "seconds", "peak_allocated_bytes", "run_id", "repeats"),
     }
 
 
@@ -136,7 +143,7 @@ def _cold_run(line: ColdRun, space: Space) -> dict[str, Any]:
         "knobs": space.candidates[line.candidate_number].knobs,
         "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
         "predicted": line.predicted,
-        **fields_of(line, "role", "knob", "outcome", *figure_fields, "run_id", "reason", "missing_bytes"),
+        **fields_of(line, "role", "knob", "outcome", *figure_fields, "run_id", "reason", "missing_bytes", "doubts"),
     }
 
 

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.search.journal.lines import (
@@ -167,6 +168,8 @@ class Attempt(Line, frozen=True, kw_only=True):
     reason: str = ""
     missing_bytes: int | None = None
     """After an oom the least that was missing; None when unknown."""
+    doubts: list[Doubt] = []
+    """The conditions that make the figures doubtful."""
 
     @property
     def counts_disturbed(self) -> bool:

@@ -19,6 +19,7 @@ from trainfast_tui.text.search.best_figures import (
     typed_knobs,
     verdict_counts,
 )
+from trainfast_tui.text.signs import DOUBT_SIGN
 from trainfast_tui.text.tables import FigureHeading, figure_headings, pair_lines, table
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
         yield "budget", budget_words(tried, len(so_far.candidates))
     if noise is not None:
         yield "no winner", f"{noise_words(noise)}: no setting is faster beyond it"
+    for doubt in so_far.answer_doubts:
+        yield f"{DOUBT_SIGN} doubtful", doubt.text
     label = best_label(answer, so_far.ended.state)
     yield label, _side_words(so_far, answer.best_number, answer.best_rate, answer.best_value, answer.best_run_ids)
     if answer.best_number != baseline:
@@ -131,6 +134,10 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
         f"{typed_knobs(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
     ]
     yield from _shortened("not tried", not_tried_words)
+    void = [trial for trial in so_far.attempts if trial.outcome == "void"]
+    yield from _shortened(
+        "void", [f"{typed_knobs(so_far.candidate(line.candidate_number).knobs)}: {line.reason}" for line in void]
+    )
     if so_far.disturbed_count:
         yield "disturbed", f"{counted(so_far.disturbed_count, 'measurement')}, by other processes or a throttled GPU"
     if so_far.ended is not None:

@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.search.best.person_instructions import UNPIN
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.units import chance_text
+from trainfast_runner.units import chance_text, counted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.keys import ASK_VARY, key_of
-from trainfast_tui.text.search.best_figures import budget_words, gain_text, noise_words, objective_words, typed_knobs
+from trainfast_tui.text.keys import ASK_BUDGET, ASK_VARY, key_of
+from trainfast_tui.text.search.best_figures import (
+    budget_words,
+    gain_text,
+    is_final,
+    noise_words,
+    objective_words,
+    typed_knobs,
+)
 from trainfast_tui.text.search.outcomes import role_of
 from trainfast_tui.text.wait_words import wait_words
 
@@ -71,6 +78,14 @@ def _end_words(search: BestSnapshot) -> str:
     return ""
 
 
+def is_doubtful(search: BestSnapshot) -> bool:
+    """True for an answer that is not final, or whose figures are in doubt."""
+    answer = search.so_far.answer
+    if search.state != "answered" or answer is None:
+        return False
+    return not is_final(answer, search.state) or bool(search.so_far.answer_doubts)
+
+
 def doing_words(so_far: BestSoFar) -> str:
     """Return the step under way and its candidate in words."""
     step, space = so_far.newest_step, so_far.space
@@ -85,7 +100,7 @@ def _answer_words(so_far: BestSoFar) -> str:
     assert answer is not None
     assert so_far.space is not None
     tried_count = answer.tried_in_budget
-    budget = "" if tried_count is None else f"{budget_words(tried_count, len(so_far.candidates))}; "
+    budget = "" if tried_count is None else f"{_unfinished_words(so_far, tried_count)}; "
     if answer.within_percent is not None:
         return f"{budget}no winner: {noise_words(answer.within_percent)}"
     if answer.best_number == so_far.space.baseline_number and tried_count is None:
@@ -96,6 +111,20 @@ def _answer_words(so_far: BestSoFar) -> str:
     if (gain := answer.gain_percent) is not None:
         words += f": {gain_text(gain)}"
     return budget + words
+
+
+def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
+    """Return why the budget did not pay for every setting: the void ones, else their number, and the key for more."""
+    measured = {line.candidate_number for line in so_far.attempts if line.outcome != "void"}
+    void = [line for line in so_far.trials if line.outcome == "void" and line.candidate_number not in measured]
+    more = f"{key_of('best', ASK_BUDGET)} adds time"
+    if not void:
+        return f"{budget_words(tried_count, len(so_far.candidates))}; {more}"
+    void_numbers = {line.candidate_number for line in void}
+    reasons = {"other_processes": "machine busy: ", "heat": "GPU too hot: ", "power_brake": "GPU braked: "}
+    kinds = [doubt.kind for line in void for doubt in line.doubts if doubt.kind in reasons]
+    cause = reasons[max(kinds, key=kinds.count)] if kinds else ""
+    return f"{cause}{len(void_numbers)} of {counted(len(void_numbers | measured), 'setting')} void; {more}"
 
 
 def instruction_words(instruction: Instruction, space: Space | None) -> str:

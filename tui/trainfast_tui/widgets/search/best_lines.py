@@ -11,6 +11,7 @@ from trainfast_tui.text.search.best_answer import precision_words
 from trainfast_tui.text.search.best_figures import figure_with_interval_text, gain_text, unit_of, verdict_counts
 from trainfast_tui.text.search.best_state import candidate_words
 from trainfast_tui.text.search.outcomes import outcome_of, role_of
+from trainfast_tui.text.signs import DOUBT_SIGN
 from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
     rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
     for index, attempt in enumerate(so_far.attempts):
         rows.append(_attempt_row(so_far, index, attempt, width))
+        if attempt.reason:
+            rows += labelled(("  └ ", "muted"), fmt.with_sizes(attempt.reason), width, "muted")
     return rows
 
 
@@ -50,6 +53,7 @@ def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width:
     from trainfast_runner.search.journal.best import Trial
 
     outcome = outcome_of(attempt.outcome)
+    sign: Piece = (DOUBT_SIGN, "warning") if attempt.counts_disturbed else (outcome.sign, outcome.tone)
     words = "" if attempt.outcome in ("measured", "slow") else outcome.noun
     assert so_far.space is not None
     candidate = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
@@ -67,7 +71,7 @@ def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width:
         words = f"{words}, given up" if width >= WIDE_COLUMNS_FROM else words
     elif attempt.outcome == "void" and words != "void":
         words = f"void: {words}"
-    return _row((outcome.sign, outcome.tone), (candidate, words, steps, fmt.duration(attempt.seconds), process), width)
+    return _row(sign, (candidate, words, steps, fmt.duration(attempt.seconds), process), width)
 
 
 def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: Tone = "text") -> Line:

@@ -18,8 +18,9 @@ from trainfast_tui.text.search.best_state import (
     candidate_words,
     chance_words,
     instruction_words,
+    is_doubtful,
 )
-from trainfast_tui.text.signs import search_sign
+from trainfast_tui.text.signs import DOUBT_SIGN, search_sign
 from trainfast_tui.widgets.search.best_lines import effect_lines, footnote_lines, trial_lines, waiting_line
 from trainfast_tui.widgets.search.search_view import SearchView
 
@@ -59,7 +60,7 @@ class BestView(SearchView["BestSnapshot"]):
             return [*self.scrolled_text(text, height - len(notice)), *notice]
         self._top = 0
         table_rows = len(table) + len(step_lines) + 1 if len(table) > 1 or step_lines else 0
-        points = _candidate_points(search.so_far, is_live=search.is_live)
+        points = candidate_points(search.so_far, is_live=search.is_live)
         max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
         chart = (
             scatter_chart(points, search.so_far.limit_bytes, width, max_chart - 1)
@@ -78,11 +79,14 @@ def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     """Return the state of the search, the best setting so far, and the time."""
     so_far = search.so_far
     sign, tone = search_sign(search.state)
-    lines = labelled((f"{sign} ", tone), best_search_words(search, now_ns), width, "title")
+    mark: Piece = (f"{DOUBT_SIGN} ", "warning") if is_doubtful(search) else (f"{sign} ", tone)
+    lines = labelled(mark, best_search_words(search, now_ns), width, "title")
     if so_far.best is not None and so_far.space is not None:
         label = best_label(so_far.answer, search.state)
         best = candidate_words(so_far.space, so_far.best.number)
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), best, width)
+    for doubt in so_far.answer_doubts:
+        lines += labelled((f"{DOUBT_SIGN} ", "warning"), doubt.text, width, "warning")
     facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
     words = "; ".join(filter(None, facts))
     return [*lines, *paragraph(words, width, "muted", 2)]
@@ -143,7 +147,7 @@ def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
     return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
 
 
-def _candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint]:
+def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint]:
     """Return the candidates as points of the chart, the best last; the one under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
@@ -159,8 +163,15 @@ def _candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoin
     if is_live and step is not None and step.candidate_number is not None and so_far.is_under_way:
         signs[step.candidate_number] = ("○", "accent")
         rates.setdefault(step.candidate_number, None)
-    best = so_far.best
+    answer, best, per_joule = so_far.answer, so_far.best, so_far.objective == "samples_per_joule"
+    for verdict in answer.verdicts if answer is not None and not per_joule else ():
+        number = verdict.candidate_number
+        if verdict.rate is not None and rates.get(number) is not None:
+            is_time = so_far.objective == "time"
+            rates[number] = (verdict.rate if is_time else so_far.value_of(number, verdict.rate)).median
     if best is not None and rates.get(best.number) is not None:
+        # The mark stands at the figure of the headline.
+        rates[best.number] = (best.rate if so_far.objective == "time" else best.value).median
         signs[best.number] = ("■", "accent")
     points = []
     for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best.number):

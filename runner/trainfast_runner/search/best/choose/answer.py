@@ -22,23 +22,31 @@ from trainfast_runner.search.best.choose.state import (
     BestState,
     state_of_best_journal,
 )
+from trainfast_runner.search.best.objective import log_objective
+from trainfast_runner.search.candidate_spec import value_text
 from trainfast_runner.search.journal.best import (
     UNDER_LIMIT,
+    Attempt,
     BestAnswer,
     BestEnded,
     BestLine,
     CandidateVerdict,
+    ColdRun,
     Effect,
     Interval,
     Space,
+    Trial,
     VerdictWord,
 )
 from trainfast_runner.search.journal.lines import worked_seconds
 from trainfast_runner.search.speed.trial_rates import VOID_LOG_DRIFT, log_rate
+from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.units import chance_text, counted
 
 NOTED_LOG_GAP = 0.03
 """Chosen, not measured: a difference between trials and cold runs that the answer mentions, in ln of the objective."""
+MAX_FASTER_NOTED = 3
+"""Candidates with a measurement better than the answer that the answer explains, the best first."""
 CHOSEN_REASON = "chosen: no setting is faster beyond the noise of this machine"
 """The verdict on an answer that is not clearly the fastest."""
 
@@ -287,6 +295,7 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
                 gap = statistics.fmean(values) - state.log_objective(number).value
                 if abs(gap) > NOTED_LOG_GAP:
                     yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes against its trial"
+    yield from _faster_attempts(ranking)
     void_percent = f"{100 * VOID_LOG_DRIFT:.0f} %"
     if state.measured.drift_variance_by_run:
         drifted = counted(len(state.measured.drift_variance_by_run), "process", "processes")
@@ -296,6 +305,64 @@ def _notes(ranking: ColdRanking) -> Iterator[str]:
         yield f"{drifted} drifted by more than {void_percent}; their settings were measured again"
     if state.question.earlier:
         yield "effects of earlier searches, with widened spread, chose the order of the trials"
+
+
+def _faster_attempts(ranking: ColdRanking) -> Iterator[str]:
+    """Yield, for each candidate with a measurement clearly better than the answer, why it is not the answer."""
+    state, number = ranking.state, ranking.answer_number
+    runs = ranking.speed_runs.log_objectives.get(number)
+    answer_value = statistics.fmean(runs) if runs else state.log_objective(number).value
+    better: dict[int, tuple[float, Trial | ColdRun]] = {}
+    for attempt in state.journal.attempts:
+        value = _attempt_log_objective(state, attempt)
+        gain = 0.0 if value is None else value - answer_value
+        found = better.get(attempt.candidate_number)
+        if gain > (WORTHWHILE_LOG_GAIN if found is None else found[0]):
+            better[attempt.candidate_number] = gain, attempt
+    for gain, faster in sorted(better.values(), key=lambda found: -found[0])[:MAX_FASTER_NOTED]:
+        noun = "trial" if isinstance(faster, Trial) else "run"
+        knobs = " ".join(f"{name}={value_text(name, value)}" for name, value in _overrides(state, faster).items())
+        yield (
+            f"a {noun} of {knobs or 'the baseline'} was {100 * math.expm1(gain):+.1f} % better than the answer"
+            f" and did not decide: {_undecided_reason(ranking, faster)}"
+        )
+
+
+def _attempt_log_objective(state: BestState, attempt: Trial | ColdRun) -> float | None:
+    """Return the ln of the objective of one trial or run by itself; None without a figure."""
+    question, number = state.question, attempt.candidate_number
+    per_joule = question.objective == "samples_per_joule"
+    if isinstance(attempt, ColdRun):
+        rate = attempt.samples_per_joule if per_joule else attempt.samples_per_s
+        value = math.log(rate) if rate and attempt.role != UNDER_LIMIT else None
+    else:
+        timed = bool(attempt.step_ms) and min(attempt.step_ms) > 0
+        value = log_rate(attempt, per_joule=per_joule) if timed else None
+    start_s = attempt.start_s if isinstance(attempt, ColdRun) else state.start_s(number)
+    return None if value is None else log_objective(question, state.candidates[number], value, start_s).value
+
+
+def _overrides(state: BestState, attempt: Attempt) -> KnobValues:
+    baseline = state.candidates[state.space.baseline_number].knobs
+    knobs = state.candidates[attempt.candidate_number].knobs
+    return {name: value for name, value in knobs.items() if value != baseline.get(name)}
+
+
+def _undecided_reason(ranking: ColdRanking, attempt: Attempt) -> str:
+    """Return the reason that a measurement better than the answer is not the answer."""
+    state, number = ranking.state, attempt.candidate_number
+    if attempt.outcome == "void":
+        return f"it is void ({attempt.reason})"
+    if number in state.ruled_out:
+        return state.ruled_out[number].reason
+    if attempt.run_id in state.measured.void_run_ids:
+        return "its process drifted, and all its trials are void"
+    disturbed = f"{attempt.reason}; " if attempt.counts_disturbed else ""
+    if number in ranking.speed_runs.log_objectives and isinstance(attempt, Trial):
+        return f"{disturbed}its runs in fresh processes, which decide, were slower"
+    if number == ranking.answer_number:
+        return f"{disturbed}the answer's figure is that of all its measurements"
+    return f"{disturbed}all measurements together make the setting {_against_best(ranking, number)}"
 
 
 def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]:

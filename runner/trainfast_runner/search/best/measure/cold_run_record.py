@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import Doubt, Result
+from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.start_time import read_start_s
-from trainfast_runner.search.best.disturbances import void_run_reason
+from trainfast_runner.search.best.disturbances import void_reason
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.journal.best import AttemptOutcome, BestLaunched, ColdRun
 from trainfast_runner.search.script_runs import incompatible_reason
@@ -46,7 +47,13 @@ def cold_run_of(
         seconds=result.seconds or 0.0,
         reason=failure.reason,
         missing_bytes=failure.missing_bytes,
+        doubts=search_doubts(result),
     )
+
+
+def search_doubts(result: Result) -> list[Doubt]:
+    """Return the doubts about a run's figures; few steps are none, because the intervals of a search count steps."""
+    return [doubt for doubt in doubts(result) if doubt.kind != "few_steps"]
 
 
 def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: bool) -> tuple[AttemptOutcome, str]:
@@ -66,8 +73,8 @@ def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: b
     overridden = incompatible_reason(result, knobs)
     if overridden is not None:
         return "incompatible", overridden
-    void_reason = void_run_reason(result)
-    return "measured" if void_reason is None or keep_disturbed else "void", void_reason or ""
+    reason = void_reason(doubts(result))
+    return "measured" if not reason or keep_disturbed else "void", reason
 
 
 def _no_rate_reason(result: Result) -> str:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from trainfast_runner.known_values import highest
+from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.search.best.disturbances import CpuDisturbance, throttled_reason
+from trainfast_runner.search.best.disturbances import CpuDisturbance, throttled_doubt, void_reason
 from trainfast_runner.search.best.measure.gpu_conditions import gpu_conditions, joules_of
 from trainfast_runner.search.best.step_rule import UNTIMED_TRIAL_STEPS, StepRule
 from trainfast_runner.search.best.too_large import failure_in
@@ -59,8 +60,8 @@ class _StepsTaken:
     peak_bytes: int | None = None
     began_ns: int = 0
     ended_ns: int = 0
-    disturbed_reason: str | None = None
-    """The reason that other processes void the trial; None if they do not."""
+    doubt: Doubt | None = None
+    """The share of the CPU that other processes took; None if that was small."""
 
     @property
     def seconds(self) -> float:
@@ -97,13 +98,13 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         return None
     outcome, reason = ending.outcome, ending.reason
     gpus = gpu_conditions(process.directory, uuids, steps.began_ns, steps.ended_ns)
-    void_reason = steps.disturbed_reason or throttled_reason(gpus, steps.began_ns, steps.ended_ns)
+    found = [*filter(None, (steps.doubt, throttled_doubt(gpus, steps.began_ns, steps.ended_ns)))]
     if outcome in TIMED_OUTCOMES:
         difference = override_reason(process.directory, wanted.knobs)
         if difference is not None:
             outcome, reason = "failed", difference
-        elif void_reason is not None:
-            reason = "; ".join(filter(None, (reason, void_reason)))
+        elif found:
+            reason = "; ".join(filter(None, (reason, void_reason(found))))
             if not wanted.keep_disturbed:
                 outcome = "void"
     return Trial(
@@ -120,6 +121,7 @@ def take_trial(process: WarmProcess, uuids: Sequence[str], wanted: WantedTrial) 
         seconds=time.monotonic() - began_s,
         reason=reason,
         missing_bytes=ending.missing_bytes,
+        doubts=found,
         repeats=wanted.repeats,
     )
 
@@ -141,8 +143,8 @@ def _take_steps(process: WarmProcess, wanted: WantedTrial, steps: _StepsTaken) -
             return _ending_of(failed_line)
         steps.add(replies)
         is_continued = True
-        steps.disturbed_reason = disturbance.void_reason()
-        if steps.disturbed_reason is not None and not wanted.keep_disturbed:
+        steps.doubt = disturbance.doubt()
+        if steps.doubt is not None and not wanted.keep_disturbed:
             return _Ending()
         judgement = rule.judge(steps.step_ms)
         if judgement == "slow":

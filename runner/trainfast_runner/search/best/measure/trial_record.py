@@ -10,7 +10,7 @@ import msgspec
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.search.best.measure.cold_run_record import outcome_of
+from trainfast_runner.search.best.measure.cold_run_record import outcome_of, search_doubts
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.journal.best import Candidate, Trial
 from trainfast_runner.search.memory.traced_script import untraced_reason
@@ -43,6 +43,7 @@ def trial_of_run(
         seconds=seconds,
         reason=failure.reason,
         missing_bytes=failure.missing_bytes,
+        doubts=search_doubts(result),
         traced=memory,
         untraced=untraced_reason(script) if is_traced and memory is None else "",
     )

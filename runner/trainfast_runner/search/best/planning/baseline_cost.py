@@ -46,12 +46,17 @@ def check_budget(budget_s: float, plan: RunPlan, samples_per_step: int, home: Ho
     if not starts_s:
         return
     shortest_s = min(starts_s)
-    speed = with_predicted_speed(plan, home).predicted_speed
-    steps_s = 0.0 if speed is None else MIN_TRIAL_STEPS * samples_per_step / speed.high
+    steps_s = trial_seconds(plan, samples_per_step, home) or 0.0
     cost_s = shortest_s + steps_s
     if cost_s > budget_s:
         steps_text = f", {MIN_TRIAL_STEPS} steps take {steps_s:.1f} s" if steps_s else ""
         raise budget_error(budget_s, cost_s, f": a process starts in {shortest_s:.1f} s{steps_text}")
+
+
+def trial_seconds(plan: RunPlan, samples_per_step: int, home: Home) -> float | None:
+    """Return the seconds of a trial's fewest steps at the highest predicted speed; None without a prediction."""
+    speed = with_predicted_speed(plan, home).predicted_speed
+    return None if speed is None else MIN_TRIAL_STEPS * samples_per_step / speed.high
 
 
 def budget_error(budget_s: float, cost_s: float, detail: str) -> UserError:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from dataclasses import dataclass
 
+from trainfast_runner.machine.cpu.other_load import others_cores
+from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.search.best.planning.baseline_cost import earlier_starts
+from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
+from trainfast_runner.search.best.disturbances import USUAL_DISTURBANCES
+from trainfast_runner.search.best.planning.baseline_cost import earlier_starts, trial_seconds
 from trainfast_runner.search.best.planning.best_plan import BestPlan
-from trainfast_runner.search.best.planning.opening import check_new_budget, find_unfinished
+from trainfast_runner.search.best.planning.opening import baseline_trial, check_new_budget, find_unfinished
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.search.speed.process_starts import GUESSED_START_S, knobs_key
 from trainfast_runner.settings.knob_values import KnobValue
 
 COLD_RUNS = 6
 """Cold runs of a search: two of the winner, two of the baseline, about two of the winner with a knob turned back."""
+OTHERS_SEEN_S = 0.3
+"""Seconds over which the load of others is measured."""
 TRIAL_S = 1.0
 """Seconds of a warm trial without the start of its process, as of tiny models."""
 
@@ -40,6 +47,10 @@ class Estimate:
     seconds: float
     grid_s: float
     """Seconds of a process for each legal candidate."""
+    others_cpu_percent: float | None
+    """The share of the CPU that others take now, which slows the trials; None if small, unknown, or on a GPU."""
+    tries: int
+    """About the number of candidates that the budget tries."""
 
 
 def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimate:
@@ -60,6 +71,12 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
     min_processes = 1 + sum(max(0, len(values) - 1) for values in by_knob)
     processes = min(min_processes, len({knobs_key(candidate.process_knobs) for candidate in legal}))
     start_s, basis = _start(best_plan, home)
+    trial_s = max(TRIAL_S, trial_seconds(*baseline_trial(best_plan), home) or 0.0)
+    others_percent = _others_percent(best_plan.plan.device)
+    # Each new process takes its start; the trials that others disturb are void until so many were.
+    per_trial_s = trial_s + start_s * (processes - 1) / max(1, trials - 1)
+    first_s = start_s + trial_s * (1 if others_percent is None else 1 + USUAL_DISTURBANCES)
+    left_s = question.budget_s * (1 - (others_percent or 0.0) / 100) - first_s
     trials_s = min(question.budget_s, processes * start_s + trials * TRIAL_S)
     return Estimate(
         vary=question.vary,
@@ -74,7 +91,15 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
         basis=basis,
         seconds=trials_s + COLD_RUNS * (start_s + TRIAL_S),
         grid_s=len(legal) * (start_s + TRIAL_S),
+        others_cpu_percent=others_percent,
+        tries=min(len(legal), 1 + int(max(0.0, left_s) / per_trial_s)),
     )
+
+
+def _others_percent(device: str) -> float | None:
+    cores = others_cores(OTHERS_SEEN_S) if device == CPU else None
+    percent = 0.0 if cores is None else 100 * cores / len(os.sched_getaffinity(0))
+    return percent if percent >= OTHERS_CPU_PERCENT else None
 
 
 def _start(best_plan: BestPlan, home: Home) -> tuple[float, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.planning.baseline_cost import check_budget
 from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.earlier_effects import earlier_effects
@@ -47,15 +48,15 @@ def find_unfinished(best_plan: BestPlan, home: Home, options: SearchOptions) -> 
 
 def check_new_budget(best_plan: BestPlan, home: Home) -> None:
     """Raise UserError if the budget does not pay for the baseline by the figures of earlier runs."""
+    plan, samples_per_step = baseline_trial(best_plan)
+    check_budget(best_plan.question.budget_s, plan, samples_per_step, home)
+
+
+def baseline_trial(best_plan: BestPlan) -> tuple[RunPlan, int]:
+    """Return the plan of the baseline's trial, which runs without `memory_limit`, and the samples of its step."""
     baseline = best_plan.space.candidates[best_plan.space.baseline_number]
-    # A trial runs without the limit.
     baseline_spec = candidate_spec(best_plan.survey.spec, baseline.knobs).with_overrides(memory_limit=None)
-    check_budget(
-        best_plan.question.budget_s,
-        dataclasses.replace(best_plan.plan, spec=baseline_spec),
-        baseline.samples_per_step,
-        home,
-    )
+    return dataclasses.replace(best_plan.plan, spec=baseline_spec), baseline.samples_per_step
 
 
 def best_key(best_plan: BestPlan) -> str:
