@@ -161,7 +161,7 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds() -> None:
     assert finding.device == 3
     assert finding.line == (
         "GPU 3 is throttled by heat for 550 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
-        ": about 275 ms of a step lost"
+        ": about 275 ms of the median step lost"
     )
     assert finding.figures["degrees_over_c"] == 2
     assert finding.figures["thermal_source"] == "sampled reasons"
@@ -173,7 +173,7 @@ def test_a_share_of_the_cpu_is_no_share_of_a_step() -> None:
     busy = {"step": always(data_ms=250.0), "host": always(cpu_percent=99.0, own_percent=144.0)}
     data, host = sorted(Case(device="cpu", **busy).findings(), key=lambda finding: finding.rule)
     assert (data.cost_ms_per_step, data.cost_fraction) == (250, 0.25)
-    assert host.line == "other processes take 81 % of the CPU that trains: about 608 ms of a step lost"
+    assert host.line == "other processes take 81 % of the CPU that trains: about 608 ms of the median step lost"
     assert host.figures["others_cpu_percent"] == 81
     assert (host.cost_ms_per_step, host.cost_fraction) == (pytest.approx(607.5), pytest.approx(0.6075))
     assert data.cost_fraction + host.cost_fraction < 1
@@ -365,3 +365,14 @@ def test_heat_that_is_not_the_chips_own_asks_for_no_air() -> None:
     assert finding.advice.startswith("the chip itself is cool: look at the temperature of the memory")
     assert finding.figures["degrees_under_c"] == 37
     assert "degrees_over_c" not in finding.figures
+
+
+def test_no_cause_costs_more_than_the_step_that_is_shown() -> None:
+    """Two of ten steps take five times as long: the mean is 1.8 times the median, which screens show."""
+    bursts = {"step": lambda n: {"step_ms": 1000.0 if n > 8 else 200.0, "data_ms": 0.0}}
+    busy = Case(device="cpu", **bursts, host=always(cpu_percent=99.0, own_percent=100.0))
+    hot = Case(**bursts, gpus={0: always(**{**HOT, "sm_clock_mhz": 100})})
+    for case, rule in ((busy, "host-cpu"), (hot, "thermal")):
+        [finding] = [finding for finding in case.findings() if finding.rule == rule]
+        assert 0 < (finding.cost_ms_per_step or 0) <= 200, rule
+        assert finding.line.endswith("ms of the median step lost")

@@ -176,9 +176,8 @@ async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home: Ho
     assert sum(OTHERS.text in row for row in table) == 3
     answer = "\n".join(answer_lines(BestSoFar(tuple(read_best_journal(search))), BEST_ID))
     assert answer.count(OTHERS.text) == 3
-    assert [trial["reason"] for trial in best_report(search)["trials"] if trial["outcome"] == "void"] == 3 * [
-        OTHERS.text
-    ]
+    reported = [trial["reason"] for trial in best_report(search)["trials"] if trial["outcome"] == "void"]
+    assert reported == 3 * [OTHERS.text]
 
 
 async def test_an_answer_measured_beside_others_is_doubtful_on_the_screen_and_in_json(home: Home) -> None:

@@ -81,6 +81,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     join = join_of(records.device_samples, run.watch_uuids if run else [])
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
+    step_ms = _step_time(measured_steps)
     readings = [records.device_samples.get(device.uuid or "", []) for device in devices]
     result = msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
@@ -89,13 +90,13 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         steps=StepCount(measured=totals.measured, warmup=totals.warmup),
         loss=_losses(records.first_rank_steps, totals.not_finite),
         throughput=throughput,
-        step_ms=_step_time(measured_steps),
+        step_ms=step_ms,
         flops=_flops(run, ran, throughput),
         memory=_memory(records),
         script=script_figures(directory, records),
         cpu=_cpu(records),
         energy=window_energy(devices, readings, window, trained_samples, totals.measured),
-        throttle=window_throttle(devices, window, totals.measured, run.device_uuids if run else ()),
+        throttle=window_throttle(devices, window, step_ms.p50, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],

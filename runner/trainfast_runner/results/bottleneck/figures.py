@@ -251,7 +251,7 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, *, trains: boo
 
 
 def _lost_text(ms: float | None) -> str:
-    return "" if ms is None else f": about {figure_text(ms)} ms of a step lost"
+    return "" if ms is None else f": about {figure_text(ms)} ms of the median step lost"
 
 
 def _processes_text(pids: Sequence[int]) -> str:

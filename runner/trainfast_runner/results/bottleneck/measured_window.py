@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -48,9 +49,12 @@ class MeasuredWindow:
 
     @property
     def working_ms(self) -> float | None:
-        """The part of a step that slow clocks or a shared CPU make longer: a wait for data is a cause of its own."""
-        step_ms = self.mean_ms("step")
-        return None if step_ms is None else step_ms - (self.mean_ms("data") or 0.0)
+        """The part of the median step that slow clocks or a shared CPU make longer: a wait for data is its own cause.
+
+        A few very slow steps make the mean longer than the step that is shown, and no cause may cost more than that.
+        """
+        steps_ms = [step.step_ms - (step.data_ms or 0.0) for step in self.first_rank]
+        return statistics.median(steps_ms) if steps_ms else None
 
     def averaged(self, uuid: str) -> Sequence[Reading]:
         """A device's samples whose utilization and power are the steps' alone; empty in a short window."""

@@ -82,15 +82,16 @@ def is_sampled(devices: Iterable[TimedReadings], window: Window | None) -> bool:
 
 
 def window_throttle(
-    devices: Sequence[DeviceConditions], window: Window | None, steps: int, used_uuids: Collection[str]
+    devices: Sequence[DeviceConditions], window: Window | None, step_ms: float | None, used_uuids: Collection[str]
 ) -> Throttle:
     """Throttled shares of the window, for each device and the worst; None without samples.
 
-    Steps lose time to those devices alone whose UUIDs are among `used_uuids`, not to one that is only watched.
+    Steps, of a median of `step_ms`, lose time to those devices alone whose UUIDs are among `used_uuids`, not to one
+    that is only watched.
     """
     if window is None:
         return Throttle()
-    rows = [_throttled_device(device, window, steps if device.uuid in used_uuids else 0) for device in devices]
+    rows = [_throttled_device(device, window, step_ms if device.uuid in used_uuids else None) for device in devices]
     return Throttle(
         **{
             f"{cause.name}_fraction": highest(getattr(row, f"{cause.name}_fraction") for row in rows)
@@ -101,8 +102,8 @@ def window_throttle(
     )
 
 
-def _throttled_device(device: DeviceConditions, window: Window, steps: int) -> ThrottledDevice:
-    """Return one device's row; `steps` is the number of steps that trained on the device."""
+def _throttled_device(device: DeviceConditions, window: Window, step_ms: float | None) -> ThrottledDevice:
+    """Return one device's row; `step_ms` is the median of the steps that trained on it, None without any."""
     shares: dict[str, Any] = {}
     for cause in CAUSES:
         throttled_ms = device.throttled_ms.get(cause.name)
@@ -114,7 +115,9 @@ def _throttled_device(device: DeviceConditions, window: Window, steps: int) -> T
         **shares,
         throttled_ms=device.throttled_ms,
         lost_ms_per_step={
-            name: None if lost is None or not steps else lost / steps for name, lost in device.lost_ms.items()
+            # Pauses between steps lose time, too, that no step lost.
+            name: None if lost is None or step_ms is None else min(1.0, lost / window.ms) * step_ms
+            for name, lost in device.lost_ms.items()
         },
         clock_loss_fraction=device.clock_loss_fraction,
         temperature_c=device.temperature_c,
