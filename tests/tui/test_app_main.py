@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from still import FULL, SMALL, a_live_run, a_snapshot, running, screen_text, sho
 from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import RunError
+from trainfast_runner.records.result_conditions import RunConditions
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_lines import Event
+from trainfast_runner.results.doubts import with_doubts
 from trainfast_tui.control.messages import Notified, SnapshotTaken
 
 
@@ -267,3 +271,18 @@ async def test_a_reading_error_leaves_other_notices_and_goes_with_its_cause(home
         app.post(SnapshotTaken(snapshot))
         await pilot.pause()
         assert "cannot read" not in screen_text(app)
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_a_run_measured_beside_others_ended_with_a_doubt(home: Home, size: tuple[int, int]) -> None:
+    directory = a_run(home)
+    result = read_result(directory)
+    assert result is not None
+    busy = with_doubts(replace(result, conditions=RunConditions(others_cpu_percent=76.0)))
+    (directory / "result.json").write_bytes(msgspec.json.encode(busy))
+    text, _ = await shown(home, a_snapshot(directory), size=size)
+    assert "✓" not in text
+    assert "? finished" in text
+    assert re.search(r"\? [\d.]+ samples/s", text)
+    assert "doubtful" in text
+    assert "The run shared the CPU" in text

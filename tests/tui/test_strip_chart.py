@@ -375,3 +375,12 @@ def test_a_reading_that_is_missing_counts_its_gpus(gpus: int, words: str) -> Non
     axis = TimeAxis(START_NS, START_NS + 2 * S, is_live=False)
     charts = device_charts(snapshot, axis, 0, len(reading_names(snapshot)))
     assert [chart.empty for chart in charts if chart.title == "power"] == [words]
+
+
+def test_the_legend_says_which_figure_is_the_last_and_which_the_median() -> None:
+    """A figure below the chart is the median: two numbers of one name say which they are."""
+    series = msgspec.structs.replace(a_series([13.0] * 119 + [12.1], name="samples/s"), median=13.0)
+    chart = a_chart(series, title="throughput", format_value=fmt.number)
+    assert lines(chart, width=80)[0].rstrip().endswith("samples/s last 12.1, median 13.0")
+    assert lines(chart, width=44)[0].rstrip().endswith("samples/s last 12.1"), "without room the last one alone"
+    assert lines(a_chart(a_series([64.0] * 121)), width=80)[0].rstrip().endswith("64 W"), "readings have no median"

@@ -19,6 +19,8 @@ class Series(msgspec.Struct, frozen=True):
     values: Sequence[float | None]
     """One value for each time; None, NaN and infinities are absent readings."""
     tone: Tone = "primary"
+    median: float | None = None
+    """The median that stands elsewhere on the screen, named beside the newest value; None without one."""
 
 
 class ThrottledSpan(msgspec.Struct, frozen=True):

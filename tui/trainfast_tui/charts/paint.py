@@ -94,14 +94,19 @@ def _throttled_cells(axis: CellAxis, data: ChartData) -> list[Shade | None]:
     return shades_by_cell
 
 
+MEDIAN_CELLS = 16
+"""Cells of a median after the newest value."""
+
+
 def _title_row(width: int, data: ChartData, series_columns: list[SeriesColumns], styles: ChartStyles) -> list[Segment]:
     """Return the title, and at the right the key and newest value of as many series as fit."""
     title = plain(data.title)
     keys: list[Segment] = []
     used_cells = 0
     for index, (series, columns) in enumerate(zip(data.series, series_columns, strict=True)):
-        value = plain(data.format_value(_newest(series, data)))
-        name = plain(series.name)
+        name, value = plain(series.name), _newest_words(series, data)
+        if series.median is not None and cell_len(f"{title}    {name} {value}") <= width - MEDIAN_CELLS:
+            value += f", median {plain(data.format_value(series.median))}"
         named = len(data.series) > 1 or (name not in ("", title))
         swatch = f"{_KEY_TEXTURES[columns.stride]} {name} " if named else ""
         spacing = "  " if keys else ""
@@ -117,6 +122,12 @@ def _title_row(width: int, data: ChartData, series_columns: list[SeriesColumns],
     left = truncate(title, max(0, width - used_cells - 1))
     padding = " " * (width - used_cells - cell_len(left))
     return [Segment(left + padding, styles.title), *(part for part in keys if part.text)]
+
+
+def _newest_words(series: Series, data: ChartData) -> str:
+    """Return the latest value on the axis, called the last one where a median stands elsewhere."""
+    value = plain(data.format_value(_newest(series, data)))
+    return value if series.median is None else f"last {value}"
 
 
 def _newest(series: Series, data: ChartData) -> float | None:

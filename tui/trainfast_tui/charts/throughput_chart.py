@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from trainfast_tui.charts.chart_data import ChartData, Series
 from trainfast_tui.charts.tick_values import TickValuesCache, throttled_spans
 from trainfast_tui.charts.time_axis import SECOND_NS, TimeAxis, gap_ns_of, ticks_on
+from trainfast_tui.live.figures import run_figures
 from trainfast_tui.live.recent_conditions import RECENT_STEPS
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
@@ -50,11 +51,14 @@ def throughput_chart(
         if values and all(value is None for value in values):
             key = key_of("main", "ChartColumn.throughput_unit")
             values, empty = (), f"This model has no {unit}; {key} shows {next_throughput_unit(unit)}/s."
+    figures = run_figures(run) if run is not None and values else None
+    median = None if figures is None else figures.samples_per_s if unit == "samples" else figures.tokens_per_s
+    times_ns = rates.times_ns if rates is not None and values else ()
     synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",
-        series=(Series(f"{unit}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
+        series=(Series(f"{unit}/s", times_ns, values, "success", median),),
         axis=axis,
         gap_ns=_step_gap(run),
         y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",

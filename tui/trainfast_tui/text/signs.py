@@ -53,8 +53,10 @@ _UNKNOWN: Piece = ("○", "text")
 """A state of a newer version."""
 
 
-def run_sign(state: str) -> Piece:
-    """Return the sign of a run's state with its tone."""
+def run_sign(state: str, doubts: Sequence[Doubt] | None = None) -> Piece:
+    """Return the sign of a run's state with its tone; that of doubt for a finished run whose figures are in doubt."""
+    if doubts and state == "finished":
+        return DOUBT_SIGN, "warning"
     return _RUN_SIGNS.get(state, _UNKNOWN)
 
 

@@ -40,7 +40,7 @@ class Header(PaintedWidget):
         run = self._run
         if run is None:
             return [[*line, ("  no run yet" if self._has_read_home else "", "muted")]]
-        sign, tone = run_sign(run.state)
+        sign, tone = run_sign(run.state, run.result.doubts if run.result is not None else None)
         line += [("  ", "text"), (f"{sign} {state_text(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:
             line += SYNTHETIC_BADGE

@@ -19,7 +19,7 @@ from trainfast_tui.painting.painted import ShownRunWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, line_length
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word_of
-from trainfast_tui.text.signs import PHASE_TONES, SYNTHETIC_BADGE
+from trainfast_tui.text.signs import DOUBT_SIGN, PHASE_TONES, SYNTHETIC_BADGE
 from trainfast_tui.widgets.bar import bar, stacked_cells
 from trainfast_tui.widgets.main.conditions_line import LONG_STEP_WORDS_FROM, conditions_line, has_conditions, steadiness
 
@@ -59,11 +59,11 @@ class StepPanel(ShownRunWidget):
         run = self._run
         if run is None:
             return []
-        figures = run_figures(run)
+        figures, is_doubtful = run_figures(run), run.result is not None and bool(run.result.doubts)
         watched = [conditions_line(run, width)] if self.has_class("-watched") else []
         return [
             _progress_line(run, width),
-            _speed_line(figures, width) + ([] if watched else _steadiness_pieces(run, width)),
+            _speed_line(figures, width, is_doubtful=is_doubtful) + ([] if watched else _steadiness_pieces(run, width)),
             _loss_and_memory_line(run, width),
             *watched,
             *_phase_lines(figures.phases, width, height - len(watched)),
@@ -91,11 +91,12 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
     return [*line, *bar(share, max(4, width - text_width)), (label, "text")]
 
 
-def _speed_line(figures: Figures, width: int) -> Line:
+def _speed_line(figures: Figures, width: int, *, is_doubtful: bool) -> Line:
     long_words = width >= LONG_STEP_WORDS_FROM
     samples_cells, tokens_cells = LONG_RATE_CELLS if long_words else SHORT_RATE_CELLS
+    rate = f"{DOUBT_SIGN} " * is_doubtful + fmt.per_second(figures.samples_per_s, "samples")
     line: Line = [
-        (fmt.to_width(fmt.per_second(figures.samples_per_s, "samples"), samples_cells) + " ", "title"),
+        (fmt.to_width(rate, samples_cells) + " ", "warning" if is_doubtful else "title"),
         (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), tokens_cells), "text"),
         (f"{fmt.milliseconds(figures.step_ms)}{' a step' if long_words else ''}", "text"),
     ]

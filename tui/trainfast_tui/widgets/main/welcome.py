@@ -63,7 +63,7 @@ class TooSmall(ShownRunWidget):
             return [*lines, [(f"No run. {RUN_KEY} starts one, {key_of('everywhere', 'quit')} leaves.", "text")]]
         figures = run_figures(run)
         synthetic = f"  {SYNTHETIC_MARK}" if run.synthetic else ""
-        sign, tone = run_sign(run.state)
+        sign, tone = run_sign(run.state, run.result.doubts if run.result is not None else None)
         return [
             *lines,
             [(f"{sign} {state_text(run.state)}", tone), (f"  {run.run_id}", "muted")],

@@ -38,7 +38,7 @@ def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
     rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
     for index, attempt in enumerate(so_far.attempts):
         rows.append(_attempt_row(so_far, index, attempt, width))
-        if attempt.reason:
+        if attempt.reason and attempt.outcome not in ("oom", "slow"):
             rows += labelled(("  └ ", "muted"), fmt.with_sizes(attempt.reason), width, "muted")
     return rows
 
