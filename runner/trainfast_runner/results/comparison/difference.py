@@ -269,6 +269,6 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         if result.energy.joules_per_sample is not None and (watched := watched_text(result)):
             yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
         for qualification in qualifications(result):
-            yield f"{result.run_id} {qualification}"
+            yield f"{'A' if result is a else 'B'} {qualification}"
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
         yield f"different devices: {a.actual.device} and {b.actual.device}"

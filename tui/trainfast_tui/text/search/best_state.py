@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trainfast_runner.search.journal.best import Instruction, Space
 
 CONTINUE_WORDS = f"{key_of('best', 'again')} continues"
+VOID_CAUSES = {"other_processes": "machine busy: ", "heat": "GPU too hot: ", "power_brake": "GPU braked: "}
+"""Words before the number of void settings, by the kind of doubt that voided most."""
 VARY_KEY, LEAVE_KEY = key_of("best", ASK_VARY), key_of("best", "leave")
 
 
@@ -114,17 +116,18 @@ def _answer_words(so_far: BestSoFar) -> str:
 
 
 def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
-    """Return why the budget did not pay for every setting: the void ones, else their number, and the key for more."""
+    """Return why the budget did not pay for every setting: what was void, else their number, and the key for more."""
     measured = {line.candidate_number for line in so_far.attempts if line.outcome != "void"}
-    void = [line for line in so_far.trials if line.outcome == "void" and line.candidate_number not in measured]
-    more = f"{key_of('best', ASK_BUDGET)} adds time"
-    if not void:
-        return f"{budget_words(tried_count, len(so_far.candidates))}; {more}"
-    void_numbers = {line.candidate_number for line in void}
-    reasons = {"other_processes": "machine busy: ", "heat": "GPU too hot: ", "power_brake": "GPU braked: "}
-    kinds = [doubt.kind for line in void for doubt in line.doubts if doubt.kind in reasons]
-    cause = reasons[max(kinds, key=kinds.count)] if kinds else ""
-    return f"{cause}{len(void_numbers)} of {counted(len(void_numbers | measured), 'setting')} void; {more}"
+    void = [line for line in so_far.trials if line.outcome == "void"]
+    void_numbers = {line.candidate_number for line in void} - measured
+    kinds = [doubt.kind for line in void for doubt in line.doubts if doubt.kind in VOID_CAUSES]
+    words = VOID_CAUSES[max(kinds, key=kinds.count)] if kinds else ""
+    if void_numbers:
+        words += f"{len(void_numbers)} of {counted(len(void_numbers | measured), 'setting')} void"
+    else:
+        words += f"{len(void)} of {counted(len(so_far.trials), 'trial')} void, " if void else ""
+        words += budget_words(tried_count, len(so_far.candidates))
+    return f"{words}; {key_of('best', ASK_BUDGET)} adds time"
 
 
 def instruction_words(instruction: Instruction, space: Space | None) -> str:
