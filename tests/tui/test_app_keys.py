@@ -204,7 +204,7 @@ async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:
     samples = await top_chart()
     tokens = await top_chart("t")
     rate = a_step(30).tokens / a_step(30).step_ms * 1e3
-    assert f"tokens/s {rate:,.0f}" in tokens[0], "the newest step's"
+    assert f"tokens/s last {rate:,.0f}" in tokens[0], "the newest step's"
     assert await top_chart("t", "t") == samples, "on its own y axis again"
 
 
