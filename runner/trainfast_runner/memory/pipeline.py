@@ -20,7 +20,7 @@ from trainfast_runner.memory.sharding import WholeModel
 from trainfast_runner.memory.timeline import MIDDLE_BLOCK, NO_BYTES, BlockStack, Segment, Vector, add, moments
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import SCHEDULES
-from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, PARAMS, TEMPORARY, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, TEMPORARY, TRACED_MICRO_BATCHES
 
 FORWARDS_AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""
@@ -173,7 +173,7 @@ class _RankMemory:
         """The rank's bytes at the peak of the optimizer's step, where the whole model has `whole_peak`."""
         peak = [value * self._share for value in whole_peak]
         largest_parameter = max(self._cut.stages[number].largest for number in self._stage_numbers)
-        if whole_peak[TEMPORARY] <= self._model.before_optimizer[PARAMS] / 2:
+        if self._model.is_updated_in_loop(self._knobs, whole_peak[TEMPORARY]):
             # One parameter after the other.
             peak[TEMPORARY] = (
                 whole_peak[TEMPORARY] * largest_parameter / max(stage.largest for stage in self._cut.stages)

@@ -27,6 +27,11 @@ STAGED_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.me
 PREDICTED_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule is not None)
 
 
+def loop_scratch(knobs: Mapping[str, Any]) -> int:
+    """Copies of a parameter that the optimizer's loop over parameters holds at once."""
+    return OPTIMIZERS[str(knobs["optimizer"])].loop_scratch
+
+
 @dataclass(frozen=True)
 class WholeModel:
     """The model in one process: `before_optimizer` in bytes by TRACED_CATEGORIES, the rest in elements."""
@@ -35,7 +40,7 @@ class WholeModel:
     parameters: int
     before_optimizer: list[float]
     on_gpu: bool
-    largest_parameter: int = 0
+    largest_parameter: int
 
     @property
     def weight_width(self) -> float:
@@ -56,6 +61,15 @@ class WholeModel:
     def outside_blocks(self) -> int:
         """Elements of the embeddings and the head."""
         return max(0, self.parameters - sum(self.block_sizes))
+
+    def is_updated_in_loop(self, knobs: Mapping[str, Any], temporary_bytes: float) -> bool:
+        """True if the temporaries of an optimizer's step are those of torch's loop over parameters, not of foreach.
+
+        foreach holds temporaries of all parameters at once, the loop those of one: more than half of the parameters'
+        bytes, too, where one embedding is a large part of the model.
+        """
+        loop_bytes = loop_scratch(knobs) * self.weight_width * self.largest_parameter
+        return temporary_bytes <= max(self.before_optimizer[PARAMS] / 2, loop_bytes)
 
     def size_of(self, position: BlockPosition | None) -> int:
         """Elements of the block at this position; 0 outside of all blocks."""
@@ -215,19 +229,15 @@ class ZeroPartitioned(MemoryRule):
 
     def _scratch(self, live: Vector, flat_bytes: float) -> float:
         """Temporary bytes of the update of a flat tensor."""
-        if live[TEMPORARY] > self.model.before_optimizer[PARAMS] / 2:
+        if not self.model.is_updated_in_loop(self.knobs, live[TEMPORARY]):
             # All parameters at a time, foreach.
             return live[TEMPORARY] * flat_bytes / self.model.before_optimizer[PARAMS]
-        return self._loop_scratch * flat_bytes if live[TEMPORARY] else 0.0
-
-    @property
-    def _loop_scratch(self) -> int:
-        """Copies of a parameter that the optimizer's loop holds at once."""
-        return OPTIMIZERS[str(self.knobs["optimizer"])].loop_scratch
+        return loop_scratch(self.knobs) * flat_bytes if live[TEMPORARY] else 0.0
 
     def _host_scratch(self, live: Vector, flat_bytes: float) -> float:
         """Temporary bytes of an update on the host: none with DeepSpeed's own AdamW, else those of torch's loop."""
-        return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else self._loop_scratch * flat_bytes
+        has_none = self.knobs["optimizer"] == "adamw" or not live[TEMPORARY]
+        return 0.0 if has_none else loop_scratch(self.knobs) * flat_bytes
 
 
 class ZeroParameters(ZeroPartitioned):

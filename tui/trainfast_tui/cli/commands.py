@@ -56,7 +56,7 @@ REMOVED = {
     "--prove": "run -- COMMAND runs your script with them",
     "--cool-to": "doubts name the runs that heat slowed; wait before the next run",
 }
-"""What does the job of a removed command or option."""
+"""The present way to the job of each removed command or option."""
 GROUP_HELP = {
     "search": "what fits, and what is fastest",
     "runs": "history and live runs",
