@@ -20,15 +20,17 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
-import pynvml as nv
+import pynvml
 
 from trainfast_runner.machine.telemetry import failures, throttle
+from trainfast_runner.machine.telemetry.binding import Guarded
 from trainfast_runner.machine.telemetry.capabilities import Capabilities
 from trainfast_runner.machine.telemetry.device import Device
 from trainfast_runner.machine.telemetry.field_values import ALL_LINKS, CAUSE_COUNTERS, CAUSE_NUMBERS, FIELDS
 from trainfast_runner.machine.telemetry.queries import ENERGY_BY_FUNCTION
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 
+nv = Guarded(pynvml)
 CALLS = 100
 PERIOD_S = 0.1
 LOAD = """
@@ -167,7 +169,7 @@ def _timed(call: Callable[[], object]) -> Json | str:
             began = time.perf_counter_ns()
             call()
             times.append((time.perf_counter_ns() - began) / 1e3)
-    except (nv.NVMLError, AttributeError, TypeError) as error:
+    except nv.NVMLError as error:
         return f"{type(error).__name__}: {error}"
     return {"median": statistics.median(times), "max": max(times)}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import Cli
+from cli.command import SMALL, Cli
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.cgroup import tightest_group_limit
 from trainfast_runner.machine.doctor.examine import ends_at_logout
@@ -45,6 +45,65 @@ def test_everything_that_monitor_cannot_give_has_its_reason(cli: Cli, nvml_libra
     text = cli("doctor", **machine).out
     for reason in {reason for key, reason in tick["missing"].items() if key.startswith("gpu")}:
         assert reason in text
+
+
+GARBLED = "garbled 0 nvmlDeviceGetName\ngarbled 0 nvmlSystemGetDriverVersion\ngarbled 1 nvmlDeviceGetUUID\n"
+
+
+def test_case_09_an_unreadable_answer_loses_itself_alone(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    """Garbage for a name, a UUID and the driver's version, which pynvml cannot decode."""
+    scenario = tmp_path / "scenario"
+    scenario.write_text(GARBLED)
+    machine = {
+        "LD_LIBRARY_PATH": str(nvml_library),
+        "NVML_STAND_IN_GPUS": "3",
+        "NVML_STAND_IN_SCENARIO": str(scenario),
+    }
+    tick = cli("monitor", "--once", "--json", **machine).json
+    assert [gpu["name"] is None for gpu in tick["devices"]] == [True, False, False]
+    assert [gpu["uuid"] is None for gpu in tick["devices"]] == [False, True, False]
+    assert [(gpu["temperature_c"], gpu["error"]) for gpu in tick["devices"]] == [(40, None), (41, None), (42, None)]
+    for key in ("gpu0.name", "gpu1.uuid", "nvml.driver_version"):
+        assert tick["missing"][key].startswith("the driver's answer cannot be read (UnicodeDecodeError: ")
+    doctor_text = cli("doctor", **machine).out
+    assert "a GPU whose name cannot be read, 80.0 GiB" in doctor_text
+    assert "name (GPU 0), uuid (GPU 1), nvml.driver_version: the driver's answer cannot be read" in doctor_text
+    devices = cli("topo", "--json", **machine).json["devices"]
+    assert [(gpu["name"] is None, gpu["uuid"] is None) for gpu in devices] == [
+        (True, False),
+        (False, True),
+        (False,) * 2,
+    ]
+    done = cli("run", "tiny-llama", *SMALL, "--set", "steps=4", "--set", "devices=cpu", "--json", **machine)
+    assert done.code == 0, done.err
+
+
+def test_case_10_impossible_readings_are_null_with_their_reason(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario"
+    scenario.write_text(
+        "ramp 0 0 4294967256 0 3714000 9999\npcie 0 77 4294967295\nprocess 0 4294967295 1 0 1e18\n"
+        "process 0 0 1 0 1e18\nprocess 0 4242 1 0 1e18\necc 0 4294967295 4294967295 4294967295\n"
+    )
+    machine = {
+        "LD_LIBRARY_PATH": str(nvml_library),
+        "NVML_STAND_IN_GPUS": "2",
+        "NVML_STAND_IN_SCENARIO": str(scenario),
+    }
+    tick = cli("monitor", "--once", "--json", **machine).json
+    gpu, sound = tick["devices"]
+    names = {"temperature_c", "memory_temperature_c", "power_w", "power_average_w", "power_instant_w", "sm_clock_mhz"}
+    names |= {"pcie_generation", "pcie_width", "ecc_corrected_errors", "ecc_uncorrected_errors"}
+    names |= {"remapped_rows_corrected"}
+    for name in names:
+        assert gpu[name] is None
+        assert tick["missing"][f"gpu0.{name}"].startswith("the driver's answer is impossible: ")
+        assert sound[name] is not None
+    assert [process["pid"] for process in gpu["processes"]] == [4242]
+    assert "4294967295, 0" in tick["missing"]["gpu0.processes.pid"]
+    text = cli("doctor", **machine).out
+    assert "more air" not in text
+    assert "sudo nvidia-smi --gpu-reset" not in text
+    assert "PCIe lanes" not in cli("topo", **machine).out
 
 
 def test_doctor_says_why_a_gpu_has_no_energy(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:

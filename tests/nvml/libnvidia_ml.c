@@ -42,7 +42,9 @@ int nvmlInitWithFlags(unsigned flags) {
 }
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int code) { (void)code; return "stand-in error"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.82.07"); return OK; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    return put_text(state_of(0).script, __func__, text, size, "580.82.07");
+}
 int nvmlSystemGetNVMLVersion(char *text, unsigned size) { snprintf(text, size, "13.580.82.07"); return OK; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return OK; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = gpu_count(); return library_code(); }
@@ -91,10 +93,10 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **device) {
 GPU_CALL(nvmlDeviceGetIndex, (Gpu *d, unsigned *out), *out = d->index)
 GPU_CALL(nvmlDeviceGetCudaComputeCapability, (Gpu *d, int *major, int *minor), *major = 8; *minor = 0)
 GPU_CALL(nvmlDeviceGetName, (Gpu *d, char *out, unsigned size),
-         snprintf(out, size, "NVIDIA Stand-In 80GB%s", d->part ? " MIG 1g.10gb" : ""))
+         return put_text(s.script, __func__, out, size, "NVIDIA Stand-In 80GB%s", d->part ? " MIG 1g.10gb" : ""))
 GPU_CALL(nvmlDeviceGetUUID, (Gpu *d, char *out, unsigned size),
-         snprintf(out, size, d->part ? "MIG-00000000-0000-0000-%04u-%012u" : "GPU-00000000-0000-0000-%04u-%012u", d->part,
-                  d->index))
+         return put_text(s.script, __func__, out, size, "%s-00000000-0000-0000-%04u-%012u", d->part ? "MIG" : "GPU",
+                         d->part, d->index))
 GPU_CALL(nvmlDeviceGetMaxMigDeviceCount, (Gpu *d, unsigned *out), *out = s.script->mig ? MAX_INSTANCES : 0)
 GPU_CALL(nvmlDeviceGetMigDeviceHandleByIndex, (Gpu *d, unsigned place, Gpu **out),
          if (place >= s.script->part_count) return NOT_FOUND; *out = &instances[d->index][place])

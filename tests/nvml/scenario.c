@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,6 +91,9 @@ static void gpu_line(Script *s, const char *kind, const char *rest) {
     IS("no", "%63s", 1, s->unsupported[s->names < MAX_NAMES ? s->names : MAX_NAMES - 1]) {
         if (s->names < MAX_NAMES) s->names++;
     }
+    IS("garbled", "%63s", 1, s->garbled[s->garbles < MAX_NAMES ? s->garbles : MAX_NAMES - 1]) {
+        if (s->garbles < MAX_NAMES) s->garbles++;
+    }
     IS("instance", "%u %u %llu", 3, &u, &v, &used) {
         if (s->part_count < MAX_INSTANCES) s->parts[s->part_count++] = (Part){u, v, used};
         s->mig = 1;
@@ -160,6 +164,16 @@ double opening_s(void) { return fmax(0, of_spans(opening, opening_spans, elapsed
 int is_unsupported(const Script *script, const char *name) {
     for (unsigned i = 0; i < script->names; i++)
         if (!strcmp(script->unsupported[i], name)) return 1;
+    return 0;
+}
+
+int put_text(const Script *script, const char *name, char *out, unsigned size, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(out, size, format, arguments);
+    va_end(arguments);
+    for (unsigned i = 0; i < script->garbles; i++)
+        if (!strcmp(script->garbled[i], name)) snprintf(out, size, "\xf8\x95\xa0\x81\xe8");
     return 0;
 }
 

@@ -24,6 +24,7 @@
  *   energy GPU LOST_SHARE            the energy counter counts so much less than the truth; 1: it stands still
  *   ecc GPU CORRECTED UNCORRECTED REMAPPED_ROWS
  *   no GPU NAME                      this function, or "field:82", is not supported
+ *   garbled GPU NAME                 the text of this function is no UTF-8
  *   mig GPU                          MIG is on: no utilization
  *   instance GPU GI CI USED_MIB      a MIG instance of 9728 MiB with these numbers; MIG is then on
  *   unified GPU                      memory is the host's: no memory readings, no thresholds, no ECC
@@ -44,8 +45,8 @@ typedef struct {
     unsigned part_count;
     Ramp ramp[MAX_RAMP];
     Span processes[MAX_SPANS], lost[MAX_SPANS], slow[MAX_SPANS], xids[MAX_SPANS];
-    char unsupported[MAX_NAMES][64];
-    unsigned ramps, process_count, losses, slows, xid_count, names, crowd, pcie_generation, pcie_width;
+    char unsupported[MAX_NAMES][64], garbled[MAX_NAMES][64];
+    unsigned garbles, ramps, process_count, losses, slows, xid_count, names, crowd, pcie_generation, pcie_width;
     unsigned long long used_mib, ecc_corrected, ecc_uncorrected, remapped;
     double pcie_bytes_per_s, nvlink_kib_per_s, energy_lost;
     int mig, unified;
@@ -64,6 +65,8 @@ State state_of(unsigned index);
 unsigned long long held_ns(const State *state, unsigned bits);
 double energy_j(const State *state);
 int is_unsupported(const Script *script, const char *name);
+/* Writes the text, or what is no text where the scenario says so; the driver's own is garbled with GPU 0. */
+int put_text(const Script *script, const char *name, char *out, unsigned size, const char *format, ...);
 int counters(void);
 /* The nvmlReturn_t that the whole library answers now, 0 when it works. */
 int library_code(void);

@@ -31,9 +31,13 @@ print(json.dumps([[one.old_name for one in instances], msgspec.to_builtins(readi
 def machine() -> Machine:
     parts = (
         Gpu(
-            name="A100 MIG 1g.10gb", uuid=ONE, memory_total=10 * stand_in.MIB, numbers=(7, 0), memory_used=stand_in.MIB
+            name="A100 MIG 1g.10gb",
+            uuid=ONE,
+            memory_total=10240 * stand_in.MIB,
+            numbers=(7, 0),
+            memory_used=stand_in.MIB,
         ),
-        Gpu(name="A100 MIG 1g.10gb", uuid=TWO, memory_total=10 * stand_in.MIB, numbers=(8, 0), processes={42: 9}),
+        Gpu(name="A100 MIG 1g.10gb", uuid=TWO, memory_total=10240 * stand_in.MIB, numbers=(8, 0), processes={42: 9}),
     )
     return Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", mig=True, instances=parts)])
 
@@ -55,7 +59,7 @@ def test_of_an_instance_there_is_its_memory_and_its_processes_and_null_for_the_r
     first, second, instance = readings
     assert (first.index, second.index, second.mig_mode) == (0, 1, True)
     assert (instance.index, instance.uuid, instance.name) == (2, TWO, "A100 MIG 1g.10gb")
-    assert instance.memory_total_bytes == 10 * stand_in.MIB
+    assert instance.memory_total_bytes == 10240 * stand_in.MIB
     assert [process.pid for process in instance.processes or []] == [42]
     read_fields = {
         "index",

@@ -1,19 +1,25 @@
 """Messages when the driver, a GPU or the binding is not there, and the readings that go on."""
 
+import ctypes
+import functools
 import os
 import site
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 from stand_in import Machine, gpus
+from stand_in_machine import FUNCTIONS, Function, gpu_of, put
 
 import trainfast_runner
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.binding import replacement_advice
 from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.topology import read_topology
 
 RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
 
@@ -235,3 +241,85 @@ def test_a_broken_driver_library_is_not_called_missing(tmp_path: Path, broken: s
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.startswith(f"libnvidia-ml.so.1 was found and cannot be loaded ({library}: ")
     assert "take the folder of that file out of LD_LIBRARY_PATH" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnicodeDecodeError("utf-8", b"\xf8", 0, 1, "invalid start byte"),
+        ValueError("no figure"),
+        struct.error("unpack requires a buffer of 8 bytes"),
+        ctypes.ArgumentError("argument 1"),
+        TypeError("'NoneType' object is not iterable"),
+        pynvml.NVMLError(12345),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_kind_a_any_error_of_any_call_loses_its_reading_of_its_gpu_alone(
+    watch, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    raising = ""
+
+    def sometimes(name: str, answer: Function, machine: Machine, handle: Any, *arguments: Any) -> int:
+        if name == raising and gpu_of(machine, handle) is machine.gpus[0]:
+            raise error
+        return answer(machine, handle, *arguments)
+
+    names = [name for name in FUNCTIONS if name.startswith("nvmlDeviceGet") and "Handle" not in name]
+    names.remove("nvmlDeviceGetCount_v2")
+    for name in names:
+        monkeypatch.setitem(FUNCTIONS, name, functools.partial(sometimes, name, FUNCTIONS[name]))
+    for raising in names:
+        look = watch(Machine(gpus(2)))
+        for at_s in range(3):
+            (hit, sound), missing = look(at_s)
+            assert (hit.error, sound.error) == (None, None), raising
+            absent = {field for field in hit.__struct_fields__ if getattr(hit, field) is None} - {"error"}
+            assert {f"gpu0.{field}" for field in absent} == missing.keys(), raising
+        assert [device.error for device in read_topology().devices] == [None, None]
+
+
+def test_kind_a_a_reading_that_was_unreadable_at_first_comes_back(watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {name: FUNCTIONS[name] for name in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetFanSpeed")}
+
+    def fail(*_arguments: Any) -> int:
+        raise ValueError("no figure")
+
+    for name in answers:
+        monkeypatch.setitem(FUNCTIONS, name, fail)
+    look = watch(Machine(gpus(1)))
+    [gpu], missing = look(0)
+    assert (gpu.power_w, gpu.fan_percent, set(missing)) == (None, None, {"gpu0.power_w", "gpu0.fan_percent"})
+    FUNCTIONS.update(answers)
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    [gpu], missing = [look(at_s) for at_s in range(1, 7)][-1]
+    assert (gpu.power_w, gpu.fan_percent, missing) == (250.0, 30, {})
+
+
+@pytest.mark.parametrize("garbage", [b"\xf8\x95", b"", b"\x01\x02", b"no uuid"])
+def test_kind_a_a_uuid_that_cuda_would_not_take_is_none(watch, monkeypatch: pytest.MonkeyPatch, garbage: bytes) -> None:
+    def answer(_machine: Machine, _handle: Any, buffer: Any, _size: Any) -> int:
+        buffer.value = garbage
+        return 0
+
+    monkeypatch.setitem(FUNCTIONS, "nvmlDeviceGetUUID", answer)
+    look = watch(Machine(gpus(2)))
+    readings, missing = look(0)
+    assert [(gpu.index, gpu.uuid, gpu.temperature_c) for gpu in readings] == [(0, None, 50), (1, None, 50)]
+    assert missing["gpu1.uuid"].startswith("the driver's answer cannot be read (")
+
+
+def test_kind_a_one_uuid_for_two_gpus_is_believed_once(watch) -> None:
+    machine = Machine(gpus(2))
+    machine.gpus[1].uuid = "GPU-0"
+    readings, missing = watch(machine)(0)
+    assert [(gpu.uuid, gpu.temperature_c) for gpu in readings] == [("GPU-0", 50), (None, 50)]
+    assert missing == {"gpu1.uuid": "the driver gives GPU-0 to two GPUs"}
+
+
+def test_kind_h_an_impossible_number_of_gpus_is_a_failure_of_the_driver(watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FUNCTIONS, "nvmlDeviceGetCount_v2", lambda _machine, count: put(count, 0xFFFFFFFF))
+    readings, missing = watch(Machine(gpus(2)))(0)
+    assert (readings, list(missing)) == ([], ["nvml"])
+    assert "impossible: 4,294,967,295" in missing["nvml"]
+    assert "impossible" in (read_topology().missing or "")

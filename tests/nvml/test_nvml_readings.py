@@ -2,7 +2,11 @@
 
 import pynvml
 import pytest
+import stand_in
 from stand_in import MIB, Gpu, Machine, gpus
+
+from trainfast_runner.machine.gpus.health import defects
+from trainfast_runner.machine.telemetry.topology import read_topology
 
 
 def test_every_reading_arrives_in_its_unit(watch) -> None:
@@ -191,3 +195,66 @@ def test_an_energy_counter_that_only_its_function_gives_is_given_up_too(watch) -
         [gpu], missing = look(at_s)
     assert gpu.energy_mj is None
     assert missing["gpu0.energy_mj"].startswith("the energy counter shows 0 J")
+
+
+@pytest.mark.parametrize("garbage", [0xFFFFFFFF, 0x55555555, 0xFFFFFFD8, 3_714_000_000])
+def test_kind_h_impossible_readings_are_null_with_the_reason(watch, garbage: int) -> None:
+    settings = dict.fromkeys(("temperature", "slowdown", "shutdown", "gpu_max", "memory_max"), garbage)
+    settings |= dict.fromkeys(("memory_temperature", "fan", "power_mw", "limit_mw", "reasons"), garbage)
+    clocks = {1: garbage, 2: garbage}
+    pairs = dict.fromkeys(("utilization", "pcie", "pcie_max"), (garbage, garbage))
+    odd = Gpu(
+        **settings,
+        **pairs,
+        uuid="GPU-odd",
+        clocks=clocks,
+        max_clocks=clocks,
+        ecc=(garbage, garbage),
+        remapped=(garbage,) * 4,
+        compute_capability=(8, garbage),
+        energy_mj=garbage << 40,
+        memory_used=1 << 45,
+        processes={0: 1, garbage: 1, 4242: 1 << 45},
+    )
+    look = watch(Machine([odd, Gpu(uuid="GPU-sound")]))
+    for at_s in range(7):
+        (gpu, sound), missing = look(at_s)
+        believed = {name for name in gpu.__struct_fields__ if getattr(gpu, name) not in (None, {}, 0)}
+        assert believed <= {
+            *("uuid", "name", "t_ns", "memory_total_bytes", "processes", "throttle_counters"),
+            *(name for name in believed if name.endswith("_ns")),
+            "power_instant_w",  # the stand-in adds 5 W to it, which may wrap around
+        }
+        assert [(process.pid, process.memory_used_bytes) for process in gpu.processes or []] == [(4242, None)]
+        assert missing["gpu0.processes.pid"] == f"the driver's answer is impossible for process 0, {garbage}"
+        absent = {name for name in gpu.__struct_fields__ if getattr(gpu, name) is None} - {"error"}
+        assert absent == {key.removeprefix("gpu0.") for key in missing if ".processes." not in key}
+        assert sound.power_w == 250.0
+    assert list(defects(gpu)) == []
+
+
+def test_kind_h_unusual_readings_are_believed(watch) -> None:
+    """A fan above its maximum, an overclocked GPU, a hot memory, a full one, a reason that this version cannot name."""
+    gpu = Gpu(
+        uuid="GPU-0",
+        fan=104,
+        clocks={1: 3300, 2: 14001},
+        max_clocks={1: 3300, 2: 14001},
+        memory_temperature=108,
+        memory_used=81408 * MIB,
+        power_mw=1_450_000,
+        limit_mw=1_400_000,
+        reasons=0x8000000000000200,
+        energy_mj=1 << 42,
+    )
+    [seen], missing = watch(Machine([gpu]))(0)
+    assert missing == {}
+    assert (seen.fan_percent, seen.sm_clock_mhz, seen.memory_clock_mhz) == (104, 3300, 14001)
+    assert (seen.power_w, seen.energy_mj, seen.memory_temperature_c) == (1450.0, 1 << 42, 108)
+    assert seen.throttle_reasons == ["0x200", "0x8000000000000000"]
+
+
+def test_kind_h_impossible_links_are_not_drawn() -> None:
+    with stand_in.installed(Machine(gpus(1, pcie=(9999, 0xFFFFFFFF), utilization=(0xFFFFFFFF, 0)))):
+        [device] = read_topology().devices
+    assert (device.pcie_generation, device.pcie_width, device.busy_percent, device.pcie_below_max) == (None,) * 4

@@ -39,7 +39,7 @@ def gpu_findings(
             yield Finding(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
         else:
             memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
-            yield Finding(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
+            yield Finding(f"GPU {gpu.index}", "ok", f"{gpu.name or 'a GPU whose name cannot be read'}{memory}")
             for defect in defects(gpu):
                 yield Finding(f"GPU {gpu.index}", "warn", defect.finding, defect.cure)
     if tick.devices and not sees_host_pids():
@@ -65,9 +65,9 @@ def gpu_findings(
 
 def energy_findings(before: Tick, after: Tick) -> Iterator[Finding]:
     """Energy counters that disagree with the power of their GPU, from two ticks."""
-    earlier = {gpu.uuid: gpu for gpu in before.devices}
+    earlier = {gpu.uuid or gpu.index: gpu for gpu in before.devices}
     for gpu in after.devices:
-        first = earlier.get(gpu.uuid)
+        first = earlier.get(gpu.uuid or gpu.index)
         if first is None or first.t_ns is None or gpu.t_ns is None:
             continue
         doubt = energy_distrust([(first.t_ns, first), (gpu.t_ns, gpu)])
@@ -85,7 +85,7 @@ def _missing_readings(tick: Tick) -> Iterator[Finding]:
     by_reason: dict[str, dict[str, list[int]]] = {}
     for key, reason in tick.missing.items():
         owner, _, reading = key.partition(".")
-        if owner == "nvml" or not reading:
+        if key == "nvml.binding" or not reading:
             continue
         gpus = by_reason.setdefault(reason, {}).setdefault(reading if owner.startswith("gpu") else key, [])
         if owner.startswith("gpu"):

@@ -7,7 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.failures import NvmlError
 from trainfast_runner.machine.telemetry.field_values import CAUSE_COUNTERS, FIELDS, FieldBatch
+from trainfast_runner.machine.telemetry.plausible import drop_impossible
 from trainfast_runner.machine.telemetry.queries import (
     ENERGY_BY_FUNCTION,
     QUERIES,
@@ -24,6 +26,8 @@ from trainfast_runner.records.tick import is_instance
 _THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
 _INSTANCE_QUERIES = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
 """The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
+_PACES = {name: query.pace for query in (*QUERIES, ENERGY_BY_FUNCTION) for name in query.fields}
+"""The paces of the readings by function."""
 
 
 @dataclass
@@ -36,6 +40,8 @@ class Capabilities:
     """The field values with an answer, asked for in one call."""
     probed: dict[str, Any] = field(default_factory=dict)
     """The answers to the probe of the readings that not every tick asks for."""
+    probe_failures: dict[str, str] = field(default_factory=dict)
+    """The reasons of the sparse readings that the probe did not get; later ticks ask again."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """The fields of `DeviceReading` that no query answers, with the reasons."""
     due: dict[bool, list[tuple[Query, Ask]]] = field(init=False)
@@ -79,7 +85,7 @@ class Capabilities:
 
 
 def probe(nv: ModuleType, handle: Handle, uuid: str | None) -> Capabilities:
-    """Ask a GPU, or a MIG instance, for every reading once. Raises NVMLError when the GPU or the library is gone."""
+    """Ask a GPU, or a MIG instance, for every reading once. Raises NvmlError when the GPU or the library is gone."""
     capabilities = Capabilities()
     if is_instance(uuid):
         _probe_instance(nv, handle, capabilities)
@@ -99,6 +105,7 @@ def _probe_gpu(nv: ModuleType, handle: Handle, capabilities: Capabilities) -> No
     if "throttle_reasons" not in unsupported:
         for name in unreported_reasons(nv, handle):
             unsupported[f"throttle_reasons.{name}"] = failures.UNREPORTED
+    _drop_impossible(capabilities)
     _explain(capabilities)
 
 
@@ -113,31 +120,46 @@ def _probe_instance(nv: ModuleType, handle: Handle, capabilities: Capabilities) 
     capabilities.unsupported |= dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
     for query in _INSTANCE_QUERIES:
         _probe_query(nv, handle, query, capabilities)
+    _drop_impossible(capabilities)
 
 
 def _probe_query(nv: ModuleType, handle: Handle, query: Query, capabilities: Capabilities) -> None:
     reasons: list[str] = []
+    transient: Ask | None = None
     for ask in query.asks:
         try:
-            answer = ask(nv, handle)
-        except nv.NVMLError as error:
+            answer = nv.call(ask, nv, handle)
+        except NvmlError as error:
             if failures.is_fatal(error.value):
                 raise
-            if error.value in failures.TRANSIENT:
-                capabilities.queries[query] = ask
-                return
+            if error.value in failures.TRANSIENT and query.pace is not Pace.ONCE:
+                transient = transient or ask
             reasons.append(failures.reading_failure(error.value, str(error)))
-        except (AttributeError, TypeError):
-            # An old or foreign binding lacks the function, or its `version` argument.
-            reasons.append(failures.BINDING_TOO_OLD)
         else:
             capabilities.queries[query] = ask
-            if query.pace is not Pace.TICK:
-                capabilities.probed.update(zip(query.fields, answer, strict=True))
+            capabilities.probed.update(zip(query.fields, answer, strict=True))
             return
     # A reason about the reading is worth more than one about an unknown call.
     telling_reasons = [reason for reason in reasons if reason not in failures.TOO_OLD_REASONS]
-    capabilities.unsupported.update(dict.fromkeys(query.fields, [*telling_reasons, *reasons][0]))
+    failed = dict.fromkeys(query.fields, [*telling_reasons, *reasons][0])
+    if transient is None:
+        capabilities.unsupported.update(failed)
+    else:
+        capabilities.queries[query] = transient
+        if query.pace is Pace.SPARSE:
+            capabilities.probe_failures.update(failed)
+
+
+def _drop_impossible(capabilities: Capabilities) -> None:
+    """Drop the probed values that cannot be, and those that every tick asks for again."""
+    for name, reason in drop_impossible(capabilities.probed).items():
+        pace = _PACES.get(name, Pace.SPARSE)  # field values that the probe keeps are sparse, and so are processes
+        if pace is Pace.ONCE:
+            capabilities.unsupported[name] = reason
+        elif pace is Pace.SPARSE:
+            capabilities.probe_failures[name] = reason
+    probed = capabilities.probed.items()
+    capabilities.probed = {name: value for name, value in probed if _PACES.get(name) is not Pace.TICK}
 
 
 def _explain(capabilities: Capabilities) -> None:

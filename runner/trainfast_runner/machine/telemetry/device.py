@@ -4,9 +4,11 @@ from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.binding import as_text
+from trainfast_runner.machine.telemetry.binding import as_text, text_or_reason
 from trainfast_runner.machine.telemetry.capabilities import Capabilities, probe
 from trainfast_runner.machine.telemetry.counter_checks import CounterChecks
+from trainfast_runner.machine.telemetry.failures import NvmlError
+from trainfast_runner.machine.telemetry.plausible import drop_impossible, refusal
 from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.machine.telemetry.slowdown import degrees_by_limits
 from trainfast_runner.records.tick import DeviceReading
@@ -19,6 +21,9 @@ class Device:
         self.index = index
         self.uuid = uuid
         self.name: str | None = None
+        self.uuid_failure: str | None = None
+        self._name_failure: str | None = None
+        """The reasons that a GPU which answers has no UUID or name, or None."""
         self.error: str | None = None
         """The reason that the GPU does not answer, or None."""
         self.lost = False
@@ -42,11 +47,12 @@ class Device:
         return capabilities.has_uncounted_cause or self._checks.has_suspect
 
     def poll_throttle_reasons(self, nv: ModuleType, t_ns: int) -> None:
-        """Read the throttle reasons alone, between two readings. Raises NVMLError."""
+        """Read the throttle reasons alone, between two readings. Raises NvmlError."""
         assert self.capabilities is not None
         assert self.capabilities.ask_throttle_reasons is not None
-        (bits,) = self.capabilities.ask_throttle_reasons(nv, self.handle)
-        self._checks.see_bits(bits, t_ns)
+        (bits,) = nv.call(self.capabilities.ask_throttle_reasons, nv, self.handle)
+        if refusal("throttle_reasons", bits) is None:
+            self._checks.see_bits(bits, t_ns)
 
     def attach(self, nv: ModuleType, handle: Handle) -> None:
         """Take a fresh handle, and probe the GPU's readings unless they are known."""
@@ -56,9 +62,9 @@ class Device:
             self.capabilities.batch.start_again()
             if self.error is None:
                 return
-        self.name = as_text(nv.nvmlDeviceGetName(handle))
+        self.name, self._name_failure = text_or_reason(nv, lambda: as_text(nv.nvmlDeviceGetName(handle)))
         self.capabilities = probe(nv, handle, self.uuid)
-        self._kept, self._kept_failures = self.capabilities.probed, {}
+        self._kept, self._kept_failures = self.capabilities.probed, self.capabilities.probe_failures
         self.error, self.lost = None, False
 
     def fail(self, sentence: str, *, lost: bool) -> None:
@@ -77,7 +83,8 @@ class Device:
         if sparse:
             names = capabilities.sparse_names
             self._kept = self._kept | {name: values[name] for name in names if name in values}
-            self._kept_failures = {name: failure_by_field[name] for name in names if name in failure_by_field}
+            kept_failures = [item for item in failure_by_field.items() if item[0].partition(".")[0] in names]
+            self._kept_failures = dict(kept_failures)
         reasons = self._checks.decode_reasons(values)
         for name, reason in self._checks.drop_implausible(values, reasons, t_ns).items():
             capabilities.drop_counter(name, reason)
@@ -86,6 +93,8 @@ class Device:
         values = self._kept | values
         if values.get("degrees_to_slowdown_c") is None:
             values["degrees_to_slowdown_c"] = degrees_by_limits(values)
+            if values["degrees_to_slowdown_c"] is not None:
+                failure_by_field.pop("degrees_to_slowdown_c", None)
         reading = DeviceReading(
             index=self.index,
             uuid=self.uuid,
@@ -94,7 +103,11 @@ class Device:
             throttle_counters=capabilities.batch.cause_numbers,
             **values,
         )
-        return reading, capabilities.absent | self._kept_failures | failure_by_field
+        return reading, self._identity_failures() | capabilities.absent | self._kept_failures | failure_by_field
+
+    def _identity_failures(self) -> dict[str, str]:
+        reasons = {"uuid": self.uuid_failure, "name": self._name_failure}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def _ask(
         self, nv: ModuleType, capabilities: Capabilities, *, sparse: bool
@@ -104,11 +117,12 @@ class Device:
         failure_by_field: dict[str, str] = {}
         for query, ask in capabilities.due[sparse]:
             try:
-                values.update(zip(query.fields, ask(nv, self.handle), strict=True))
-            except nv.NVMLError as error:
+                values.update(zip(query.fields, nv.call(ask, nv, self.handle), strict=True))
+            except NvmlError as error:
                 if failures.is_fatal(error.value):
                     raise
                 failure_by_field.update(dict.fromkeys(query.fields, failures.reading_failure(error.value, str(error))))
                 values.update(dict.fromkeys(query.fields))
         field_values, field_failures = capabilities.batch.read(nv, self.handle, sparse=sparse)
-        return values | field_values, failure_by_field | field_failures
+        values |= field_values
+        return values, failure_by_field | field_failures | drop_impossible(values)

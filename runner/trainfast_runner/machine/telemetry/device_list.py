@@ -7,8 +7,9 @@ from functools import partial
 from types import ModuleType
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.binding import as_text
+from trainfast_runner.machine.telemetry.binding import gpu_count, text_or_reason, uuid_of
 from trainfast_runner.machine.telemetry.device import Device
+from trainfast_runner.machine.telemetry.failures import NvmlError
 from trainfast_runner.machine.telemetry.queries import Handle
 
 
@@ -27,15 +28,19 @@ class DeviceList:
         """
         handles: dict[Device, Handle] = {}
         seen_indexes: set[int] = set()
-        asks = [partial(nv.nvmlDeviceGetHandleByIndex, position) for position in range(nv.nvmlDeviceGetCount())]
+        asks = [partial(nv.nvmlDeviceGetHandleByIndex, position) for position in range(gpu_count(nv))]
         asks += [partial(nv.nvmlDeviceGetHandleByUUID, uuid.encode()) for uuid in self._instances]
         for position, ask in enumerate(asks):
             device = None
             try:
                 handle = ask()
-                device = self._identify(position, as_text(nv.nvmlDeviceGetUUID(handle)))
+                uuid, reason = text_or_reason(nv, partial(uuid_of, nv, handle))
+                if uuid is not None and uuid in (known.uuid for known in handles):
+                    uuid, reason = None, f"the driver gives {uuid} to two GPUs"
+                device = self._identify(position, uuid)
+                device.uuid_failure = None if device.uuid else reason
                 handles[device] = handle
-            except nv.NVMLError as error:
+            except NvmlError as error:
                 if error.value in failures.LIBRARY_FAILURES:
                     raise
                 device = device or self._identify(position, None)
@@ -51,7 +56,7 @@ class DeviceList:
         lost = [device for device in self.devices if device.lost]
         try:
             return {device: nv.nvmlDeviceGetHandleByUUID((device.uuid or "").encode()) for device in lost}
-        except nv.NVMLError:
+        except NvmlError:
             return {}
 
     def _identify(self, position: int, uuid: str | None) -> Device:

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import TypeVar
 
 from trainfast_runner.machine.telemetry import binding, failures
-from trainfast_runner.machine.telemetry.binding import as_text
-from trainfast_runner.machine.telemetry.failures import NvmlFailure
+from trainfast_runner.machine.telemetry.binding import as_text, text_or_reason
+from trainfast_runner.machine.telemetry.failures import NvmlError, NvmlFailure
 
 T = TypeVar("T")
 
@@ -26,6 +26,8 @@ class Driver:
         """The binding, once it was imported."""
         self.is_open = False
         self.version: str | None = None
+        self.version_failure: str | None = None
+        """The reason that an open driver has no version, or None."""
         self.failure: NvmlFailure | None = None
         """The reason that NVML as a whole does not answer, or None."""
         self.binding_warning: NvmlFailure | None = None
@@ -47,12 +49,11 @@ class Driver:
             return None
         try:
             nv.nvmlInit()
-            self.version = as_text(nv.nvmlSystemGetDriverVersion())
+            self.version, self.version_failure = text_or_reason(nv, lambda: as_text(nv.nvmlSystemGetDriverVersion()))
             result = find(nv)
-        except nv.NVMLError as error:
+        except NvmlError as error:
             _shut_down(nv)
-            # A foreign binding's error may have no code.
-            self.failure = failures.library_failure(getattr(error, "value", failures.UNKNOWN), str(error))
+            self.failure = failures.library_failure(error.value, str(error))
             self._postpone(t_ns)
             return None
         # From here on the GPUs may be read: not before, with handles of an earlier initialization.
@@ -89,5 +90,5 @@ class Driver:
 
 def _shut_down(nv: ModuleType) -> None:
     # A foreign binding may lack even this; the process's end closes the driver too.
-    with contextlib.suppress(nv.NVMLError, AttributeError):
+    with contextlib.suppress(NvmlError):
         nv.nvmlShutdown()

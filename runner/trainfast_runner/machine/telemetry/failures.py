@@ -26,8 +26,22 @@ MEMORY: Final = 20
 NO_DATA: Final = 21
 NOT_READY: Final = 27
 UNKNOWN: Final = 999
-TRANSIENT: Final = frozenset({INSUFFICIENT_SIZE, TIMEOUT, IRQ_ISSUE, IN_USE, MEMORY, NO_DATA, NOT_READY, UNKNOWN})
+UNREADABLE: Final = -1
+"""Ours: the call raised something else than an error of NVML, such as a decoding error."""
+BINDING_LACKS: Final = -2
+"""Ours: the binding has no such function."""
+TRANSIENT: Final = frozenset(
+    {INSUFFICIENT_SIZE, TIMEOUT, IRQ_ISSUE, IN_USE, MEMORY, NO_DATA, NOT_READY, UNKNOWN, UNREADABLE}
+)
 """Failures that may pass: ask again next tick."""
+
+
+class NvmlError(Exception):
+    """A call of NVML that failed: `value` is its code, or one of ours."""
+
+    def __init__(self, value: int, text: str = "no value") -> None:
+        super().__init__(text)
+        self.value = value
 
 
 class NvmlFailure(msgspec.Struct, frozen=True):
@@ -89,11 +103,13 @@ DEVICE_FAILURES: Final = {
 }
 """Failures of one GPU: the others keep reporting."""
 
+BINDING_TOO_OLD: Final = "the installed pynvml module is too old for this reading: pip install --upgrade nvidia-ml-py"
 _READING_FAILURES: Final = {
     NOT_SUPPORTED: "not supported by this GPU and driver",
     NO_PERMISSION: "the driver gives this to administrators only",
     FUNCTION_NOT_FOUND: "the installed driver is too old for this reading",
     INSUFFICIENT_SIZE: "the driver lists more processes than are looked at (256)",
+    BINDING_LACKS: BINDING_TOO_OLD,
 }
 
 UNIFIED_MEMORY: Final = (
@@ -105,7 +121,6 @@ OF_THE_WHOLE_GPU: Final = "NVML reports this only for a whole GPU, not for a MIG
 UNREPORTED: Final = "this GPU does not report this reason, so it is never seen here"
 NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
 
-BINDING_TOO_OLD: Final = "the installed pynvml module is too old for this reading: pip install --upgrade nvidia-ml-py"
 TOO_OLD_REASONS: Final = frozenset({BINDING_TOO_OLD, _READING_FAILURES[FUNCTION_NOT_FOUND]})
 VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmesg`; a reboot usually brings it back"
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
@@ -123,7 +138,7 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure
     control = root / "dev/nvidiactl"
     if code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
         unnamed = NvmlFailure(
-            f"NVML does not start: {text} (code {code})",
+            f"NVML does not start: {_coded(text, code)}",
             "See whether `nvidia-smi` works; if not, reboot, or install the driver again",
         )
         return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, unnamed)
@@ -177,12 +192,16 @@ def device_failure(code: int, text: str) -> str:
     if code == NO_PERMISSION:
         return "no permission to talk to this GPU: check its /dev/nvidia* file"
     failure = DEVICE_FAILURES.get(code)
-    return f"the driver gives no access to this GPU: {text} (code {code})" if failure is None else failure.sentence
+    return f"the driver gives no access to this GPU: {_coded(text, code)}" if failure is None else failure.sentence
 
 
 def reading_failure(code: int, text: str) -> str:
     """The reason that one reading of a GPU is missing."""
-    return _READING_FAILURES.get(code, f"{text} (code {code})")
+    return _READING_FAILURES.get(code, _coded(text, code))
+
+
+def _coded(text: str, code: int) -> str:
+    return text if code == UNREADABLE else f"{text} (code {code})"
 
 
 def hang_failure(seconds: float, subject: str = "NVML") -> NvmlFailure:
@@ -219,6 +238,6 @@ def _digits(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
 
 
-def field_failure(code: int) -> str:
+def field_failure(code: int, text: str = "no value") -> str:
     """The reason that a field value is missing; an unknown field number counts as not supported."""
-    return reading_failure(NOT_SUPPORTED if code in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else code, "no value")
+    return reading_failure(NOT_SUPPORTED if code in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else code, text)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.failures import NvmlError
 from trainfast_runner.machine.telemetry.queries import Handle, Pace
 
 ALL_LINKS = 0xFFFFFFFF
@@ -89,7 +90,7 @@ class FieldCall:
         call = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
         code = call(handle, ctypes.c_int32(len(self.fields)), ctypes.byref(self._answers))
         if code != 0:
-            raise nv.NVMLError(code)
+            raise NvmlError(code)
         return list(_ENTRY_LAYOUT.iter_unpack(self._answers))
 
 
@@ -122,11 +123,10 @@ class FieldBatch:
         fields_to_ask = [*FIELDS, *(field for _, fields in candidates for field in fields)]
         try:
             entries = dict(zip(fields_to_ask, FieldCall(nv, fields_to_ask).ask(nv, handle), strict=True))
-        except (nv.NVMLError, AttributeError, TypeError) as error:
-            code = getattr(error, "value", None)
-            if code is not None and failures.is_fatal(code):
+        except NvmlError as error:
+            if failures.is_fatal(error.value):
                 raise
-            reason = failures.BINDING_TOO_OLD if code is None else failures.field_failure(code)
+            reason = failures.field_failure(error.value, str(error))
             names = [*CAUSE_COUNTERS, "throttle_counters", *(field.name for field in FIELDS)]
             self.absent = dict.fromkeys(names, reason)
             return {}
@@ -142,7 +142,7 @@ class FieldBatch:
         likeliest_fields = candidates[0][1]
         self.use_spare({field.name: _failure_text(field, entries[field]) for field in likeliest_fields})
         sparse = [field for field in self.answered if field.pace is Pace.SPARSE]
-        values, _ = self._decoded(nv, sparse, [entries[field] for field in sparse])
+        values, _ = self._decoded(sparse, [entries[field] for field in sparse])
         return values
 
     def use_spare(self, reasons: dict[str, str]) -> None:
@@ -181,20 +181,22 @@ class FieldBatch:
             return {}, {}
         try:
             entries = call.ask(nv, handle)
-        except nv.NVMLError as error:
-            entries = [(0, error.value, 0)] * len(call.fields)
-        return self._decoded(nv, call.fields, entries)
+        except NvmlError as error:
+            if failures.is_fatal(error.value):
+                raise
+            reason = failures.field_failure(error.value, str(error))
+            names = [field.name for field in call.fields]
+            return dict.fromkeys(names), dict.fromkeys(names, reason)
+        return self._decoded(call.fields, entries)
 
-    def _decoded(
-        self, nv: ModuleType, fields: list[NvmlField], entries: list[Entry]
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+    def _decoded(self, fields: list[NvmlField], entries: list[Entry]) -> tuple[dict[str, Any], dict[str, str]]:
         values: dict[str, Any] = {}
         failure_by_field: dict[str, str] = {}
         for field, (kind, code, raw) in zip(fields, entries, strict=True):
             bits = _BITS_BY_TYPE.get(kind)
             if code != 0:
                 if failures.is_fatal(code):
-                    raise nv.NVMLError(code)
+                    raise NvmlError(code)
                 values[field.name], failure_by_field[field.name] = None, failures.field_failure(code)
             elif bits is not None:
                 raw &= (1 << bits) - 1
@@ -202,6 +204,8 @@ class FieldBatch:
                     raw = self._wrapping.setdefault(field.name, Unwrapped()).follow(raw, bits)
                 # The driver's thousandths, without the dust of their product.
                 values[field.name] = raw if field.scale == 1 else round(raw * field.scale, 3)
+            else:
+                values[field.name], failure_by_field[field.name] = None, _failure_text(field, (kind, code, raw))
         return values, failure_by_field
 
 

@@ -14,6 +14,7 @@ from trainfast_runner.machine.telemetry.host_files import (
     read_memory,
     read_network,
 )
+from trainfast_runner.machine.telemetry.plausible import refusal
 from trainfast_runner.records.tick import HostReading
 
 _T = TypeVar("_T")
@@ -102,8 +103,9 @@ def _package_temperature() -> float | None:
     """The hottest reading of the best processor sensor, in degrees Celsius."""
     sensors: dict[str, list[Any]] = psutil.sensors_temperatures()
     for name in _PACKAGE_SENSORS:
-        if sensors.get(name):
-            return max(float(sensor.current) for sensor in sensors[name])
+        degrees = [float(sensor.current) for sensor in sensors.get(name, ())]
+        if possible := [value for value in degrees if refusal("temperature_c", value) is None]:
+            return max(possible)
     return None
 
 

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 
-from trainfast_runner.machine.telemetry.binding import answer_or_none, as_text, ask_once
-from trainfast_runner.machine.telemetry.failures import NvmlFailure
+from trainfast_runner.machine.telemetry.binding import (
+    answer_or_none,
+    as_text,
+    ask_once,
+    gpu_count,
+    possible_count,
+    uuid_of,
+)
+from trainfast_runner.machine.telemetry.failures import NvmlError, NvmlFailure
 from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.records.tick import MIG_PREFIX
 
@@ -33,7 +40,7 @@ class Instance:
 def read_instances() -> list[Instance]:
     """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty when it does not answer."""
     instances = ask_once(
-        lambda nv: [instance for index in range(nv.nvmlDeviceGetCount()) for instance in _instances_of_gpu(nv, index)]
+        lambda nv: [instance for index in range(gpu_count(nv)) for instance in _instances_of_gpu(nv, index)]
     )
     return [] if isinstance(instances, NvmlFailure) else instances
 
@@ -42,9 +49,9 @@ def _instances_of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     """The instances of one GPU; empty when it does not answer or is not in MIG mode."""
     try:
         gpu = nv.nvmlDeviceGetHandleByIndex(index)
-        slot_count = nv.nvmlDeviceGetMaxMigDeviceCount(gpu)
-        gpu_uuid = as_text(nv.nvmlDeviceGetUUID(gpu))
-    except (nv.NVMLError, AttributeError):
+        slot_count = possible_count(nv, "mig_slot_count", partial(nv.nvmlDeviceGetMaxMigDeviceCount, gpu))
+        gpu_uuid = nv.call(uuid_of, nv, gpu)
+    except NvmlError:
         return []
     instances = []
     for slot in range(slot_count):
@@ -60,7 +67,7 @@ def _handle_of_slot(nv: ModuleType, gpu: Handle, slot: int) -> Handle:
 
 
 def _instance(nv: ModuleType, handle: Handle, gpu_index: int, gpu_uuid: str) -> Instance | None:
-    uuid = answer_or_none(nv, lambda: as_text(nv.nvmlDeviceGetUUID(handle)))
+    uuid = answer_or_none(nv, lambda: uuid_of(nv, handle))
     if uuid is None:
         return None
     return Instance(

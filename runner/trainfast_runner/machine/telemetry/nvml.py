@@ -11,7 +11,7 @@ from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.device import Device
 from trainfast_runner.machine.telemetry.device_list import DeviceList
 from trainfast_runner.machine.telemetry.driver import FIRST_RETRY_NS, Driver
-from trainfast_runner.machine.telemetry.failures import NvmlFailure
+from trainfast_runner.machine.telemetry.failures import NvmlError, NvmlFailure
 from trainfast_runner.machine.telemetry.gpu_calls import GpuCalls
 from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.machine.telemetry.timed_calls import Job
@@ -118,7 +118,7 @@ class Nvml:
             device.poll_throttle_reasons(nv, time.monotonic_ns())
 
         for _, job in self._calls.run(due, poll, self.timeout_s, t_ns):
-            if job.error is not None and not isinstance(job.error, nv.NVMLError):
+            if job.error is not None and not isinstance(job.error, NvmlError):
                 raise job.error
 
     def close(self) -> None:
@@ -146,6 +146,8 @@ class Nvml:
         for key, failure in (("nvml.binding", self.binding_warning), ("nvml", self.failure)):
             if failure is not None:
                 reasons[key] = failure.sentence
+        if self._driver.is_open and self._driver.version_failure is not None:
+            reasons["nvml.driver_version"] = self._driver.version_failure
         return reasons
 
     def _read_all(self, devices: Sequence[Device], t_ns: int) -> tuple[dict[int, DeviceReading], dict[str, str]]:
@@ -182,12 +184,12 @@ class Nvml:
 
     def _mark_failed(self, device: Device, job: Job[Any], t_ns: int) -> bool:
         """Mark the GPU or the whole library if NVML failed in this call; True if it did. Raises any other error."""
-        nv, error = self._driver.nv, job.error
+        error = job.error
         if error is None:
             return False
-        if nv is None or not isinstance(error, nv.NVMLError):
+        if not isinstance(error, NvmlError):
             raise error
-        code: int = error.value
+        code = error.value
         if code in failures.LIBRARY_FAILURES:
             self._driver.fail(code, str(error), t_ns)
         else:

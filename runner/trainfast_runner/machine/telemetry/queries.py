@@ -11,12 +11,13 @@ from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import throttle
+from trainfast_runner.machine.telemetry.failures import NvmlError
 from trainfast_runner.records.tick import DeviceProcess
 
 Handle = Any
 """An opaque `nvmlDevice_t` of the binding."""
 Ask = Callable[[ModuleType, Handle], tuple[Any, ...]]
-"""Asks NVML and returns one value for each field of its query; raises NVMLError when there is none."""
+"""Asks NVML and returns one value for each field of its query; raises NvmlError when there is none."""
 
 
 class Pace(Enum):
@@ -62,12 +63,13 @@ def _compute_capability(nv: ModuleType, handle: Handle) -> tuple[str]:
 
 def unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
     """The throttle reasons that this GPU cannot report; empty when it does not list its reasons."""
-    ask = getattr(nv, "nvmlDeviceGetSupportedClocksEventReasons", None)
-    try:
-        bits = (ask or nv.nvmlDeviceGetSupportedClocksThrottleReasons)(handle)
-    except (nv.NVMLError, AttributeError):
-        return []
-    return [reason.name for reason in throttle.REASONS if not bits & reason.bit]
+    for function in ("nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSupportedClocksThrottleReasons"):
+        try:
+            bits = getattr(nv, function)(handle)
+        except NvmlError:
+            continue
+        return [reason.name for reason in throttle.REASONS if not bits & reason.bit]
+    return []
 
 
 def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
@@ -88,7 +90,7 @@ def _processes(function: str) -> Ask:
         count = ctypes.c_uint(MAX_PROCESSES)
         code = nv._nvmlGetFunctionPointer(function)(handle, ctypes.byref(count), entries)
         if code != 0:
-            raise nv.NVMLError(code)
+            raise NvmlError(code)
         return (
             [
                 DeviceProcess(

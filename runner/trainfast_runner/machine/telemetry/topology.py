@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.binding import answer_or_none, as_text, ask_once
-from trainfast_runner.machine.telemetry.failures import NvmlFailure
+from trainfast_runner.machine.telemetry.binding import answer_or_none, as_text, ask_once, gpu_count, uuid_of
+from trainfast_runner.machine.telemetry.failures import NvmlError, NvmlFailure
+from trainfast_runner.machine.telemetry.plausible import drop_impossible
 from trainfast_runner.machine.telemetry.queries import Handle
 
 SCHEMA = 1
@@ -101,11 +103,11 @@ def read_topology() -> Topology:
 def _read_topology(nv: ModuleType) -> Topology:
     devices: list[TopologyDevice] = []
     handles: list[Handle] = []
-    for index in range(nv.nvmlDeviceGetCount()):
+    for index in range(gpu_count(nv)):
         try:
             handle = nv.nvmlDeviceGetHandleByIndex(index)
             device = _device(nv, handle, index)
-        except nv.NVMLError as error:
+        except NvmlError as error:
             handle = None
             device = TopologyDevice(index=index, error=failures.device_failure(error.value, str(error)))
         handles.append(handle)
@@ -125,38 +127,39 @@ def _read_topology(nv: ModuleType) -> Topology:
 
 
 def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
-    bus = answer_or_none(nv, lambda: as_text(nv.nvmlDeviceGetPciInfo(handle).busId))
-    bus = None if bus is None else _bus_id(bus)
-    memory = answer_or_none(nv, lambda: nv.nvmlDeviceGetMemoryInfo(handle).total)
-    pcie = {
+    bus = answer_or_none(nv, lambda: _bus_id(nv.nvmlDeviceGetPciInfo(handle).busId))
+    figures = {
+        "memory_total_bytes": answer_or_none(nv, lambda: nv.nvmlDeviceGetMemoryInfo(handle).total),
+        "gpu_utilization_percent": answer_or_none(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
         "pcie_generation": answer_or_none(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
         "pcie_generation_max": answer_or_none(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
         "pcie_width": answer_or_none(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
         "pcie_width_max": answer_or_none(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
     }
+    drop_impossible(figures)
     names_below_max = [
         name
         for name in ("generation", "width")
-        if (pcie[f"pcie_{name}"] or 0) < (pcie[f"pcie_{name}_max"] or 0) and pcie[f"pcie_{name}"] is not None
+        if (figures[f"pcie_{name}"] or 0) < (figures[f"pcie_{name}_max"] or 0) and figures[f"pcie_{name}"] is not None
     ]
     return TopologyDevice(
         index=index,
-        uuid=as_text(nv.nvmlDeviceGetUUID(handle)),
-        name=as_text(nv.nvmlDeviceGetName(handle)),
+        uuid=answer_or_none(nv, lambda: uuid_of(nv, handle)),
+        name=answer_or_none(nv, lambda: as_text(nv.nvmlDeviceGetName(handle))),
         bus_id=bus,
-        memory_total_bytes=memory,
         pcie_below_max="+".join(names_below_max) or None,
-        busy_percent=answer_or_none(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
+        busy_percent=figures.pop("gpu_utilization_percent"),
         cpu_affinity=answer_or_none(nv, lambda: _cpus(nv, handle)),
         numa_node=_numa_node(nv, handle, bus),
-        **pcie,
+        **figures,
     )
 
 
-def _bus_id(text: str) -> str:
+def _bus_id(answer: str | bytes) -> str:
     """`00000000:3B:00.0` of NVML as sysfs has it, `0000:3b:00.0`."""
-    domain, _, bus_and_device = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{bus_and_device}" if bus_and_device else text.lower()
+    text = as_text(answer).lower()
+    domain, _, bus_and_device = text.partition(":")
+    return f"{int(domain, 16):04x}:{bus_and_device}" if bus_and_device else text
 
 
 def _cpus(nv: ModuleType, handle: Handle) -> str | None:
@@ -211,19 +214,22 @@ class _Links:
         for link in range(_MAX_LINKS):
             try:
                 is_up = nv.nvmlDeviceGetNvLinkState(handle, link)
-            except (nv.NVMLError, AttributeError):
+            except NvmlError:
                 # Not supported, or past the last link.
                 return
             self.up = (self.up or 0) + bool(is_up)
-            if is_up and _answer_of_link(nv, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH_TYPE:
+            if is_up and answer_or_none(nv, partial(_end_type, nv, handle, link)) == _SWITCH_TYPE:
                 self.switched += 1
-            elif is_up and (end := _answer_of_link(nv, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)):
-                self.ends.append(_bus_id(as_text(end.busId)))
+            elif is_up and (end := answer_or_none(nv, partial(_end_bus, nv, handle, link))):
+                self.ends.append(end)
 
 
-def _answer_of_link(nv: ModuleType, function: str, handle: Handle, link: int) -> Any:
-    """The answer about one NVLink; None also where the binding lacks the function, as 11.450 does."""
-    return answer_or_none(nv, lambda: getattr(nv, function)(handle, link))
+def _end_type(nv: ModuleType, handle: Handle, link: int) -> int:
+    return int(nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
+
+
+def _end_bus(nv: ModuleType, handle: Handle, link: int) -> str:
+    return _bus_id(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
 
 
 def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: list[str | None], a: int, b: int) -> str:

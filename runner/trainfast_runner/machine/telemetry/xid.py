@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.device import Device
+from trainfast_runner.machine.telemetry.failures import NvmlError
 from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.records.tick import is_instance
 
@@ -83,14 +84,14 @@ class XidWatch:
         try:
             # A foreign or old binding may lack any of the three.
             register, wait, events = nv.nvmlDeviceRegisterEvents, nv.nvmlEventSetWait_v2, nv.nvmlEventSetCreate()
-        except (nv.NVMLError, AttributeError) as error:
+        except NvmlError as error:
             self.missing = dict.fromkeys([*self._handles, *self._instances], _reason(error))
             return None
         refused_reasons = {}
         for index, handle in self._handles.items():
             try:
                 register(handle, _XID_EVENTS, events)
-            except nv.NVMLError as error:
+            except NvmlError as error:
                 refused_reasons[index] = _reason(error)
         self.missing = self.missing | refused_reasons
         return (events, wait) if len(refused_reasons) < len(self._handles) else None
@@ -105,7 +106,7 @@ class XidWatch:
         while not self._stopping.is_set():
             try:
                 event = wait(events, _WAIT_MS)
-            except nv.NVMLError as error:
+            except NvmlError as error:
                 if error.value == failures.UNINITIALIZED:
                     break
                 if error.value != failures.TIMEOUT:
@@ -119,7 +120,7 @@ class XidWatch:
                 for instance, number in instances.get(index, ()):
                     if event.gpuInstanceId in (number, _WHOLE_GPU):
                         self._on_xid(t_ns, instance, event.eventData)
-        with contextlib.suppress(nv.NVMLError, AttributeError):
+        with contextlib.suppress(NvmlError):
             nv.nvmlEventSetFree(events)
 
     def _instances_by_gpu(self) -> dict[int, list[tuple[int, int]]]:
@@ -130,7 +131,7 @@ class XidWatch:
             try:
                 gpu = self._indexes.get(_address(nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
                 number = nv.nvmlDeviceGetGpuInstanceId(handle)
-            except (nv.NVMLError, AttributeError) as error:
+            except NvmlError as error:
                 self.missing = self.missing | {index: _reason(error)}
                 continue
             if gpu is not None:
@@ -142,6 +143,5 @@ def _address(handle: Handle) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _reason(error: Exception) -> str:
-    code = getattr(error, "value", None)
-    return failures.BINDING_TOO_OLD if code is None else failures.reading_failure(code, str(error))
+def _reason(error: NvmlError) -> str:
+    return failures.reading_failure(error.value, str(error))

@@ -90,7 +90,7 @@ def precision_has_hardware(facts: Facts) -> None:
         if not entry.runs_on(gpu.compute_capability):
             raise UserError(
                 f"precision={precision} needs compute capability {'.'.join(map(str, entry.min_compute_capability))}"
-                f" or later and GPU {gpu.index}, {gpu.name}, has {gpu.compute_capability}",
+                f" or later and GPU {gpu.index}, {gpu.name or 'name unknown'}, has {gpu.compute_capability}",
                 key="precision",
                 advice="precision=fp16",
             )

@@ -177,7 +177,9 @@ class _MachineView:
             return []
         before, seconds = self.before
         readings = before.devices if before is not None else []
-        earlier = next((reading for reading in readings if reading.uuid == device.uuid), None)
+        earlier = next(
+            (reading for reading in readings if (reading.uuid or reading.index) == (device.uuid or device.index)), None
+        )
         last_minute, with_sm_clock = self.last_minute.get(device.uuid or ""), self.width < ROW_HAS_CLOCK_FROM
         items = device_items(device, earlier, seconds, last_minute, with_sm_clock=with_sm_clock)
         missing = missing_item(self.tick, device.index, self.width - INDENT)

@@ -1,0 +1,100 @@
+"""The values that a reading can have: a driver answers with success and an impossible value too."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from trainfast_runner.machine.telemetry import throttle
+from trainfast_runner.records.tick import DeviceProcess
+
+IMPOSSIBLE: Final = "the driver's answer is impossible"
+_TEN_YEARS_S: Final = 10 * 365 * 86400
+RANGES: Final[dict[str, tuple[float, float]]] = {
+    "percent": (0, 100),
+    "fan_percent": (0, 120),
+    "c": (0, 150),
+    "degrees_to_slowdown_c": (-50, 150),
+    "slowdown_temperature_c": (1, 150),
+    "shutdown_temperature_c": (1, 150),
+    "gpu_max_temperature_c": (1, 150),
+    "memory_max_temperature_c": (1, 150),
+    "w": (0, 5_000),
+    "power_limit_w": (1, 5_000),
+    "mj": (0, 5_000_000 * _TEN_YEARS_S),
+    "mhz": (0, 5_000),
+    "memory_clock_mhz": (0, 30_000),
+    "memory_clock_max_mhz": (0, 30_000),
+    "sm_clock_max_mhz": (1, 5_000),
+    "ns": (0, _TEN_YEARS_S * 1_000_000_000),
+    "bytes": (0, (1 << 64) - 1),
+    "memory_used_bytes": (0, 1 << 50),
+    "memory_total_bytes": (1, 1 << 50),
+    "memory_free_bytes": (0, 1 << 50),
+    "errors": (0, 1_000_000_000),
+    "remapped_rows_corrected": (0, 100_000),
+    "remapped_rows_uncorrected": (0, 100_000),
+    "remapped_rows_pending": (0, 1),
+    "remapped_rows_failed": (0, 1),
+    "gpu_count": (0, 1_024),
+    "mig_slot_count": (0, 1_024),
+    "pcie_generation": (1, 10),
+    "pcie_generation_max": (1, 10),
+    "pcie_width": (1, 32),
+    "pcie_width_max": (1, 32),
+}
+"""The lowest and the highest value of a reading by its name, else by its unit, the last word of the name.
+
+Chosen, not measured, well beyond any product, since only garbage must fall out: boards of 2026 take up to 1,400 W and
+have up to 288 GB and 32 lanes, NVML's manual has fans above 100 %, and 512 rows of a memory can be remapped. Counters
+may grow for ten years.
+"""
+MOST_UNKNOWN_REASONS: Final = 4
+"""Chosen, not measured: throttle bits without a name at once. Drivers have added one at a time."""
+MAX_PID: Final = 1 << 22
+"""PID_MAX_LIMIT of Linux with 64 bits (include/linux/threads.h)."""
+_KNOWN_REASONS: Final = sum(reason.bit for reason in throttle.REASONS)
+
+
+def refusal(name: str, value: Any) -> str | None:
+    """The reason that a value of this reading is impossible; None for any other, and for a reading without a range."""
+    low, high = RANGES.get(name) or RANGES.get(name.rpartition("_")[2]) or (None, None)
+    if value is None:
+        return None
+    if name == "throttle_reasons":
+        is_possible = (value & ~_KNOWN_REASONS).bit_count() <= MOST_UNKNOWN_REASONS
+        return None if is_possible else f"{IMPOSSIBLE}: {value:#x}"
+    if name == "compute_capability":
+        return None if re.fullmatch(r"[1-9]\d?\.\d", value) else f"{IMPOSSIBLE}: {value}"
+    if low is None or high is None or low <= value <= high:
+        return None
+    return f"{IMPOSSIBLE}: {value:,} is not between {low:,} and {high:,}"
+
+
+def drop_impossible(values: dict[str, Any]) -> dict[str, str]:
+    """Set the impossible values to None, by field of `DeviceReading`; return the reasons by field."""
+    reasons = {name: reason for name, value in values.items() if (reason := refusal(name, value)) is not None}
+    if "temperature_c" in reasons and values.get("degrees_to_slowdown_c") is not None:
+        reasons["degrees_to_slowdown_c"] = reasons["temperature_c"]
+    values.update(dict.fromkeys(reasons))
+    total_bytes = values.get("memory_total_bytes")
+    for name in ("memory_used_bytes", "memory_free_bytes"):
+        if total_bytes is not None and (values.get(name) or 0) > total_bytes:
+            reasons[name] = f"{IMPOSSIBLE}: {values[name]:,} of {total_bytes:,} bytes"
+            values[name] = None
+    listed: list[DeviceProcess] = values.get("processes") or []
+    most_bytes = RANGES["memory_total_bytes"][1] if total_bytes is None else total_bytes
+    wrong_pids = [entry.pid for entry in listed if not 0 < entry.pid <= MAX_PID]
+    wrong_bytes = [entry.pid for entry in listed if (entry.memory_used_bytes or 0) > most_bytes]
+    if wrong_pids or wrong_bytes:
+        values["processes"] = [
+            msgspec.structs.replace(entry, memory_used_bytes=None) if entry.pid in wrong_bytes else entry
+            for entry in listed
+            if entry.pid not in wrong_pids
+        ]
+        for name, pids in (("pid", wrong_pids), ("memory_used_bytes", wrong_bytes)):
+            if pids:
+                reasons[f"processes.{name}"] = f"{IMPOSSIBLE} for process {', '.join(map(str, pids[:3]))}"
+    return reasons
