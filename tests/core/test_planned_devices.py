@@ -10,6 +10,7 @@ import stand_in
 from cuda_python import cuda_python
 from stand_in import Gpu, Machine
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
@@ -26,7 +27,7 @@ def a_cuda_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Write a training Python with a CUDA build of torch, and see every GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return cuda_python(tmp_path / "bin")
+    return cuda_python(tmp_path / "bin", {"deepspeed": "0.19.8"})
 
 
 @pytest.fixture
@@ -113,3 +114,103 @@ def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(
     assert "CUDA_VISIBLE_DEVICES=GPU-1,GPU-2" in exported.text
     assert again.device_uuids == first.device_uuids == ["GPU-1", "GPU-2"]
     assert [gpu.uuid for gpu in again.watched] == ["GPU-1", "GPU-2"]
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3", "zero2-offload", "zero3-offload"])
+@pytest.mark.parametrize(
+    ("variable", "devices", "indexes"),
+    [(None, "2", "1,3"), (None, "3+0", "3,0"), ("3,GPU-2,1", "0+1", "3,2"), ("3,1", None, "3,1")],
+)
+def test_deepspeed_gets_the_nvml_indexes_of_its_gpus_which_it_parses(
+    python: str, monkeypatch: pytest.MonkeyPatch, strategy: str, variable: str | None, devices: str | None, indexes: str
+) -> None:
+    """The indexes are the driver's, in PCI order, and not those into CUDA_VISIBLE_DEVICES."""
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    settings = [f"strategy={strategy}", *([] if devices is None else [f"devices={devices}"])]
+    made = planned(python, four(9, 1, 8, 2), *settings)
+    assert (made.env["CUDA_DEVICE_ORDER"], made.env["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", indexes)
+    assert made.device_uuids == [f"GPU-{index}" for index in indexes.split(",")], "records name GPUs by UUID"
+    ddp = planned(python, four(9, 1, 8, 2), "strategy=ddp", *settings[1:])
+    assert ddp.env["CUDA_VISIBLE_DEVICES"] == ",".join(made.device_uuids)
+
+
+def four(*used_gib: int) -> list[Gpu]:
+    return [Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "instead"),
+    [("zero1", "zero3"), ("zero2", "zero3"), ("zero2-offload", "zero3-offload"), ("zero3", None), ("fsdp", None)],
+)
+def test_a_mig_instance_has_no_index_for_deepspeed(
+    python: str, monkeypatch: pytest.MonkeyPatch, strategy: str, instead: str | None
+) -> None:
+    """DeepSpeed asks for the GPU's free memory in stages 1 and 2 only; stage 3 gets the instance's UUID."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
+    part = Gpu(name="A100 MIG 1g.10gb", uuid=MIG, numbers=(7, 0))
+    gpus = [Gpu(uuid="GPU-aa11", mig=True, instances=(part,))]
+    if instead is None:
+        assert planned(python, gpus, f"strategy={strategy}").env["CUDA_VISIBLE_DEVICES"] == MIG
+        return
+    with pytest.raises(UserError) as refused:
+        planned(python, gpus, f"strategy={strategy}")
+    assert refused.value.line() == (
+        f"strategy={strategy} needs a GPU with an index, and devices=1 is the MIG instance {MIG} of"
+        f" CUDA_VISIBLE_DEVICES; try strategy={instead}"
+    )
+    assert planned(python, gpus, f"strategy={instead}").env["CUDA_VISIBLE_DEVICES"] == MIG
+
+
+SCRIPT = "from transformers import Trainer\n"
+ENGINE = "import deepspeed\nengine = deepspeed.initialize()\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "visible"),
+    [
+        (["deepspeed", "train.py"], SCRIPT, "1,2"),
+        (["torchrun", "--nproc-per-node", "2", "train.py", "--deepspeed", "ds.json"], SCRIPT, "1,2"),
+        (["accelerate", "launch", "--use_deepspeed", "train.py"], SCRIPT, "1,2"),
+        (["accelerate", "launch", "--config_file=zero.yaml", "train.py"], SCRIPT, "1,2"),
+        (["torchrun", "--nproc-per-node", "2", "train.py"], ENGINE, "1,2"),
+        (["torchrun", "--nproc-per-node", "2", "train.py"], SCRIPT, "GPU-1,GPU-2"),
+        (["accelerate", "launch", "train.py"], SCRIPT, "GPU-1,GPU-2"),
+    ],
+)
+def test_a_script_that_names_deepspeed_gets_the_indexes(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str, visible: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "zero.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 2\n")
+    with stand_in.installed(Machine(four(0, 0, 0, 0))):
+        made = plan_script(words, ["devices=1+2"], python=python)
+        assert (made.env["CUDA_VISIBLE_DEVICES"], made.env["CUDA_DEVICE_ORDER"]) == (visible, "PCI_BUS_ID")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3,GPU-0")
+        inherited = plan_script(words, python=python).env.get("CUDA_VISIBLE_DEVICES")
+    assert inherited == (None if visible.startswith("GPU") else "3,0")
+
+
+def test_kind_a_a_gpu_without_a_uuid_is_named_by_its_index_and_all_others_too(python: str) -> None:
+    gpus = four(0, 0, 0, 0)
+    gpus[2].uuid = "no uuid"
+    made = planned(python, gpus, "strategy=ddp", "devices=3+2")
+    assert made.env["CUDA_VISIBLE_DEVICES"] == "3,2"
+    assert (made.device_uuids, made.world_size) == (["GPU-3"], 2)
+
+
+def test_an_exported_command_of_deepspeed_names_the_indexes_too(python: str, tmp_path: Path) -> None:
+    first = planned(python, four(0, 0, 0, 0), "strategy=zero2", "devices=1+3", "grad_clip=1.0")
+    run = RunFile(
+        run_id="r1",
+        **first.spec.record_fields(),
+        device=first.device,
+        world_size=first.world_size,
+        device_uuids=first.device_uuids,
+        env=first.env,
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+    )
+    text = export(run, tmp_path, "command").text
+    assert "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1,3 " in text

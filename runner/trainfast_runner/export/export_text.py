@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainfast_runner.machine.gpus.visible import DEVICE_ORDER, PCI_ORDER, VISIBLE_DEVICES
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.shared.malloc_thresholds import ORDINARY_VARIABLES
 
@@ -38,6 +39,14 @@ def torchrun_comments(subject: str, ranks: int) -> list[str]:
 def file_comment(run: RunFile, file: str, form: str) -> str:
     """The comment line with the command that writes `file` beside the text of a form."""
     return f"# {file}: trainfast-tui export {run.run_id} --to {form} -o DIR"
+
+
+def gpu_variables(run: RunFile) -> dict[str, str]:
+    """The variables by which a command sees the run's GPUs: by index if the run did, with the order that counts."""
+    visible = run.env.get(VISIBLE_DEVICES, ",".join(run.device_uuids))
+    return (
+        {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES: visible} if visible[:1].isdecimal() else {VISIBLE_DEVICES: visible}
+    )
 
 
 def malloc_variables(run: RunFile) -> dict[str, str]:

@@ -14,6 +14,7 @@ from trainfast_runner.export.export_text import (
     ExportText,
     comment_lines,
     file_comment,
+    gpu_variables,
     malloc_variables,
     torchrun_words,
 )
@@ -97,7 +98,7 @@ def _launcher(run: RunFile) -> list[str]:
 
 def _environment_words(run: RunFile, knobs: KnobValues) -> list[str]:
     """Return the words that set variables: the run's GPUs (the Trainer takes all visible ones), p2p=off, malloc."""
-    words = [f"CUDA_VISIBLE_DEVICES={','.join(run.device_uuids)}"] if run.device_uuids else []
+    words = [f"{name}={value}" for name, value in gpu_variables(run).items()] if run.device_uuids else []
     words += ["NCCL_P2P_DISABLE=1"] if knobs["p2p"] == "off" else []
     words += [f"{name}={value}" for name, value in malloc_variables(run).items()]
     return ["env", *words] if words else []

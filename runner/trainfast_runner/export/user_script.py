@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.export_text import ExportText, comment_lines, torchrun_comments
+from trainfast_runner.export.export_text import ExportText, comment_lines, gpu_variables, torchrun_comments
 from trainfast_runner.export.trainer_command import has_field
 from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
 from trainfast_runner.records.discovered import FRAMEWORKS
@@ -95,7 +95,7 @@ def _variables(run: RunFile, framework: str) -> dict[str, str]:
     prefix = VARIABLE_PREFIXES.get(framework)
     variables = {name: value for name, value in run.env.items() if prefix and name.startswith(prefix)}
     if "devices" in run.overrides and "CUDA_VISIBLE_DEVICES" in run.env:
-        variables["CUDA_VISIBLE_DEVICES"] = run.env["CUDA_VISIBLE_DEVICES"]
+        variables |= gpu_variables(run)
     return variables
 
 

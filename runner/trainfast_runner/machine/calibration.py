@@ -10,7 +10,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.gpus.visible import visible_to
+from trainfast_runner.machine.gpus.visible import visible_gpus
 from trainfast_runner.machine.training_python import find_python, torch_build
 from trainfast_runner.machine.worker_programs import ask_worker, own_environment
 from trainfast_runner.records.file_locks import locked
@@ -87,7 +87,7 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
     if machine.refusal is not None:
         raise machine.refusal
     gpus = machine.default_gpus("single").gpus if machine.device == "cuda" else ()
-    return machine.device, visible_to(gpu.uuid or str(gpu.index) for gpu in gpus)
+    return machine.device, visible_gpus(gpus)
 
 
 def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:

@@ -12,7 +12,7 @@ from trainfast_runner.machine import training_python, worker_programs
 from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, thread_variables
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
-from trainfast_runner.machine.gpus.visible import visible_to
+from trainfast_runner.machine.gpus.visible import visible_gpus
 from trainfast_runner.memory.available import limit_below_weights_error
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import ScriptAsked
@@ -182,7 +182,7 @@ def _worker_variables(
         # torchrun's `-m` and the processes multiprocessing spawns would import a random.py of the working directory.
         "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **visible_to(gpu.uuid or str(gpu.index) for gpu in gpus),
+        **visible_gpus(gpus, by_index=strategy_of(spec.knobs).is_zero),
     }
     env |= thread_variables(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
     if strategy_of(spec.knobs).is_zero:

@@ -39,6 +39,19 @@ def visible_to(uuids: Iterable[str]) -> dict[str, str]:
     return {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES: ",".join(uuids)}
 
 
+def visible_gpus(gpus: Sequence[DeviceReading], *, by_index: bool = False) -> dict[str, str]:
+    """The variables with which a process sees these GPUs alone, in this order.
+
+    `by_index` names them by their indexes in PCI order, which are NVML's, for DeepSpeed: it reads the variable as
+    integers (cuda_accelerator.py: _get_nvml_gpu_id). CUDA takes no mixture, so a GPU without a UUID decides for all.
+    A MIG instance has a UUID only.
+    """
+    uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
+    if any(map(is_instance, uuids)) or (len(uuids) == len(gpus) and not by_index):
+        return visible_to(uuids)
+    return visible_to(str(gpu.index) for gpu in gpus)
+
+
 def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]) -> Instance | None:
     """The MIG instance that CUDA_VISIBLE_DEVICES names; None if it names none.
 

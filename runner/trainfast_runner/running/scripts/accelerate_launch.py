@@ -26,6 +26,8 @@ class AccelerateLaunch:
     """None for one on each GPU."""
     is_distributed: bool | None
     """None if the ranks are launched distributed only on several GPUs."""
+    uses_deepspeed: bool = False
+    """True if the configuration file asks for DeepSpeed."""
 
     def ranks(self, gpus: int) -> int:
         """Return the number of ranks on a machine with `gpus` visible GPUs: 1 unless they are launched distributed."""
@@ -43,8 +45,10 @@ def read_accelerate_launch(options: Sequence[str], process_count: int | None, cw
     is_on_cpu = "cpu" in values
     is_distributed: bool | None = any(option in values for option in DISTRIBUTED_OPTIONS) or None
     config = _config(os.path.join(cwd, values["config_file"]) if values.get("config_file") else None, is_on_cpu)
+    uses_deepspeed = False
     if config is not None:
         kind = str(config.get("distributed_type", "NO"))
+        uses_deepspeed = kind == "DEEPSPEED"
         if is_distributed is None:
             is_distributed = kind in DISTRIBUTED_TYPES or (kind.startswith("MULTI_") and kind != "MULTI_CPU")
         configured_processes = config.get("num_processes", 1)
@@ -52,7 +56,7 @@ def read_accelerate_launch(options: Sequence[str], process_count: int | None, cw
             process_count = configured_processes
     if is_on_cpu and "mpirun_hostfile" not in values:
         is_distributed = False
-    return AccelerateLaunch(process_count, is_distributed)
+    return AccelerateLaunch(process_count, is_distributed, uses_deepspeed)
 
 
 def _options_with_next_word(options: Sequence[str]) -> list[tuple[str, str]]:

@@ -37,6 +37,9 @@ EACH_DEVICE = ("gpu", "auto", "xpu")
 EACH_CORE = "cpu"
 """Count by which torchrun starts a process for each core, whatever the GPUs."""
 COUNT_OPTIONS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
+DEEPSPEED = "deepspeed"
+READ_BYTES = 1 << 20
+"""The beginning of a script or configuration that is searched for DeepSpeed."""
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 TORCHRUN = ("-m", TORCHRUN_MODULES[0], "--standalone")
 """Words after the interpreter that start the ranks of a `deepspeed` command."""
@@ -87,6 +90,14 @@ class ScriptCommand:
         options = 1 + len(TORCHRUN)
         return [*self.argv[:options], f"--nproc-per-node={self.ranks(gpus)}", *self.argv[options:]]
 
+    def names_deepspeed(self, cwd: str) -> bool:
+        """True if the command, a file that it names in `cwd`, or accelerate's configuration names DeepSpeed."""
+        if self.is_deepspeed or (self.accelerate is not None and self.accelerate.uses_deepspeed):
+            return True
+        words = self.typed[1:]
+        files = (os.path.join(cwd, word.rpartition("=")[2]) for word in words)
+        return any(DEEPSPEED in word.lower() for word in words) or any(map(_file_names_deepspeed, files))
+
     @property
     def title(self) -> str:
         """The script's name and its own arguments, without interpreter, launcher and folders."""
@@ -118,7 +129,7 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
     first = Path(typed[0]).name
     if PYTHON.fullmatch(first):
         return _python_command(typed, python, cwd)
-    if first == "deepspeed":
+    if first == DEEPSPEED:
         return _deepspeed_command(typed, python, cwd)
     if first in LAUNCHERS:
         return _launcher_command(typed, python, cwd)
@@ -271,6 +282,16 @@ def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> Sc
         script=tuple(arguments),
         launched=True,
     )
+
+
+def _file_names_deepspeed(path: str) -> bool:
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return DEEPSPEED.encode() in file.read(READ_BYTES).lower()
+    except OSError:
+        return False
 
 
 def _deepspeed_ranks_on_cpu() -> int:

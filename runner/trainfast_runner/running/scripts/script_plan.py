@@ -12,7 +12,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.gpus.choice import GpuChoice
-from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES, visible_to
+from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES, visible_gpus
 from trainfast_runner.records.script_run import FIRST_TORCH, ScriptAsked
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
@@ -68,7 +68,7 @@ def plan_script(
     hooks_blocked = _hooks_blocked_reason(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
     spec = _spec(command.name if typed else preset.name, command.title, knobs)
-    plan = _plan_command(spec, command, versions, os.environ)
+    plan = _plan_command(spec, command, versions, os.environ, cwd)
     script = ScriptAsked(
         command=command_words,
         argv=command.argv_on(len(plan.gpus)),
@@ -89,7 +89,7 @@ def plan_script(
 
 
 def _plan_command(
-    spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None], environment: Mapping[str, str]
+    spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None], environment: Mapping[str, str], cwd: str
 ) -> RunPlan:
     """The plan of the command on this machine's devices, still without its script. Raises UserError."""
     knobs = spec.knobs
@@ -107,7 +107,7 @@ def _plan_command(
         memory_limit_bytes=bytes_of_ranks(knobs.get("memory_limit"), ranks),
         python=command.interpreter or "",
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
-        env=_script_variables(knobs, choice),
+        env=_script_variables(knobs, choice, environment, by_index=command.names_deepspeed(cwd)),
         devices_reason=choice.reason,
     )
 
@@ -185,14 +185,16 @@ def _chosen_gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
     return machine.named_or_counted_gpus(devices)
 
 
-def _script_variables(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
+def _script_variables(
+    knobs: KnobValues, choice: GpuChoice, environment: Mapping[str, str], *, by_index: bool
+) -> dict[str, str]:
     """Environment variables that the launch adds; the variable that names the run is added at the start."""
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(HOOKS_FOLDER)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
     if asks_for_cpu(knobs.get("devices")):
         env[VISIBLE_DEVICES] = ""
-    elif knobs.get("devices") is not None and choice.gpus:
-        env |= visible_to(gpu.uuid or str(gpu.index) for gpu in choice.gpus)
+    elif choice.gpus and (knobs.get("devices") is not None or (by_index and VISIBLE_DEVICES in environment)):
+        env |= visible_gpus(choice.gpus, by_index=by_index)
     return env
 
 

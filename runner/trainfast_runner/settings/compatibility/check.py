@@ -26,11 +26,12 @@ from trainfast_runner.settings.compatibility.general_rules import (
 from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINE_RULES, micro_batches_divide
 from trainfast_runner.settings.compatibility.technique_rules import TECHNIQUE_RULES
 from trainfast_runner.settings.compatibility.tensor_rules import TENSOR_RULES
-from trainfast_runner.settings.compatibility.zero_rules import ZERO_RULES
+from trainfast_runner.settings.compatibility.zero_rules import ZERO_RULES, gpu_has_an_index
 from trainfast_runner.settings.spec import RunSpec
 
 RULES: tuple[Rule, ...] = (
     *GENERAL_RULES,
+    gpu_has_an_index,
     *CATALOG_RULES,
     *PIPELINE_RULES,
     *TENSOR_RULES,
@@ -39,7 +40,13 @@ RULES: tuple[Rule, ...] = (
     *TECHNIQUE_RULES,
 )
 
-DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_uses_all_devices, strategy_has_gpus, precision_has_hardware)
+DEVICE_RULES: tuple[Rule, ...] = (
+    devices_exist,
+    strategy_uses_all_devices,
+    strategy_has_gpus,
+    precision_has_hardware,
+    gpu_has_an_index,
+)
 """Rules that look at devices only, and at what they compute with."""
 
 KNOB_RULES: tuple[Rule, ...] = (

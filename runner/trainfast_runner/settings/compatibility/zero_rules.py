@@ -1,4 +1,4 @@
-"""Needs of DeepSpeed: fp16 instructions on a CPU, and a directory that takes offloaded states.
+"""Needs of DeepSpeed: fp16 instructions on a CPU, GPUs with an index, and a directory that takes offloaded states.
 
 `refuse_small_disk` is not a rule: it needs the number of parameters, which is known later than the facts.
 """
@@ -12,8 +12,11 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.extensions import has_libaio, missing_tool
+from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES
 from trainfast_runner.machine.processes.listing import user_name
+from trainfast_runner.records.tick import is_instance
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.settings.device_counts import chosen_gpus
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.strategy_of_run import offload_folder
@@ -31,6 +34,21 @@ def _half_precision_on_a_cpu(facts: Facts) -> None:
             key="precision",
             advice="precision=bf16",
         )
+
+
+def gpu_has_an_index(facts: Facts) -> None:
+    """Refuse a MIG instance where DeepSpeed looks up the GPU by its index."""
+    if facts.machine.device != "cuda" or not facts.strategy.needs_gpu_index:
+        return
+    for gpu in chosen_gpus(facts.knobs, facts.machine).gpus:
+        if is_instance(gpu.uuid):
+            advice = "zero3-offload" if facts.strategy.offloads else "zero3"
+            raise UserError(
+                f"strategy={facts.strategy.name} needs a GPU with an index, and devices={facts.knobs['devices'] or 1}"
+                f" is the MIG instance {gpu.uuid} of {VISIBLE_DEVICES}",
+                key="strategy",
+                advice=f"strategy={advice}",
+            )
 
 
 def _offload_path_takes_files(facts: Facts) -> None:
