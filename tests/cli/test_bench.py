@@ -69,6 +69,7 @@ def test_a_table_of_real_runs_beside_a_measured_ceiling(cli: Cli, tmp_path: Path
     measured = cli("doctor", "--calibrate", "--json").json["calibration"]
     assert measured["tflops"]["fp32"] > 0
     assert measured["copy_gb_per_s"] > 0
+    assert measured["launches_per_s"] == pytest.approx(1e6 / measured["operation_us"])
     assert 0 < measured["cpu_share"] <= 1
     report = tmp_path / "table.md"
     done = cli("bench", "mine", "--scale-batch", "0.5", "-o", str(report), "--json")

@@ -291,3 +291,13 @@ def test_a_preset_is_shown_with_advice_for_this_machine(cli: Cli) -> None:
 def test_a_measured_speed_of_thousands_is_a_whole_number(capsys: pytest.CaptureFixture[str]) -> None:
     doctor._print_ceiling(Ceiling(device="cuda:0", name="NVIDIA H100", tflops={"bf16": 1012.4}, copy_gb_per_s=3011.6))
     assert "bf16 1,012 TFLOP/s; copy 3,012 GB/s (read and written)" in capsys.readouterr().out
+
+
+def test_launches_a_second_are_printed_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    ceiling = Ceiling(device="cuda", name="NVIDIA H100", tflops={"bf16": 700.0}, copy_gb_per_s=3000.0, operation_us=11)
+    doctor._print_ceiling(ceiling)
+    printed = capsys.readouterr().out
+    assert "launches about 91,000 operations a second: a step of 1,000 small ones takes at least 11.0 ms" in printed
+    assert "gain from compile and larger batches" in printed
+    doctor._print_ceiling(Ceiling(device="cuda", name="older", tflops={"bf16": 700.0}, copy_gb_per_s=3000.0))
+    assert "launches" not in capsys.readouterr().out

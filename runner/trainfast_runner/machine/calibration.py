@@ -40,6 +40,11 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: int = 0
 
     @property
+    def launches_per_s(self) -> float | None:
+        """Small operations a second that the host can start; None in calibrations before it was measured."""
+        return 1e6 / self.operation_us if self.operation_us else None
+
+    @property
     def disturbed(self) -> bool:
         """True if other processes took so much of the CPU that the ceiling is too low."""
         return self.cpu_share is not None and self.cpu_share < UNDISTURBED_SHARE

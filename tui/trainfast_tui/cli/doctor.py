@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.doctor.examine import examine, is_healthy
 from trainfast_runner.machine.doctor.finding import Finding
@@ -13,12 +15,14 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.units import counted
 from trainfast_tui.cli.printing.output import print_json, print_line
 from trainfast_tui.cli.printing.progress import progress_when_slow
-from trainfast_tui.text.format import number, plain, to_width
+from trainfast_tui.text.format import milliseconds, number, plain, to_width
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.calibration import Ceiling
 
 PYTHON_CHECKS = ("training Python", "training stack")
+EXAMPLE_OPERATIONS = 1_000
+"""The operations of an example step."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate",
         action="store_true",
-        help="measure the device's peak TFLOP/s and copy bandwidth; runs then show their share of it",
+        help="measure the device's peak TFLOP/s and copy bandwidth, and how many operations a second the host starts;"
+        " runs then show their share of it",
     )
     parser.add_argument("--json", action="store_true", help="print {healthy, checks[...]}")
 
@@ -55,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         ceiling = calibrate(home, arguments.python)
     if arguments.json:
-        measured = {"calibration": ceiling} if ceiling else {}
+        measured = {}
+        if ceiling is not None:
+            measured = {"calibration": {**msgspec.to_builtins(ceiling), "launches_per_s": ceiling.launches_per_s}}
         print_json({"schema": SCHEMA, "healthy": is_healthy(findings), "checks": findings, **measured})
     elif ceiling is not None:
         _print_ceiling(ceiling)
@@ -91,6 +98,13 @@ def _print_ceiling(ceiling: Ceiling) -> None:
     print_line(
         f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {number(ceiling.copy_gb_per_s)} GB/s (read and written)"
     )
+    if (launches_per_s := ceiling.launches_per_s) is not None:
+        shortest_ms = milliseconds(1000 * EXAMPLE_OPERATIONS / launches_per_s)
+        print_line(
+            f"this host launches about {float(f'{launches_per_s:.2g}'):,.0f} operations a second: a step of"
+            f" {EXAMPLE_OPERATIONS:,} small ones takes at least {shortest_ms}, however fast the device; launch-bound"
+            " models gain from compile and larger batches"
+        )
     if ceiling.disturbed:
         words = f"other processes took {100 * (1 - (ceiling.cpu_share or 0)):.0f} % of the CPU meanwhile"
         print_line(f"{words}: the ceiling is too low, measure it again on a quiet machine")
