@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from trainfast_runner.machine.extensions import compiler, extensions_directory
+from trainfast_runner.worker.strategies.extension_builds import build_failure
+from trainfast_tui.text.wait_words import start_words
 
 BUILD = """
 import sys
@@ -67,3 +73,45 @@ def test_extensions_are_built_below_the_users_directory_not_in_it(
     found = extensions_directory("/env/bin/python", {"torch": "2.9.0", "deepspeed": "0.18.2"})
     assert found.parent == tmp_path / "trainfast"
     assert found.name.startswith("torch2.9.0-deepspeed0.18.2-")
+
+
+@pytest.mark.long
+@pytest.mark.ci
+def test_the_build_of_an_extension_is_a_phase_of_its_own_once(
+    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """DeepSpeedCPUAdam, compiled for offloaded states before the model is built."""
+    pytest.importorskip("deepspeed")
+    phases = []
+    for _ in range(2):
+        folder, command = start(strategy="zero2-offload", steps=3)
+        torchrun = [command[0], "-m", "torch.distributed.run", "--standalone", *command[1:]]
+        fresh = {**environment, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+        subprocess.run(torchrun, env=fresh, cwd=folder, check=True, capture_output=True, timeout=600)
+        lines = [json.loads(line) for line in (folder / "worker.jsonl").read_text().splitlines()]
+        phases.append(list(dict.fromkeys(line["phase"] for line in lines if line["kind"] == "phase")))
+        shown = [start_words(line["phase"], line["detail"]) for line in lines if line.get("phase") == "compile"]
+        assert shown == ["compiling an extension (CPUAdam of DeepSpeed, once for this Python)"][: 2 - len(phases)]
+    assert phases == [["import", "data", "compile", "model", "train"], ["import", "data", "model", "train"]]
+
+
+def test_an_extension_that_is_built_is_loaded_without_a_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for DeepSpeed's table of builders: what takes a minute there is a file here."""
+
+    class TinyBuilder:
+        name = "tiny"
+
+        def load(self, verbose: bool) -> None:
+            (tmp_path / "tiny").mkdir(exist_ok=True)
+            (tmp_path / "tiny" / "tiny.so").touch()
+
+    table = ModuleType("deepspeed.ops")
+    table.op_builder = SimpleNamespace(TinyBuilder=TinyBuilder)
+    monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
+    monkeypatch.setitem(sys.modules, "deepspeed.ops", table)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    phases: list[str] = []
+    for _ in range(2):
+        assert build_failure("TinyBuilder", lambda phase, detail: phases.append(start_words(phase, detail))) is None
+    assert phases == ["compiling an extension (Tiny of DeepSpeed, once for this Python)"]

@@ -64,6 +64,7 @@ class Training:
         if spec.role not in (PROBE, TRIAL):  # these open loaders for settings of their own
             worker_init_fn = use_ordinary_thresholds if self.device.type == "cpu" else None
             self.state.load(self.samples, spec.knobs.steps, worker_init_fn)
+        self.strategy.enter_phase = log.enter
         self.strategy.start()
         self.memory = make_memory_meter(self.strategy.devices, spec.memory_limit_bytes, allocator)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 START_WORDS = {
     "import": "importing the training stack",
     "data": "preparing the data",
+    "compile": "compiling an extension",
     "model": "building the model",
     "train": "first step",
 }

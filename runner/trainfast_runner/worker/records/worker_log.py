@@ -54,7 +54,7 @@ class WorkerLog:
             self._file.catch_up()
 
     def enter(self, phase: str, detail: str = "") -> None:
-        """Record that a phase begins: import, data, model or train."""
+        """Record that a phase begins: import, data, compile (an extension), model or train."""
         self.phase = phase
         self.write("phase", phase=phase, detail=detail)
 

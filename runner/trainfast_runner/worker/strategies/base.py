@@ -49,6 +49,8 @@ class Strategy:
         self.device = device
         self.devices = [device]
         self.precision = Precision(knobs.precision, device)
+        self.enter_phase: Callable[[str, str], None] = lambda phase, detail: None
+        """Records a phase of `start`, with its detail; set before it."""
 
     @property
     def dropout_rank(self) -> int:

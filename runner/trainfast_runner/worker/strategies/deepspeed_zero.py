@@ -63,11 +63,11 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         if self.entry.offloads and self.knobs.optimizer == "adamw":
-            failure = build_failure("CPUAdamBuilder")
+            failure = build_failure("CPUAdamBuilder", self.enter_phase)
             self.cpu_adam = failure is None
             if failure is not None:
                 self.optimizer_reason = f"torch's AdamW instead of DeepSpeedCPUAdam, which is faster: {failure}"
-        if self.knobs.offload_path is not None and build_failure("AsyncIOBuilder") is not None:
+        if self.knobs.offload_path is not None and build_failure("AsyncIOBuilder", self.enter_phase):
             raise InvalidInput(
                 "offload_path needs DeepSpeed's async_io extension, which cannot be built here; output.log says why",
                 key="offload_path",

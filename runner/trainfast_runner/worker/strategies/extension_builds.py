@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +14,11 @@ REASON_CHARACTERS = 100
 """Chosen, not measured: the most that a reason quotes of a compiler's error, which output.log has whole."""
 
 
-def build_failure(builder: str) -> str | None:
-    """Build or load one of DeepSpeed's extensions; return the reason for a failure, None on success."""
+def build_failure(builder: str, enter_phase: Callable[[str, str], None]) -> str | None:
+    """Build or load one of DeepSpeed's extensions; return the reason for a failure, None on success.
+
+    A build, or the wait for another rank's, is a phase of its own.
+    """
     from deepspeed.ops import op_builder
 
     # torch takes an empty CXX as it is.
@@ -24,12 +27,10 @@ def build_failure(builder: str) -> str | None:
         reason = "no C++ compiler or no ninja on PATH"
         print(f"deepspeed: {builder}: {reason}", file=sys.stderr)
         return reason
-    print(
-        f"deepspeed: loading {builder}; the first time in this Python it is compiled, which takes about a minute",
-        flush=True,
-    )
     try:
         extension = getattr(op_builder, builder)()
+        if not _is_built(extension.name):
+            enter_phase("compile", f"{builder.removesuffix('Builder')} of DeepSpeed, once for this Python")
         with build_lock(extension.name):
             extension.load(verbose=False)
     except Exception as error:
@@ -37,6 +38,12 @@ def build_failure(builder: str) -> str | None:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         return f"the build of {builder} failed ({first_line[:REASON_CHARACTERS]}; more in output.log)"
     return None
+
+
+def _is_built(extension: str) -> bool:
+    """True if TORCH_EXTENSIONS_DIR has the extension's library (torch.utils.cpp_extension)."""
+    directory = os.environ.get("TORCH_EXTENSIONS_DIR")
+    return bool(directory) and Path(directory or "", extension, f"{extension}.so").exists()
 
 
 @contextmanager
