@@ -43,6 +43,8 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """True for a trial of a search: its memory is limited and it leaves nothing behind."""
     trace: bool = False
     """True for a trial whose step is traced after its last one."""
+    longest_first: bool = False
+    """True for a trial of a batch search, whose untimed steps take the longest samples."""
 
 
 class Overridden(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,29 @@ class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
     def at(self, share: float) -> float:
         """Bytes at the peak with this share of the trial's batch."""
         return max(fixed + per_row * self.rows * share for fixed, per_row in self.lines)
+
+
+class BatchWidths(msgspec.Struct, frozen=True, kw_only=True):
+    """Widths of the model's inputs in a trial of a batch search, in values a sample; None where none was seen."""
+
+    narrowest: int | None = None
+    widest: int | None = None
+    longest_first: bool = False
+    """True if the untimed steps took the longest samples that the data set told of."""
+    looked_at: int = 0
+    """Samples whose length was seen."""
+    samples: int = 0
+    """Samples that the sampler may give."""
+
+    @property
+    def differ(self) -> bool:
+        """True if batches of several widths were seen."""
+        return (self.narrowest or 0) < (self.widest or 0)
+
+    @property
+    def has_widest(self) -> bool:
+        """True if no batch of the data set is wider than the widest that was seen."""
+        return not self.differ or (self.longest_first and self.looked_at >= self.samples)
 
 
 class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.records.json_lines import NoRecord, Tail, newest
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_lines import Actual, Bounded, Count
-from trainfast_runner.records.script_run import TracedMemory
+from trainfast_runner.records.script_run import BatchWidths, TracedMemory
 
 T = TypeVar("T")
 
@@ -83,6 +83,7 @@ class ScriptLine(RankLine, frozen=True, kw_only=True, tag="script"):
     suppressed: list[str] | None = None
     limit_peak_bytes: Count | None = None
     traced_memory: TracedMemory | None = None
+    widths: BatchWidths | None = None
 
 
 class OverflowLine(RankLine, frozen=True, kw_only=True, tag="overflow"):

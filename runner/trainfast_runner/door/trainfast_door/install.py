@@ -18,9 +18,9 @@ def install_hooks() -> None:
         return
     run.opened = True
     run.record_opening()
-    from . import blocked_saves, frameworks, loader_hook, model_hook, optimizer_hook
+    from . import blocked_saves, frameworks, loader_hook, longest_first, model_hook, optimizer_hook
 
-    for hook in (ending, optimizer_hook, loader_hook, model_hook, frameworks, blocked_saves):
+    for hook in (ending, optimizer_hook, loader_hook, longest_first, model_hook, frameworks, blocked_saves):
         never_raises(hook.install)(run)
 
 

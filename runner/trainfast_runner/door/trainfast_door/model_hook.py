@@ -6,6 +6,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,10 @@ def hook_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
     if run.actual["compiled"] and not compiled:
         run.steps.unknown["forward_ms"] = COMPILED_REASON
         return  # autocast shows in a forward pass alone
+    if run.settings.longest_first:
+        from .longest_first import note_width
+
+        _handles.append(model.register_forward_pre_hook(partial(note_width, run), with_kwargs=True))
     run.actual["compute_dtype"] = run.actual.get("param_dtype")
     times = ForwardTimes(run)
     _handles.append(model.register_forward_pre_hook(BeforeForward(times), with_kwargs=True))

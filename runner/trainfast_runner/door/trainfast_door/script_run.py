@@ -43,6 +43,8 @@ class ScriptRun:
         """The rate that the script gave its optimizer: `initial_lr` if a scheduler keeps one, else its first rate."""
         self.has_scheduler = False
         """True if one of torch's schedulers changes the rate."""
+        self.widths: dict[str, Any] = {}
+        """Widths of the batches in a trial of a batch search, and the look at the data set's lengths."""
         self.removals: list[Callable[[], None]] = []
         """Functions that take hooks off the script's own objects."""
         self.files = RankFiles(directory, steps_from_log=bool(self.settings.steps_from_log))
@@ -77,6 +79,7 @@ class ScriptRun:
             suppressed=self.suppressed,
             limit_peak_bytes=self.memory_limit.peak_bytes(),
             traced_memory=self.trace.traced_memory,
+            widths=self.widths or None,
         )
 
     def end_training(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from trainfast_runner.bisection import largest_fitting
+from trainfast_runner.known_values import highest, lowest
+from trainfast_runner.records.script_run import BatchWidths
 from trainfast_runner.search.batch.decide import (
     ALIGNED_UNIT,
     MAX_PROBES,
@@ -42,6 +44,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
     recommended = _recommended(state, memory_fits, max_batch, sum(margin.margin_bytes for margin in margins))
     fastest, rate = _fastest(state)
     too_large = _too_large(state, max_batch)
+    widths = _widths(state)
     return BatchAnswer(
         max_batch=max_batch,
         samples_per_s=confirmation.samples_per_s,
@@ -60,7 +63,38 @@ def answer_of(state: BatchState) -> BatchAnswer:
         confirmation_run_id=confirmation.run_id,
         certainty=_certainty(state, memory_fits, max_batch, too_large),
         too_large=too_large,
+        widths=widths,
+        widths_note=_widths_note(widths),
     )
+
+
+def _widths(state: BatchState) -> BatchWidths | None:
+    """Return the widths of the batches that the confirmation run took, over all ranks; None if none was seen."""
+    tried = [*state.probes_that_fit, state.confirmations[-1]]
+    narrowest = lowest(rank.widths.narrowest for run in tried for rank in run.ranks if rank.widths is not None)
+    confirmed = [rank.widths for rank in state.confirmations[-1].ranks if rank.widths is not None]
+    if not confirmed or narrowest is None:
+        return None
+    return BatchWidths(
+        narrowest=narrowest,
+        widest=highest(widths.widest for widths in confirmed),
+        longest_first=all(widths.longest_first for widths in confirmed),
+        looked_at=min(widths.looked_at for widths in confirmed),
+        samples=max(widths.samples for widths in confirmed),
+    )
+
+
+def _widths_note(widths: BatchWidths | None) -> str:
+    if widths is None or not widths.differ:
+        return ""
+    seen = f"batches of {widths.narrowest:,} to {widths.widest:,} values a sample were seen"
+    if widths.has_widest:
+        return f"each size was tried with the longest of all {widths.samples:,} samples; {seen}"
+    wider = "a wider batch needs more memory"
+    if widths.longest_first:
+        looked_at = f"{widths.looked_at:,} looked at, of {widths.samples:,}"
+        return f"each size was tried with the longest samples of {looked_at}; {seen}, and {wider}"
+    return f"widths vary and the data set tells no lengths: {seen}, and {wider}"
 
 
 def _too_large(state: BatchState, max_batch: int) -> int | None:

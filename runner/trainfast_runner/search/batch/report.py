@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED, Doubt
 from trainfast_runner.records.run_directory import read_result
@@ -78,6 +80,7 @@ def batch_report(directory: Path) -> dict[str, Any]:
         "proof_run_id": answer.confirmation_run_id if answer else None,
         "proofs": [fields_of(confirmation, *CONFIRMATION_FIELDS) for confirmation in journal.confirmations],
         **fields_of(answer, "headroom_bytes", "certainty", "too_large"),
+        "widths": _widths(answer),
         "changes": end.changes if end is not None else [],
         **fields_of(end, "missing_bytes", "seconds"),
     }
@@ -103,6 +106,13 @@ def _probe(probe: Probe, confirmations: Sequence[ConfirmationRun]) -> dict[str, 
     """One probe; `refuted_by` is the confirmation run that ran out of memory although this size had fitted."""
     refuting_run = refuted_by(probe, confirmations)
     return {**fields_of(probe, *PROBE_FIELDS), "refuted_by": None if refuting_run is None else refuting_run.run_id}
+
+
+def _widths(answer: BatchAnswer | None) -> dict[str, Any] | None:
+    """Return the widths of a script's batches that the answer holds for; None if none was seen."""
+    if answer is None or answer.widths is None:
+        return None
+    return {**msgspec.structs.asdict(answer.widths), "note": answer.widths_note or None}
 
 
 def _fastest(answer: BatchAnswer | None) -> dict[str, Any] | None:

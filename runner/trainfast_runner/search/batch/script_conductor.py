@@ -54,7 +54,9 @@ class ScriptBatchConductor(BatchConductor):
         limits_bytes = self._plan.memory_limit_bytes
         if limits_bytes is not None:
             plan = dataclasses.replace(plan, memory_limit_bytes=limits_bytes)
-        return dataclasses.replace(plan, search_id=self._plan.search_id)
+        assert plan.script is not None
+        script = msgspec.structs.replace(plan.script, longest_first=True)
+        return dataclasses.replace(plan, script=script, search_id=self._plan.search_id)
 
     def probe(self, batch_size: int) -> BatchEnded | None:
         """Try one size in a process of its own, or take the ended probe that a killed conductor left."""

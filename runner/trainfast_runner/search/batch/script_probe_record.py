@@ -79,8 +79,9 @@ def script_peaks(directory: Path, available_bytes: int | None) -> list[RankPeaks
 def _script_rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available_bytes: int | None) -> RankPeaks:
     peaks = highest_peaks(rank, steps)
     allocated_bytes = peaks.peak_allocated_bytes or 0
+    script_lines = [line for line in lines if isinstance(line, ScriptLine)]
     # malloc keeps freed blocks, so the limit counts a little more than the resident memory.
-    counted_bytes = highest(line.limit_peak_bytes for line in lines if isinstance(line, ScriptLine))
+    counted_bytes = highest(line.limit_peak_bytes for line in script_lines)
     return msgspec.structs.replace(
         peaks,
         phase_peaks={SCRIPT_PHASE: counted_bytes or allocated_bytes},
@@ -88,4 +89,5 @@ def _script_rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], av
         peak_reserved_bytes=peaks.peak_reserved_bytes or 0,
         limit_peak_bytes=counted_bytes,
         available_bytes=available_bytes,
+        widths=script_lines[-1].widths if script_lines else None,
     )

@@ -12,6 +12,7 @@ import msgspec
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange
+from trainfast_runner.records.script_run import BatchWidths
 from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.search.journal.lines import (
     Conducted,
@@ -103,6 +104,8 @@ class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
     """The rank's available memory."""
     alloc_retries: int | None = None
     step_ms: float | None = None
+    widths: BatchWidths | None = None
+    """Widths of a script's batches; None for a preset, whose longest samples always come first."""
 
 
 class Probe(Line, frozen=True, kw_only=True, tag="probe"):
@@ -186,6 +189,10 @@ class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Why a larger batch does not fit: the size that ran out of memory, or the fit; and the sizes not tried."""
     too_large: int | None = None
     """The smallest larger size that ran out of memory; None if none did."""
+    widths: BatchWidths | None = None
+    """The narrowest batch of the search and the widest of the confirmation run; None if no width was seen."""
+    widths_note: str = ""
+    """The widths that the answer holds for, in words; empty where all batches are equally wide."""
 
 
 class Change(OomChange, frozen=True, kw_only=True):

@@ -31,6 +31,8 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
         condition_words = f" (under {condition})" if condition is not None else ""
         confirmed += f" at {per_second(answer.samples_per_s, 'samples')}{condition_words}"
     yield "largest batch", f"{count(answer.max_batch)}, {confirmed}; {answer.certainty}"
+    if answer.widths_note:
+        yield "widths", answer.widths_note
     rank_words = f" on rank {answer.tightest_rank}, the tightest" if question.world_size > 1 else ""
     limit = f"{size(answer.limit_bytes)} ({question.limit_words})" if question.limit_words else size(answer.limit_bytes)
     yield "leaves free", f"{size(answer.headroom_bytes)} of {limit}{rank_words}"

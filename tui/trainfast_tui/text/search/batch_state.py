@@ -54,9 +54,11 @@ def _end_words(search: BatchSnapshot) -> str:
         return ""
     if (answer := search.answer) is not None:
         max_batch, too_large = answer.max_batch, answer.too_large
+        seen = answer.widths
+        widths = f" with batches up to {seen.widest:,} wide" if seen is not None and not seen.has_widest else ""
         if too_large is not None and too_large > max_batch + 1:
-            return f"batch_size {max_batch:,} fits, confirmed in a fresh process; {too_large:,} does not"
-        return f"batch_size {max_batch:,} is the largest that fits, confirmed in a fresh process"
+            return f"batch_size {max_batch:,} fits, confirmed in a fresh process{widths}; {too_large:,} does not"
+        return f"batch_size {max_batch:,} is the largest that fits, confirmed in a fresh process{widths}"
     if search.state == "nothing_fits":
         missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
         return f"batch_size 1 does not fit{missing}"

@@ -140,7 +140,10 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
         certainty = search.answer.certainty if search.answer is not None else ""
         # The reason of a failure is at the top already.
         text = certainty or (ended.reason if search.state == "nothing_fits" else "")
-        return paragraph(text, width, "muted")
+        note, is_sure = "", True
+        if search.answer is not None and search.answer.widths is not None:
+            note, is_sure = search.answer.widths_note, search.answer.widths.has_widest
+        return [*paragraph(text, width, "muted"), *paragraph(note, width, "muted" if is_sure else "warning")]
     if step is None:
         return [] if search.prediction is None else paragraph(search.prediction.basis, width, "muted")
     is_waiting = search.state in ("paused", "interrupted")
