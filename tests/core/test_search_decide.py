@@ -15,6 +15,7 @@ from trainfast_runner.search.batch.answer import aligned, answer_of
 from trainfast_runner.search.batch.decide import MAX_PROBES, TOLERANCE_BYTES, TOLERANCE_SHARE, decide
 from trainfast_runner.search.batch.state import BatchState
 from trainfast_runner.search.journal.batch import ConfirmationRun, Predicted, Probe, RankPeaks
+from trainfast_runner.units import mebibytes
 
 MIB = 1 << 20
 
@@ -310,6 +311,37 @@ def test_the_answer_names_limits_margins_and_the_fastest() -> None:
     tolerance = f"{0.03 * (100 + 10 * found.max_batch):.0f} MiB (3 % of what {found.max_batch} needs)"
     assert f"within the tolerance of {tolerance}, were not tried" in found.certainty
     assert "leaves" in found.recommended_why
+
+
+@pytest.mark.parametrize("above_fit", [0, 3 * MIB, 6 * MIB])
+def test_the_recommended_batch_has_its_margin_by_the_measured_peak(above_fit: int) -> None:
+    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
+    state = search(device)
+    confirmation = state.confirmations[-1]
+    peak = (100 + 10 * confirmation.batch_size) * MIB + above_fit
+    confirmed = replace_struct(confirmation, ranks=[RankPeaks(rank=0, peak_allocated_bytes=peak)])
+    found = answer_of(replace(state, confirmations=(confirmed,)))
+    assert found.headroom_bytes == 2048 * MIB - peak
+    assert found.recommended_batch is not None
+    margin = sum(one.margin_bytes for one in found.margins)
+    left = found.headroom_bytes + 10 * MIB * (found.max_batch - found.recommended_batch)
+    assert left >= margin > left - 10 * MIB, "one sample more would take of the margin"
+    assert f"leaves {mebibytes(left)} by the fit, of which {mebibytes(margin)} are for" in found.recommended_why
+
+
+def test_without_room_for_the_margin_no_batch_is_recommended() -> None:
+    device = Device(fixed=90 * MIB, per_sample=9 * MIB, optimizer=0, limits=(100 * MIB,))
+    found = answer_of(search(device))
+    assert (found.max_batch, found.recommended_batch) == (1, None)
+    assert found.recommended_why.startswith("no size leaves 3 MiB for a long run")
+
+
+def test_confirmation_runs_of_small_samples_are_stepped_down_by_half_at_most() -> None:
+    device = Device(fixed=100 * MIB, per_sample=MIB / 100, optimizer=0, limits=(104 * MIB,))
+    state = search(device)
+    oom = ConfirmationRun(batch_size=300, run_id="p", state="oom", seconds=1.0)
+    step = decide(replace(state, confirmations=(oom,))).step
+    assert (step.action, step.batch_size) == ("prove", 150)
 
 
 def test_aligned_is_a_multiple_of_8_and_of_64_where_that_costs_little() -> None:

@@ -60,7 +60,7 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
         return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
     exports = export_blocks(runs)
     answer = search.answer
-    if answer is not None and answer.recommended_batch != answer.max_batch:
+    if answer is not None and answer.recommended_batch not in (None, answer.max_batch):
         exports.insert(1, Prose(f"They have the largest batch; the recommended one is {answer.recommended_batch:,}."))
     return [*blocks, *run_sections(runs), *exports]
 

@@ -41,7 +41,8 @@ def answer_of(state: BatchState) -> BatchAnswer:
     tight_fit = tightest(memory_fits, max_batch)
     limiting_line = max(tight_fit.lines, key=lambda phase_line: phase_line.at(max_batch))
     margins = _margins(state, tight_fit, max_batch)
-    recommended = _recommended(state, memory_fits, max_batch, sum(margin.margin_bytes for margin in margins))
+    margin_bytes = sum(margin.margin_bytes for margin in margins)
+    recommended = _recommended(state, memory_fits, max_batch, margin_bytes)
     fastest, rate = _fastest(state)
     too_large = _too_large(state, max_batch)
     widths = _widths(state)
@@ -50,7 +51,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
         samples_per_s=confirmation.samples_per_s,
         aligned_batch=aligned(max_batch),
         recommended_batch=recommended,
-        recommended_why=_recommended_why(state, max_batch, recommended, tight_fit, margins),
+        recommended_why=_recommended_why(state, max_batch, recommended, memory_fits, margins),
         margins=margins,
         fastest_batch=fastest,
         fastest_samples_per_s=rate,
@@ -70,9 +71,10 @@ def answer_of(state: BatchState) -> BatchAnswer:
 
 def _widths(state: BatchState) -> BatchWidths | None:
     """Return the widths of the batches that the confirmation run took, over all ranks; None if none was seen."""
-    tried = [*state.probes_that_fit, state.confirmations[-1]]
-    narrowest = lowest(rank.widths.narrowest for run in tried for rank in run.ranks if rank.widths is not None)
-    confirmed = [rank.widths for rank in state.confirmations[-1].ranks if rank.widths is not None]
+    confirmed_ranks = state.confirmations[-1].ranks
+    ranks = [*confirmed_ranks, *(rank for probe in state.probes_that_fit for rank in probe.ranks)]
+    narrowest = lowest(rank.widths.narrowest for rank in ranks if rank.widths is not None)
+    confirmed = [rank.widths for rank in confirmed_ranks if rank.widths is not None]
     if not confirmed or narrowest is None:
         return None
     return BatchWidths(
@@ -182,10 +184,12 @@ def _margins(state: BatchState, tight_fit: MemoryFit, max_batch: int) -> list[Ma
     return margins
 
 
-def _recommended(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, margin_bytes: int) -> int:
-    """Return the largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
+def _recommended(
+    state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, margin_bytes: int
+) -> int | None:
+    """Return the largest batch that leaves the margin on every rank and made no allocator retry; None without one."""
     largest_batch = largest_fitting(
-        lambda size: all(fit.need_bytes(size) + margin_bytes <= fit.limit_bytes for fit in memory_fits),
+        lambda size: all(_left_bytes(state, fit, max_batch, size) >= margin_bytes for fit in memory_fits),
         min(max_batch, LARGEST_BATCH),
     )
     retried_batch = _smallest_retried(state)
@@ -193,7 +197,13 @@ def _recommended(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batc
         largest_batch = min(largest_batch, retried_batch - 1)
     if state.device == "cuda":
         largest_batch = aligned(largest_batch) or largest_batch
-    return max(1, largest_batch)
+    return largest_batch or None
+
+
+def _left_bytes(state: BatchState, memory_fit: MemoryFit, max_batch: int, size: int) -> float:
+    """Return the bytes of a rank's limit that a size leaves: as measured at the largest batch, less by the fit."""
+    less_bytes = memory_fit.need_bytes(max_batch) - memory_fit.need_bytes(size)
+    return _headroom(state, memory_fit, max_batch) + less_bytes
 
 
 def _smallest_retried(state: BatchState) -> int | None:
@@ -201,20 +211,24 @@ def _smallest_retried(state: BatchState) -> int | None:
 
 
 def _recommended_why(
-    state: BatchState, max_batch: int, recommended: int, tight_fit: MemoryFit, margins: list[Margin]
+    state: BatchState,
+    max_batch: int,
+    recommended: int | None,
+    memory_fits: tuple[MemoryFit, ...],
+    margins: list[Margin],
 ) -> str:
-    if recommended == 1 and max_batch == 1:
-        return "there is no smaller batch; a long run may still run out of memory"
-    left_bytes = tight_fit.limit_bytes - tight_fit.need_bytes(recommended)
-    source = " by the fit"
-    if recommended == max_batch:
-        # The batch was run, and its headroom measured.
-        left_bytes, source = float(_headroom(state, tight_fit, max_batch)), ""
+    margin_bytes = sum(margin.margin_bytes for margin in margins)
     reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
-    text = f"leaves {mebibytes(left_bytes)}{source} for {reasons}"
     retried_batch = _smallest_retried(state)
+    retries = ""
     if retried_batch is not None and retried_batch <= max_batch:
-        text += f"; from {retried_batch} on the allocator had to free its cache and retry, which is slow"
+        retries = f"; from {retried_batch} on the allocator had to free its cache and retry, which is slow"
+    if recommended is None:
+        return f"no size leaves {mebibytes(margin_bytes)} for {reasons}{retries}"
+    left_bytes = min(_left_bytes(state, fit, max_batch, recommended) for fit in memory_fits)
+    # The largest batch was run, and its headroom measured.
+    source = "" if recommended == max_batch else " by the fit"
+    text = f"leaves {mebibytes(left_bytes)}{source}, of which {mebibytes(margin_bytes)} are for {reasons}{retries}"
     if state.device == "cuda" and aligned(recommended) == recommended:
         text += "; aligned for tensor cores"
     return text
@@ -238,17 +252,19 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
     return size, rate
 
 
-def _headroom(state: BatchState, tight_fit: MemoryFit, max_batch: int) -> int:
-    """Return the bytes that the tightest rank's limit had left: as measured at this batch, else by the fit."""
-    for probe in state.probes_that_fit:
-        if probe.batch_size == max_batch:
-            for peaks in probe.ranks:
-                if peaks.rank == tight_fit.rank and peaks.limit_peak_bytes is not None:
-                    return tight_fit.limit_bytes - peaks.limit_peak_bytes
-    measured_bytes = _peak_in_confirmation(state.confirmations[-1], tight_fit.rank)
-    if measured_bytes is None:
-        return round(tight_fit.limit_bytes - tight_fit.need_bytes(max_batch))
-    return tight_fit.limit_bytes - measured_bytes - uncounted_bytes(state, tight_fit.rank)
+def _headroom(state: BatchState, memory_fit: MemoryFit, max_batch: int) -> int:
+    """Return the bytes that a rank's limit had left at this batch: the least that was measured, else by the fit."""
+    peaks = [
+        rank.limit_peak_bytes
+        for probe in state.probes_that_fit
+        for rank in probe.ranks
+        if probe.batch_size == max_batch and rank.rank == memory_fit.rank
+    ]
+    confirmed_bytes = _peak_in_confirmation(state.confirmations[-1], memory_fit.rank)
+    if confirmed_bytes is not None:
+        peaks.append(confirmed_bytes + uncounted_bytes(state, memory_fit.rank))
+    peak_bytes = highest(peaks)
+    return round(memory_fit.limit_bytes - (memory_fit.need_bytes(max_batch) if peak_bytes is None else peak_bytes))
 
 
 def _peak_in_confirmation(confirmation: ConfirmationRun, rank: int) -> int | None:

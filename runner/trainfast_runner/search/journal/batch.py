@@ -168,7 +168,8 @@ class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The confirmation run's rate, summed over ranks."""
     aligned_batch: int | None = None
     """The largest multiple of 8 (of 64 from 512 on) within `max_batch`; None below 8."""
-    recommended_batch: int
+    recommended_batch: int | None
+    """The largest batch that leaves the margins; None if no size does."""
     recommended_why: str = ""
     margins: list[Margin] = []
     fastest_batch: int | None = None

@@ -37,7 +37,8 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
     limit = f"{size(answer.limit_bytes)} ({question.limit_words})" if question.limit_words else size(answer.limit_bytes)
     yield "leaves free", f"{size(answer.headroom_bytes)} of {limit}{rank_words}"
     yield "aligned", count(answer.aligned_batch) if answer.aligned_batch else "none below 8"
-    yield "recommended", f"{count(answer.recommended_batch)}: {answer.recommended_why}"
+    recommended = "none" if answer.recommended_batch is None else count(answer.recommended_batch)
+    yield "recommended", f"{recommended}: {answer.recommended_why}"
     phase = phase_words(answer.phase) if answer.phase else "a step"
     yield "memory", f"{size(answer.fixed_bytes)} and {size(answer.bytes_per_sample)} a sample in {phase}"
     if answer.fastest_batch is not None:
