@@ -12,6 +12,8 @@ from cli.command import Cli
 from own_scripts.conftest import PYTHON, files_below, preset_of, script
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.batch.batch_plan import plan_script_batch
@@ -214,3 +216,29 @@ def test_largest_batch_of_a_hard_coded_trainer(cli: Cli, tmp_path: Path, monkeyp
     shown = cli("runs", "show", answer["proof_run_id"], "--json").json
     assert {"output_dir=out", "save_strategy=steps"} <= set(shown["script"]["suppressed"])
     assert files_below(tmp_path / "out") == [], "the script saves every step, and its model at the end"
+
+
+@pytest.mark.long
+@pytest.mark.ci
+def test_batch_that_a_search_confirmed_fits_in_trials_under_the_same_limit(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import argparse, torch\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--batch-size', type=int, default=64)\nargs = parser.parse_args()\n"
+        "rows = torch.utils.data.TensorDataset(torch.randn(60000, 8))\n"
+        "layers = [torch.nn.Linear(8, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU()]\n"
+        "model = torch.nn.Sequential(*layers)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        "for _ in range(20):\n"
+        "    for (x,) in torch.utils.data.DataLoader(rows, args.batch_size, shuffle=True):\n"
+        "        model(x).mean().backward()\n        optimizer.step()\n        optimizer.zero_grad()\n"
+    )
+    preset_of(cli, "--", PYTHON, str(path))
+    answer = searched(cli, "--set", "memory_limit=96MiB")
+    assert answer["measured_under"] is not None, "strict malloc thresholds"
+    batch = answer["max_batch"]
+    vary = ("--vary", f"batch_size={batch}", "--set", "memory_limit=96MiB", "--set", "steps=24", "--repeat=2")
+    for row in cli("bench", "mine", *vary, "--json").json["rows"]:
+        assert row["state"] == "finished", row["reason"]
+        steps = read_all(cli.home / "runs" / row["result"]["run_id"] / "steps.jsonl", Step)[0]
+        measured = [step.step for step in steps if step.peak_allocated_bytes is not None]
+        assert measured == [1, 2], "later steps are timed, without the limit and its malloc thresholds"

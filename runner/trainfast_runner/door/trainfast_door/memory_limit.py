@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
@@ -12,6 +13,13 @@ from .notes import never_raises
 
 ADDRESS_SPACE_SIZES = ("VmPeak", "VmSize", "VmData")
 """The peak of all address space, its size, and the private writable memory in it, which RLIMIT_DATA counts."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""mallopt's parameters, from glibc's malloc.h."""
+STRICT_BYTES, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES = 128 << 10, 32 << 20, 256 << 20
+"""malloc's thresholds under a limit and without one, as the worker's (`memory/allocator.py`).
+
+Under a script's own the heap goes on growing, and peaks of equal processes differed by 20 % (docs/own-scripts.md)."""
 
 
 class MemoryLimit:
@@ -32,11 +40,17 @@ class MemoryLimit:
         """True if GPU memory is limited."""
         return bool(self._limits_bytes) and self._device == "cuda"
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """True while the memory of a CPU is limited."""
+        return self._sizes_before is not None
+
     @never_raises
     def impose(self, rank: int) -> None:
         """Set this rank's limit: on CUDA the allocator's fraction, on a CPU RLIMIT_DATA above the present VmData.
 
-        A small product first starts torch's threads, whose stacks would otherwise count.
+        On a CPU malloc returns freed tensors at once from here on, so that the limit counts what the tensors need. A
+        small product first starts torch's threads, whose stacks would otherwise count.
         """
         if not self._limits_bytes:
             return
@@ -52,6 +66,8 @@ class MemoryLimit:
             matrix = torch.ones(1024, 1024, dtype=torch.float32, device="cpu", requires_grad=True)
             (matrix @ matrix).sum().backward()
         del matrix
+        _set_thresholds(STRICT_BYTES, STRICT_BYTES)
+        os.register_at_fork(after_in_child=_set_ordinary_thresholds)
         self._sizes_before = status_sizes(*ADDRESS_SPACE_SIZES)
         _set_limit(status_sizes("VmData")[0] + limit_bytes)
 
@@ -74,6 +90,7 @@ class MemoryLimit:
             self.peak_bytes()
             self._sizes_before = None
             _set_limit(resource.RLIM_INFINITY)
+            _set_ordinary_thresholds()
 
     def peak_bytes(self) -> int | None:
         """Peak bytes (VmData) since the limit on a CPU was set; after its end, the last peak that was read.
@@ -99,3 +116,15 @@ def _set_limit(data_bytes: int) -> None:
         resource.RLIMIT_DATA,
         (soft_bytes if hard_bytes == resource.RLIM_INFINITY else min(soft_bytes, hard_bytes), hard_bytes),
     )
+
+
+def _set_ordinary_thresholds() -> None:
+    _set_thresholds(ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES)
+
+
+def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
+    """Set glibc's thresholds; another malloc ignores them."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, mmap_bytes)
+        library.mallopt(M_TRIM_THRESHOLD, trim_bytes)

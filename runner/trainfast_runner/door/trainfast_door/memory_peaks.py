@@ -24,6 +24,7 @@ class MemoryPeaks:
         self.due_ns = 0
         """Time of the next reading (CLOCK_MONOTONIC)."""
         self._readings = 0
+        self._is_stopped = False
 
     @property
     def has_model(self) -> bool:
@@ -41,8 +42,14 @@ class MemoryPeaks:
             resident_bytes, files_bytes = status_sizes("VmRSS", "RssFile")
             self._baseline = resident_bytes, files_bytes
 
+    def stop(self) -> None:
+        """Read no further peaks."""
+        self._is_stopped = True
+
     def read_due(self, now_ns: int) -> dict[str, int]:
-        """Read the peaks at the end of a step, and set the time of the next reading."""
+        """Read the peaks at the end of a step, and set the time of the next reading; empty once stopped."""
+        if self._is_stopped:
+            return {}
         self._readings += 1
         if self._readings >= ALWAYS_READ_STEPS:
             self.due_ns = now_ns + READ_EVERY_NS

@@ -81,6 +81,14 @@ class ScriptRun:
             traced_memory=self.trace.traced_memory,
             widths=self.widths or None,
         )
+        if self.is_trial and not self.settings.longest_first:
+            self._time_without_limit()
+
+    def _time_without_limit(self) -> None:
+        """Lift a trial's limit on a CPU once its untimed steps have shown the memory; later steps show the speed."""
+        if self.memory_limit.is_on_cpu:
+            self.memory_limit.lift()
+            self.steps.peaks.stop()
 
     def end_training(self) -> None:
         """End a framework's training: a trial ends here, any other script may go on with the model."""

@@ -88,8 +88,7 @@ def batch_report(directory: Path) -> dict[str, Any]:
 
 def measured_under(question: BatchQuestion) -> str | None:
     """Return the condition under which the search measures speed; None if the condition does not change speed."""
-    # A script keeps its own malloc thresholds.
-    return STRICT_SPEED if question.device == "cpu" and not question.is_script else None
+    return STRICT_SPEED if question.device == "cpu" else None
 
 
 def _doubts(directory: Path, question: BatchQuestion, answer: BatchAnswer | None) -> list[Doubt]:
