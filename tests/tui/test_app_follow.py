@@ -153,13 +153,14 @@ def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Cal
     assert newest_run(home) == running
 
 
-def test_the_probes_of_a_search_are_not_the_newest_run(home: Home, hold: Callable[[Path], None]) -> None:
+def test_runs_of_a_search_are_not_the_newest_run(home: Home, hold: Callable[[Path], None]) -> None:
     live(home, hold, run_id="20261123-000000-tiny-llama-0001", role="probe")
     assert newest_run(home) is None
     ended = a_run(home, "20261121-000000-tiny-llama-0002")
     assert newest_run(home) == ended
-    confirmation = live(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
-    assert newest_run(home) == confirmation
+    live(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
+    live(home, hold, run_id="20261122-000000-tiny-llama-0004", role="cold")
+    assert newest_run(home) == ended
 
 
 def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path], None]) -> None:

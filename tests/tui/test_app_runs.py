@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from recorded import a_run, an_oom_run
 from still import a_snapshot, running, screen_text, until
 
@@ -349,6 +350,8 @@ def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() ->
     table._ordered_rows = [row]
     wide, narrow = ("".join(text for text, _ in table.lines(width, 9)[1]) for width in (140, 80))
     assert wide.endswith("  watch=0 steps=40  synthetic data")
+    table._ordered_rows = [replace(row, role="proof")]
+    assert "  a search's confirmation run  synthetic data" in "".join(text for text, _ in table.lines(140, 9)[1])
     assert "watch=0 steps=40" in narrow[:80]
     assert override_words(row) == ["watch=0", "steps=40", "seq_len=128", "lr=0.001"], "below the list all of it is said"
 

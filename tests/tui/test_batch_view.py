@@ -24,10 +24,13 @@ from searched import (
 from still import running, screen_text
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.script_run import BatchWidths
 from trainfast_runner.search.journal.batch import BatchStep, Predicted, Probe
 from trainfast_runner.search.journal.lines import Resumed, Waiting
 from trainfast_tui.text.lines import line_text
+from trainfast_tui.text.search.batch_state import batch_search_words
 from trainfast_tui.widgets.search.batch_lines import table_lines
+from trainfast_tui.widgets.search.batch_view import BatchView
 
 
 async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
@@ -41,7 +44,7 @@ async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and
     assert lines[2].startswith("limit 1.00 GiB a rank (memory_limit)")
     rows = [line.split() for line in lines[4:8]]
     assert rows[0] == ["batch", "fwd+bwd", "optimizer", "step", "samples/s", "took", "outcome"]
-    assert rows[1] == ["8", "290", "MiB", "190", "MiB", "482", "ms", "16.6", "3.5", "s", "●", "fits"]
+    assert rows[1] == ["8", "290", "MiB", "190", "MiB", "482", "ms", "?", "16.6", "3.5", "s", "●", "fits"]
     assert rows[2][0] == "32"
     assert rows[3] == ["▸42", "probing…"]
     chart = "\n".join(lines[8:])
@@ -125,3 +128,24 @@ def test_a_confirmation_run_of_a_script_has_no_figure_under_the_empty_heading(ho
     row = line_text(lines[-1])
     assert "✓ confirmed" in row
     assert "–" not in row
+
+
+async def test_the_confirmed_size_is_drawn_and_strict_speeds_are_marked(home: Home) -> None:
+    async with running(home, size=FULL) as (_, pilot):
+        text = await opened(pilot, a_search(home, answered()))
+    table, chart = text.split("1.00 GiB │")[0], text.split("1.00 GiB │")[1]
+    assert "? 14.8" in table, "the confirmation run's speed"
+    assert chart.count("✓") == 1, "the confirmed 42, drawn over its probe"
+    assert chart.count("●") == 2
+    assert text.count("? strict malloc") == 1
+
+
+def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Home) -> None:
+    *lines, ended = answered()
+    widths = BatchWidths(narrowest=31, widest=48)
+    answer = replace(ended.answer, widths=widths, widths_note="a wider batch needs more memory")
+    search = seen(a_search(home, [*lines, replace(ended, answer=answer)]))
+    assert "confirmed in a fresh process with batches up to 48 wide" in batch_search_words(search)
+    view = BatchView("tiny-llama")
+    text = "\n".join(map(line_text, view.search_lines(search, [], 120, 40)))
+    assert "a wider batch needs more memory" in text

@@ -23,7 +23,6 @@ from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_directory import (
     EVENTS_FILE,
     TELEMETRY_FILE,
-    is_listed,
     rank_file,
     read_result,
     read_run_file,
@@ -266,12 +265,10 @@ class Follower:
 
 
 def newest_run(home: Home) -> Path | None:
-    """The newest live run, else the newest of all; None without any.
-
-    The processes in which a search tries sizes or candidates are left out: their search shows them.
-    """
+    """The newest live run, else the newest of all; None without any. Runs of searches are left out."""
     every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
-    return next((directory for directory in chain(home.live_directories(), every) if is_listed(directory)), None)
+    runs = ((directory, read_run_file(directory)) for directory in chain(home.live_directories(), every))
+    return next((directory for directory, run in runs if run is None or run.role is None), None)
 
 
 def _first_loss(steps: list[Step]) -> float | None:

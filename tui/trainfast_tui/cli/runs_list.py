@@ -16,11 +16,11 @@ from trainfast_runner.running.history import RunRow, iter_rows
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.set_by_searches import without_search_settings
-from trainfast_runner.worker.shared.search_roles import PROBE, TRIAL
 from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.printing.output import print_json, print_line, print_table, terminal_width
 from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides
+from trainfast_tui.text.search.warm_process import ROLE_WORDS
 from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_MARK, doubt_words
 from trainfast_tui.text.tables import figure_headings
 
@@ -92,7 +92,7 @@ def _cells(row: RunRow) -> list[str]:
     if row.started_wall_ns is not None:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
-        {PROBE: "a search's probe", TRIAL: "a search's trials"}.get(row.role or "", ""),
+        ROLE_WORDS.get(row.role or "", ""),
         doubt_words(row.doubts),
         "unsupervised" if row.supervised is False else "",
         SYNTHETIC_MARK if row.synthetic_data else "",

@@ -32,7 +32,7 @@ from trainfast_tui.text.format import (
     with_sizes,
 )
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word
-from trainfast_tui.text.search.warm_process import warm_words
+from trainfast_tui.text.search.warm_process import ROLE_WORDS, warm_words
 from trainfast_tui.text.signs import DOUBT_SIGN, doubt_words
 from trainfast_tui.text.speed_words import against_predicted_speed, few_steps_note
 
@@ -40,7 +40,8 @@ from trainfast_tui.text.speed_words import against_predicted_speed, few_steps_no
 def headline(result: Result) -> str:
     """Return the run's id, its end and the reason."""
     reason = plain(with_sizes(notable_reason(result.state, result.reason)))
-    role = f"{warm_words(result.role, result.tried)}: " if result.role in WARM_ROLES else ""
+    words = warm_words(result.role, result.tried) if result.role in WARM_ROLES else ROLE_WORDS.get(result.role or "")
+    role = f"{words}: " if words else ""
     return f"{result.run_id}  {result.name}  {role}{state_text(result.state)}{f': {reason}' if reason else ''}"
 
 

@@ -18,6 +18,8 @@ SYNTHETIC_MARK = "synthetic data"
 SYNTHETIC_BADGE: Line = [("  ", "text"), (f" {SYNTHETIC_MARK} ", "badge")]
 DOUBT_SIGN = "?"
 """The sign of a figure in doubt, in the tone `warning`."""
+STRICT_MALLOC_NOTE = f"{DOUBT_SIGN} strict malloc: its speed is not comparable"
+"""Explains the sign at the speeds of a search on a CPU."""
 PHASE_TONES: dict[str, Tone] = {
     "data": "warning",
     "forward": "primary",

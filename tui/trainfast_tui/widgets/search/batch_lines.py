@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from trainfast_runner.records.run_states import state_text
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
+from trainfast_runner.search.batch.report import measured_under
 from trainfast_runner.search.journal.batch import ConfirmationRun, Probe, refuted_by
 from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone, labelled
 from trainfast_tui.text.memory_words import phase_words
 from trainfast_tui.text.search.outcomes import REFUTED, outcome_of
+from trainfast_tui.text.signs import DOUBT_SIGN
 
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 STEP_COLUMNS = (("step", "memory"), ("", ""))
@@ -26,14 +28,16 @@ WIDE_CELLS_FROM, ALL_CELLS_FROM = 100, 76
 def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
     """Return a title, a row for each probe and confirmation run in their order, and one for the step under way."""
     rows: list[Line] = []
+    # On a CPU every step of a preset's search measures memory: its speeds rank against no others.
+    sign = f"{DOUBT_SIGN} " if search.question is not None and measured_under(search.question) is not None else ""
     columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
     for probe in search.probes:
-        rows.append(_probe_row(probe, search, columns, width))
+        rows.append(_probe_row(probe, search, columns, sign, width))
         if probe.outcome == "void" and probe.reason:
             # The person has to fix the reason, so it is shown in full.
             rows += labelled((" " * 10, "text"), probe.reason, width, "warning")
     for confirmation in search.confirmations:
-        rows.append(_confirmation_row(confirmation, columns, width))
+        rows.append(_confirmation_row(confirmation, columns, sign, width))
         if confirmation.state not in ("finished", "oom") and confirmation.reason:
             rows += labelled((" " * 10, "text"), confirmation.reason, width, "error")
     step = search.newest_step
@@ -58,7 +62,12 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Li
     return [("".join(texts), tone), ("  ", "text"), *end]
 
 
-def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str, str]], width: int) -> Line:
+def _rate(samples_per_s: float | None, sign: str) -> str:
+    """Return samples per second, with the sign of a speed that ranks against no other."""
+    return (sign if samples_per_s is not None else "") + fmt.number(samples_per_s)
+
+
+def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str, str]], sign: str, width: int) -> Line:
     outcome = outcome_of(REFUTED if refuted_by(probe, search.confirmations) is not None else probe.outcome)
     words = "OOM" if width < WIDE_CELLS_FROM and probe.outcome == "oom" else outcome.noun
     phase_piece = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
@@ -70,13 +79,13 @@ def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str,
         f"{probe.batch_size:,}",
         *(fmt.size(probe.phase_peaks.get(key)) if key else "" for key, _ in columns),
         fmt.milliseconds(probe.step_ms),
-        fmt.number(probe.samples_per_s),
+        _rate(probe.samples_per_s, sign),
         fmt.duration(probe.seconds),
     ]
     return _row(cells, [(f"{outcome.sign} {words}{phase_piece}{rank}{retries}", outcome.tone)], width)
 
 
-def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str, str]], width: int) -> Line:
+def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str, str]], sign: str, width: int) -> Line:
     is_confirmed = confirmation.state == "finished"
     if is_confirmed:
         words = f"confirmed: {confirmation.run_id}" if width >= WIDE_CELLS_FROM else "confirmed"
@@ -90,7 +99,7 @@ def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str
         fmt.size(confirmation.peak_allocated_bytes),
         fmt.size(optimizer_bytes) if columns is PHASE_COLUMNS else "",
         fmt.milliseconds(confirmation.step_ms),
-        fmt.number(confirmation.samples_per_s),
+        _rate(confirmation.samples_per_s, sign),
         fmt.duration(confirmation.seconds),
     ]
     return _row(cells, [(f"{'✓' if is_confirmed else '✗'} {words}", "success" if is_confirmed else "error")], width)

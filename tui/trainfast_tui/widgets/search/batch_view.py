@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
-from trainfast_runner.search.journal.batch import CONFIRM_STEP, Probe
+from trainfast_runner.search.journal.batch import CONFIRM_STEP, ConfirmationRun, Probe
 from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_tui.charts.fit_chart import PeakPoint, fit_chart
 from trainfast_tui.text import format as fmt
@@ -12,7 +12,7 @@ from trainfast_tui.text.lines import Line, Piece, labelled, line_length, moved_c
 from trainfast_tui.text.search.batch_question import limits_words
 from trainfast_tui.text.search.batch_state import batch_search_words
 from trainfast_tui.text.search.outcomes import outcome_of
-from trainfast_tui.text.signs import search_sign
+from trainfast_tui.text.signs import DOUBT_SIGN, STRICT_MALLOC_NOTE, search_sign
 from trainfast_tui.widgets.search.batch_lines import table_lines
 from trainfast_tui.widgets.search.batch_offers import Offer, offers
 from trainfast_tui.widgets.search.search_view import SearchView
@@ -25,6 +25,8 @@ MIN_REASON_CELLS = 20
 """The least cells of a reason, which stands right of its answer."""
 LATE_FACTOR = 1.5
 """Chosen, not measured: a step is late once it has taken this many times its expected time."""
+CONFIRMED_SIGN = "✓"
+"""The confirmed size in the chart, as in the table."""
 OOM_ABOVE_LIMIT = 1.03
 """Chosen, not measured: a size that ran out of memory is drawn at least this far above the limit, clear of its line."""
 
@@ -64,6 +66,8 @@ class BatchView(SearchView[BatchSnapshot]):
         head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width)]
         table = table_lines(search, width)
         foot = [*_next_lines(search, width), *_offer_lines(search, self._cursor, width)]
+        if any(DOUBT_SIGN in text for line in table for text, _ in line):
+            foot = [[(STRICT_MALLOC_NOTE, "warning")], *foot]
         foot += [[], *notice] if notice else []
         foot = [[], *foot] if foot else []
         room = height - len(head) - 1 - len(foot)
@@ -184,6 +188,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     step = search.newest_step
     next_size = step.batch_size if step is not None and search.is_live else None
     points = [point for probe in search.probes if (point := _point(probe, fit, limit)) is not None]
+    points += [point for run in search.confirmations if (point := _confirmed_point(run, fit)) is not None]
     if fit is None and all(probe.outcome == "oom" for probe in search.probes):
         return []
     largest = max([point.batch_size for point in points] + [next_size or 0, 1])
@@ -191,6 +196,15 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
         points.append(PeakPoint(next_size, int(fit.need_bytes(next_size)), "○", "accent"))
     across = max(largest + max(1, largest // 8), 2)
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
+
+
+def _confirmed_point(confirmation: ConfirmationRun, fit: MemoryFit | None) -> PeakPoint | None:
+    """Return the peak of a confirmation run that finished, drawn over the probe of its size."""
+    rank_peaks = next((peaks for peaks in confirmation.ranks if fit is not None and peaks.rank == fit.rank), None)
+    peak = rank_peaks.peak_allocated_bytes if rank_peaks is not None else confirmation.peak_allocated_bytes
+    if confirmation.state != "finished" or peak is None:
+        return None
+    return PeakPoint(confirmation.batch_size, peak, CONFIRMED_SIGN, "success")
 
 
 def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> PeakPoint | None:

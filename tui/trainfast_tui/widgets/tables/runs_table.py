@@ -11,6 +11,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.keys import RUN_KEY, key_of
 from trainfast_tui.text.lines import Line, Piece, has_all_words, line_length
 from trainfast_tui.text.overrides import short_overrides, typed_overrides
+from trainfast_tui.text.search.warm_process import ROLE_WORDS
 from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_MARK, doubt_words, run_sign
 from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder
 
@@ -138,6 +139,9 @@ class RunsTable(SortedTable[RunRow]):
         changed = fmt.plain(short_overrides(overrides, width - line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
+        if role := ROLE_WORDS.get(row.role or ""):
+            line.append((f"{gap}{role}", "muted"))
+            gap = "  "
         marks = [SYNTHETIC_MARK] * bool(row.synthetic_data) + [doubt_words(row.doubts)] * bool(row.doubts)
         line.append((f"{gap}{', '.join(marks)}" if marks else "", "warning"))
         reason = fmt.with_sizes(notable_reason(row.state, row.reason))
