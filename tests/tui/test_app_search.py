@@ -271,7 +271,7 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
         assert "the search had other knobs" in screen_text(app)
 
 
-async def test_an_answer_that_the_next_run_refuses_is_not_called_applied(home: Home) -> None:
+async def test_enter_applies_an_answer_to_the_preset_of_its_search(home: Home) -> None:
     script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
     async with running(home, size=FULL) as (app, pilot):
         await opened(pilot, a_search(home, answered()))
@@ -279,8 +279,11 @@ async def test_an_answer_that_the_next_run_refuses_is_not_called_applied(home: H
         await pilot.press("enter")
         await pilot.pause()
         assert app.screen is app.main
+        assert app.session.next_run is not None
+        spec = app.session.next_run.spec
+        assert (spec.name, spec.knobs["batch_size"], spec.knobs["memory_limit"]) == ("tiny-llama", 40, "1GiB")
         text = " ".join(screen_text(app).split())
-        assert "batch_size cannot reach mine" in text
+        assert "The next run is now tiny-llama" in text
         assert "the search had other knobs" not in text
 
 

@@ -18,7 +18,7 @@ from trainfast_tui.next_run.same_settings import has_same_settings
 from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.search import SearchScreen
 from trainfast_tui.session import Session
-from trainfast_tui.text.keys import key_of
+from trainfast_tui.text.keys import RUN_KEY, key_of
 from trainfast_tui.text.search.batch_question import batch_question_rows, limit_notice
 from trainfast_tui.widgets.search.batch_view import BatchView
 
@@ -127,12 +127,18 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         session, offer, search = self.session, self.view.offer, self._search
         if self._is_asking:
             self.start_search()
-        elif offer is not None:
-            next_run = session.next_run
-            is_same_question = search is not None and next_run is not None and has_same_settings(search, next_run.spec)
-            if session.set_knobs(offer.knob_texts) and not is_same_question:
-                words = "Applied, but the search had other knobs: this may not fit with these."
-                session.post(Notified(words, "warning"))
+        elif offer is not None and search is not None and search.question is not None:
+            next_run = self.next_run_of(search.question)
+            if next_run is None:
+                return
+            is_other_model = next_run is not session.next_run
+            if session.set_knobs(offer.knob_texts, next_run):
+                if is_other_model:
+                    words = f"The next run is now {search.question.name} with its search's answer; {RUN_KEY} runs it"
+                    session.post(Notified(words))
+                elif not has_same_settings(search, next_run.spec):
+                    words = "Applied, but the search had other knobs: this may not fit with these."
+                    session.post(Notified(words, "warning"))
             self.dismiss()
         elif not self.search_control.is_active:
             words = f"There is no answer to apply; {key_of('batch', 'again')} continues the search."

@@ -185,17 +185,13 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def _apply_best(self, search: BestSnapshot, best: int) -> None:
         """Give this candidate's knobs to the next run, which becomes one of the search's preset; close the screen."""
         session, question = self.session, search.so_far.question
-        next_run = session.next_run
         assert question is not None
-        assert next_run is not None
-        is_other_model = not has_same_model(question, next_run.spec)
+        next_run = self.next_run_of(question)
+        if next_run is None:
+            return
+        is_other_model = next_run is not session.next_run
         if is_other_model:
-            try:
-                next_run = session.set_next_run(next_run_from_search(question))
-            except UserError as error:
-                words = f"This search trains {question.name}, the next run trains {next_run.spec.name}"
-                self.notify(f"{words}; {error.line_without_option()}", severity="error")
-                return
+            next_run = session.set_next_run(next_run)
         knob_texts = [
             (name, text) for name, text in candidate_knob_texts(search.so_far, best) if next_run.text_of(name) != text
         ]

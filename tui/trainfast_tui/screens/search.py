@@ -13,6 +13,8 @@ from trainfast_runner.records.search_states import PAUSE_STATES
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.snapshot import SearchSnapshotT, Snapshot
+from trainfast_tui.next_run.same_settings import has_same_model
+from trainfast_tui.next_run.sources import next_run_from_search
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.keys import key_of
@@ -22,7 +24,9 @@ from trainfast_tui.widgets.header_footer import Footer
 from trainfast_tui.widgets.search.search_view import SearchView
 
 if TYPE_CHECKING:
+    from trainfast_runner.search.journal.lines import SearchQuestion
     from trainfast_runner.settings.spec import RunSpec
+    from trainfast_tui.next_run.next_run import NextRun
     from trainfast_tui.session import Session
 
 
@@ -103,6 +107,20 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Show why the search cannot be started."""
         self.notify(f"Refused: {error.line_without_option()}", severity="error")
         self.show_useful_keys()
+
+    def next_run_of(self, question: SearchQuestion) -> NextRun | None:
+        """Return the next run, or one of the search's preset if the next run trains another.
+
+        None, with a notice, if that preset is gone.
+        """
+        next_run = self.session.next_run
+        if next_run is not None and has_same_model(question, next_run.spec):
+            return next_run
+        try:
+            return next_run_from_search(question)
+        except UserError as error:
+            self.notify(f"This search trains {question.name}: {error.line_without_option()}", severity="error")
+            return None
 
     def start_search(self) -> None:
         """Start or continue the search; a live run is stopped first if the person agrees."""

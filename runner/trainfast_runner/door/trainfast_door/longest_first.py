@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import importlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -53,7 +54,7 @@ def install(run: ScriptRun) -> None:
 
     @functools.wraps(next_index)
     def longest_first(self: Any) -> Any:
-        index = next_index(self)
+        index = next_index(self)  # type: ignore[no-untyped-call]
         if run.steps.taken >= run.settings.timing_warmup or not is_grad_enabled():
             return index
         longer = longer_batch(self, index)
@@ -68,9 +69,7 @@ def install(run: ScriptRun) -> None:
             setattr(iterator, LOOK, _Look(None, 0, 0))
             look = _look(iterator, batch)
             setattr(iterator, LOOK, look)
-            run.widths.update(
-                longest_first=look.batch is not None, looked_at=look.looked_at, samples=look.samples
-            )
+            run.widths.update(longest_first=look.batch is not None, looked_at=look.looked_at, samples=look.samples)
         longest = getattr(iterator, LOOK).batch
         if longest is None:
             return None
@@ -169,9 +168,8 @@ def _column_lengths(dataset: Any, column: str, indices: list[int]) -> list[int]:
     values = dataset.with_format("arrow")[indices].column(column)
     if column in LENGTH_NAMES:
         return [int(value) for value in values.to_pylist()]
-    from pyarrow.compute import list_value_length  # a part of the data set's own library
-
-    return [int(value or 0) for value in list_value_length(values).to_pylist()]
+    compute = importlib.import_module("pyarrow.compute")  # the data set's own library has it
+    return [int(length or 0) for length in compute.list_value_length(values).to_pylist()]
 
 
 def _spread(count: int) -> Iterator[int]:
