@@ -47,9 +47,12 @@ def _trainer_knobs(fields: Mapping[str, Any]) -> KnobValues:
     """The knobs that a script's own TrainingArguments set, of those that a search begins with; empty without fields."""
     if not fields:
         return {}
-    # Recent versions of transformers leave None, not False, in switches that nobody set.
-    knobs: KnobValues = {"checkpointing": "full" if fields.get("gradient_checkpointing") else "off"}
-    knobs["precision"] = next((name for name in ("bf16", "fp16", "tf32") if fields.get(name)), "fp32")
+    # transformers renamed the field, and leaves None, not False, in switches that nobody set.
+    is_checkpointed = fields.get("activation_checkpointing") or fields.get("gradient_checkpointing")
+    knobs: KnobValues = {"checkpointing": "full" if is_checkpointed else "off"}
+    precisions = [name for name in ("bf16", "fp16", "tf32") if fields.get(name) is not None]
+    if precisions:
+        knobs["precision"] = next((name for name in precisions if fields[name]), "fp32")
     for name in ("batch_size", "grad_accum", "workers"):
         value = fields.get(KNOBS_BY_NAME[name].same_as.trainer_field or "")
         if value is not None:
