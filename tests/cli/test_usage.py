@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -105,7 +107,36 @@ def test_incomplete_commands_are_one_line(cli: Cli, words: list[str], line: str)
 
 
 def test_the_app_needs_a_terminal(cli: Cli) -> None:
-    assert "needs a terminal" in cli().refused()
+    assert "trainfast-tui run PRESET, or trainfast-tui monitor --once" in cli().refused()
+
+
+@pytest.mark.parametrize(("term", "words"), [("dumb", "TERM is dumb"), ("", "TERM is not set"), ("unknown", "unknown")])
+def test_a_terminal_that_cannot_move_its_cursor_is_refused_before_a_frame(cli: Cli, term: str, words: str) -> None:
+    code, text = in_terminal(cli, TERM=term)
+    assert code == 2
+    assert text.startswith("trainfast-tui: the app needs a terminal that can move its cursor")
+    assert words in text
+    assert "trainfast-tui run PRESET, or trainfast-tui monitor --once" in text
+    assert text.count("\n") == 1
+    assert "\x1b" not in text
+
+
+def test_columns_is_obeyed_on_a_terminal(cli: Cli) -> None:
+    _, text = in_terminal(cli, "presets", "show", "tiny-llama", TERM="xterm", COLUMNS="200")
+    widest = max(map(len, text.splitlines()))
+    _, text = in_terminal(cli, "knobs", TERM="xterm", COLUMNS="44")
+    assert max(map(len, text.splitlines())) == 44 < widest
+
+
+def in_terminal(cli: Cli, *words: str, **environment: str) -> tuple[int, str]:
+    """Run a command with a terminal as all three streams; return its exit code and its output."""
+    ours, theirs = pty.openpty()
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    done = subprocess.run([*COMMAND, *words], env={**cli.environment, **environment}, timeout=60, **streams)
+    os.close(theirs)
+    text = os.read(ours, 1 << 20).decode().replace("\r", "")
+    os.close(ours)
+    return done.returncode, text
 
 
 @pytest.mark.parametrize("words", [["presets", "list"], ["--version"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -41,6 +42,11 @@ class Terminal:
     def screen(self) -> str:
         """The text on the screen now."""
         return self._call("capture-pane", "-p")
+
+    def colours(self) -> set[str]:
+        """The SGR codes on the screen now: of colours, and of bold (1), dim (2), underline (4) and reverse (7)."""
+        codes = re.findall(r"\x1b\[([\d;]*)m", self._call("capture-pane", "-p", "-e"))
+        return {code for joined in codes for code in joined.split(";")} - {"0", "", "39", "49"}
 
     def until_shows(self, *words: str, seconds: float = 180.0) -> str:
         """Wait until all the words stand on the screen; gives the screen."""

@@ -143,6 +143,22 @@ def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:
     assert "ended with 0" in terminal.until_shows("ended with 0")
 
 
+@pytest.mark.parametrize(("no_color", "background"), [("1", "15;0"), ("1", "0;15"), ("", "15;0")])
+def test_no_color_leaves_the_terminals_own_two_colours(
+    cli: Cli, tmp_path: Path, no_color: str, background: str
+) -> None:
+    terminal = Terminal(tmp_path, 80, 24, {**cli.environment, "NO_COLOR": no_color, "COLORFGBG": background})
+    try:
+        terminal.open([*COMMAND, "--preset", "tiny-llama"])
+        terminal.until_shows("batch_size", "q quit")
+        assert (terminal.colours() == {"1", "2", "7"}) == bool(no_color)
+        terminal.press("p")
+        terminal.until_shows("type to narrow it down")
+        assert (terminal.colours() <= {"1", "2", "7"}) == bool(no_color)
+    finally:
+        terminal.close()
+
+
 def test_ascii_has_no_other_sign_on_any_screen(terminal: Terminal) -> None:
     terminal.open([*COMMAND, "--ascii", "--preset", "quick"])
     assert terminal.until_shows("No run yet", "batch_size", "q quit").isascii()

@@ -12,7 +12,6 @@ from monitored import a_full_tick, opened, the_machine
 from msgspec.structs import replace
 from recorded import GIB, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, write_lines
 from still import StillApp, a_snapshot, own_supervisor, running, screen_text
-from textual.filter import Monochrome
 from textual.pilot import Pilot
 
 from trainfast_runner.machine.processes.identity import Identity
@@ -180,9 +179,9 @@ async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeyp
         for screen in ("m", "h", "escape", "T", "escape", "question_mark"):
             await pilot.press(screen)
             await pilot.pause()
-            # What goes to a real terminal passes through the filter that takes its colours away.
-            for strip in app.screen._compositor.render_strips():
-                strip.apply_filter(Monochrome(), app.screen.background_colors[1])
+            styles = [style for strip in app.screen._compositor.render_strips() for _, style, _ in strip if style]
+            assert not any(style.color or style.bgcolor for style in styles)
+            assert {(True, False), (False, True)} <= {(bool(style.bold), bool(style.dim)) for style in styles}
     assert app.return_code in (None, 0)
 
 

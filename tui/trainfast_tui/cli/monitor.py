@@ -19,7 +19,7 @@ from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_tui.cli.arguments import finite
 from trainfast_tui.cli.printing.monitor_details import ecc_errors, lines_below
-from trainfast_tui.cli.printing.output import print_json, print_lines
+from trainfast_tui.cli.printing.output import can_redraw, print_json, print_lines
 from trainfast_tui.text.format import (
     ABSENT,
     beside_limit,
@@ -70,7 +70,7 @@ def _stream(interval_s: float, as_json: bool) -> None:
     """Print a tick every `interval_s` seconds until Ctrl-C; readers stay open, so rates cover the whole interval."""
     # A slow driver does not delay the host's readings; later ticks have its GPUs.
     nvml, host, cadence = Nvml(opening_s=OPEN_DRIVER_S), HostReader(), Cadence(interval_s)
-    redraw = sys.stdout.isatty() and not as_json
+    redraw = can_redraw(sys.stdout) and not as_json
     try:
         read_tick(nvml, host)
         due = time.monotonic() + min(FIRST_INTERVAL_S, interval_s)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.machine.terminal import can_move_cursor
 from trainfast_tui.cli.commands import COMMANDS, GROUP_HELP, REMOVED, Command
 
 PROGRAM = "trainfast-tui"
@@ -171,8 +172,12 @@ def _open_app(parsed: argparse.Namespace) -> int:
     import sys
 
     os.getcwd()  # raises FileNotFoundError in a deleted folder: the screens read files by names from here
+    without = f"without one: {PROGRAM} run PRESET, or {PROGRAM} monitor --once"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UserError("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
+        raise UserError(f"the app needs a terminal; {without}")
+    if not can_move_cursor(os.environ):
+        term = os.environ.get("TERM") or "not set"
+        raise UserError(f"the app needs a terminal that can move its cursor, and TERM is {term}; {without}", key="TERM")
     # Collecting garbage among the imported modules would delay the first frame.
     gc.disable()
     from trainfast_runner.records.home import Home

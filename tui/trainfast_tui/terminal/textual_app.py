@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -11,11 +12,11 @@ from textual import events
 from textual.app import App
 from textual.dom import DOMNode
 from textual.driver import Driver
-from textual.filter import LineFilter
+from textual.filter import LineFilter, Monochrome, NoColor
 from textual.widget import Widget
 
 from trainfast_tui.terminal import escape_key, frame_output, themes
-from trainfast_tui.terminal.ascii_filter import AsciiFilter
+from trainfast_tui.terminal.line_filters import AsciiFilter, NoHueFilter
 
 AFTER_ESCAPE_S = 0.05
 """Time for Esc to leave a screen before the key typed right after it goes to the screen below."""
@@ -29,18 +30,21 @@ PLAIN_STYLES = {
     "badge": "reverse",
     "alarm": "reverse bold",
 }
-"""Styles of `plain_output` by the last word of a class name; others have the colours of their widget."""
+"""Styles of `plain_output` and `NO_COLOR` by the last word of a class name; others are those of their widget."""
 
 
 class TerminalApp(App[int]):
     """A Textual app that sends little to the terminal and keeps every key; with `plain_output` Textual as it is."""
+
+    CSS = "OptionList:nocolor { scrollbar-background: ansi_default; }"
 
     def __init__(self, *, ascii: bool = False, plain_output: bool = False) -> None:
         # Textual's constructor asks for the driver class.
         self.plain_output = plain_output
         super().__init__()
         self.ascii = ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
-        self._ascii_filter = AsciiFilter()
+        self.no_color = bool(os.environ.get("NO_COLOR"))  # Textual takes an empty one too, against no-color.org
+        self._own_filters = [*([NoHueFilter()] if self.no_color else []), *([AsciiFilter()] if self.ascii else [])]
         themes.register(self)
         frame_output.install(plain=plain_output)
 
@@ -51,9 +55,9 @@ class TerminalApp(App[int]):
         return driver
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Return Textual's filters, and with `ascii` ours as the last."""
+        """Return Textual's filters with ours as the last; its own for NO_COLOR take the terminal for a black one."""
         filters = super().get_line_filters()
-        return [*filters, self._ascii_filter] if self.ascii else filters
+        return [*(each for each in filters if not isinstance(each, Monochrome | NoColor)), *self._own_filters]
 
     async def on_event(self, event: events.Event) -> None:
         """Split Esc and a key that arrived as one, then pass the event on."""
@@ -90,7 +94,7 @@ def forward_key(widget: Widget, key: events.Key) -> None:
 
 def part_style(widget: Widget, name: str) -> Style:
     """Return the style sheet's complete style for a part of `widget` with the class `name`."""
-    if _is_plain(widget):
+    if _is_plain(widget) or widget.app.no_color:
         return widget.rich_style + Style.parse(PLAIN_STYLES.get(name.rpartition("--")[2], ""))
     part = DOMNode(classes=name)
     part._attach(widget)

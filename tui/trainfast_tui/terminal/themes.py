@@ -52,7 +52,9 @@ def is_light(colorfgbg: str) -> bool:
 
 
 def next_theme(app: App[Any]) -> str:
-    """Switch to the next theme and return its name."""
+    """Switch to the next theme and return its name; NO_COLOR leaves the terminal's own colours alone."""
+    if app.no_color:
+        return "NO_COLOR is set"
     at = THEME_ORDER.index(app.theme) if app.theme in THEME_ORDER else -1
     app.theme = THEME_ORDER[(at + 1) % len(THEME_ORDER)]
     return app.theme

@@ -23,6 +23,7 @@ from trainfast_runner.machine.doctor.gpu_findings import energy_findings, gpu_fi
 from trainfast_runner.machine.extensions import compiler, search_path
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import take_tick
+from trainfast_runner.machine.terminal import can_move_cursor
 from trainfast_runner.machine.training_python import NEEDED_PACKAGES, find_python
 from trainfast_runner.machine.worker_programs import ask_worker
 from trainfast_runner.records.home import Home, cache_directory
@@ -240,7 +241,7 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("terminal", "ok", "stdout is not a terminal: the app is not opened here, all commands work")
         return
     columns, lines = shutil.get_terminal_size()
-    if term in ("", "dumb"):
+    if not can_move_cursor(environment):
         yield Finding("terminal", "warn", f"TERM={term or 'unset'} cannot move a cursor", "export TERM=xterm-256color")
     else:
         true_colour = environment.get("COLORTERM", "") in ("truecolor", "24bit")

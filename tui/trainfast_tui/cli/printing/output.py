@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 from rich.cells import cell_len
 
+from trainfast_runner.machine.terminal import can_move_cursor
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import truncate
 from trainfast_tui.text.tables import GAP_CELLS, MAX_COLUMN_CELLS, aligned_line, figure_columns
 
 BAR_CELLS = 20
+USUAL_COLUMNS = 80
+"""Columns of a terminal of unknown size, which reports 0."""
 
 
 def print_json(value: Any) -> None:
@@ -72,9 +75,22 @@ def print_lines(lines: Iterable[str]) -> None:
         print_line(line)
 
 
-def terminal_width() -> int | None:
-    """Return the columns of the terminal on stdout; None if stdout is not a terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def can_redraw(stream: TextIO) -> bool:
+    """True if the stream is a terminal that can write over its text."""
+    return stream.isatty() and can_move_cursor(os.environ)
+
+
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Return COLUMNS, else the columns of the terminal on the stream (stdout); None if that is not a terminal."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    try:
+        width = int(columns) if columns.isdecimal() else 0
+        return width or os.get_terminal_size(stream.fileno()).columns or USUAL_COLUMNS
+    except OSError:  # the terminal has gone
+        return USUAL_COLUMNS
 
 
 def progress_bar(fraction: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -10,7 +9,13 @@ from collections.abc import Callable
 from contextlib import closing
 
 from trainfast_runner.running.follower import RunSnapshot
-from trainfast_tui.cli.printing.output import progress_bar, write_to_stderr
+from trainfast_tui.cli.printing.output import (
+    USUAL_COLUMNS,
+    can_redraw,
+    progress_bar,
+    terminal_width,
+    write_to_stderr,
+)
 from trainfast_tui.cli.printing.run_status import status_line
 from trainfast_tui.text.format import plain, truncate
 
@@ -18,8 +23,6 @@ PLAIN_EVERY_S = 5.0
 """Seconds between two lines of progress when stderr is not a terminal."""
 SLOW_S = 1.0
 """Seconds after which work shows its progress."""
-USUAL_COLUMNS = 80
-"""Columns of a terminal of unknown size, which reports 0."""
 
 
 def progress_when_slow(text: str, *, on_any_stream: bool = False) -> closing[SlowProgress]:
@@ -86,7 +89,7 @@ class Progress:
 
     def __init__(self, printed: str = "") -> None:
         """`printed` is a status that was printed before, and is not repeated."""
-        self.redraws = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self.redraws = can_redraw(sys.stderr)
         """True if stderr is a terminal that can redraw a line."""
         self._last = printed
         self._last_state = ""
@@ -133,11 +136,7 @@ class Progress:
             self._last = ""
 
     def _paint(self, text: str) -> None:
-        try:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
-        except OSError:
-            width = USUAL_COLUMNS
-        text = truncate(text, width - 1)
+        text = truncate(text, (terminal_width(sys.stderr) or USUAL_COLUMNS) - 1)
         if text != self._last:
             self._last = text
             write_to_stderr(f"\r{text}\x1b[K")

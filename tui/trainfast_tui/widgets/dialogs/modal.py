@@ -46,6 +46,7 @@ class Dialog(ModalScreen[AnswerT]):
     Dialog Static { height: auto; }
     Dialog Input, Dialog Input:focus { border: none; height: 1; padding: 0; background: $boost; }
     Dialog Input:ansi { background: ansi_bright_black; }
+    Dialog Input:nocolor { background: ansi_default; }
     Dialog OptionList, Dialog OptionList:focus {
         border: none; height: auto; max-height: 16; padding: 0; background: $surface;
         text-wrap: nowrap; text-overflow: ellipsis; scrollbar-size-vertical: 1;
