@@ -65,6 +65,22 @@ async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleep
         assert f"Process {sleeper.pid} has ended." in screen_text(app)
 
 
+async def test_f18_signals_take_the_key_y_alone(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
+    row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
+    async with running(home, size=(120, 40)) as (app, pilot):
+        await opened(pilot, the_machine(0, rows=(row,)))
+        await pilot.press("x", "enter")
+        await pilot.pause()
+        assert "y  send SIGTERM" in screen_text(app), "Enter does not answer"
+        await pilot.press("y", "x", "enter")
+        await pilot.pause()
+        assert "y  send SIGKILL" in screen_text(app)
+        assert sleeper.poll() is None
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "send SIGKILL" not in screen_text(app)
+
+
 async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
     home: Home, hold: Callable[[Path], None], sleeper: subprocess.Popen[bytes]
 ) -> None:

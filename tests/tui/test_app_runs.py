@@ -166,6 +166,20 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
         assert home.directory(FIRST).exists()
 
 
+async def test_f18_deleting_a_run_takes_the_key_y_alone(home: Home) -> None:
+    two_runs(home)
+    async with running(home, size=(120, 40)) as (app, pilot):
+        await pilot.press("h")
+        await until(pilot, "runs   2")
+        await pilot.press("d", "enter", "enter", "space")
+        await until(pilot, "y  delete it")
+        assert home.directory(SECOND).exists()
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "y  delete it" not in screen_text(app)
+        assert home.directory(SECOND).exists()
+
+
 async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
     two_runs(home)
     async with running(home, size=(120, 40)) as (app, pilot):

@@ -249,7 +249,7 @@ async def test_r_asks_before_a_script_runs_to_completion(home: Home, work: Path)
         await pilot.press("r")
         assert isinstance(app.screen, YesDialog)
         assert "train.py runs to completion and writes its usual files" in screen_text(app)
-        await pilot.press("n")
+        await pilot.press("enter", "n")
         assert started == []
         assert app.session.next_run is not None
         app.session.set_next_run(app.session.next_run.with_value("steps", "20"))

@@ -98,9 +98,12 @@ class Dialog(ModalScreen[AnswerT]):
 
 
 class YesDialog(Dialog[bool]):
-    """A question with the answers yes (True) and no (None)."""
+    """A question with the answers yes (True) and no (None).
 
-    BINDINGS = [Binding("y,enter", "yes", "yes", show=False), Binding("n", "leave", "no", show=False)]
+    Each yes ends, deletes, replaces or risks something: it takes the key y alone, as Enter opens things in lists.
+    """
+
+    BINDINGS = [Binding("y", "yes", "yes", show=False), Binding("n", "leave", "no", show=False)]
 
     def __init__(self, question: str, yes: str) -> None:
         super().__init__(question)
