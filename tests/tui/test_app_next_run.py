@@ -14,6 +14,7 @@ from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.search.advice.gather_situation import gather
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.next_run.sources import (
     next_run_from_preset,
@@ -62,6 +63,41 @@ async def test_a_cold_run_of_a_best_fit_leaves_the_knobs_that_were_searched_unle
         await pilot.pause()
         knobs = app.session.next_run.spec.knobs
         assert (knobs["batch_size"], knobs["precision"], knobs["steps"]) == (4, "bf16", 63)
+
+
+async def test_a_knob_turned_away_and_back_is_no_override(home: Home) -> None:
+    written = next_run_from_preset("tiny-llama")
+    for name in ("batch_size", "precision", "workers", "memory_limit", "devices", "lr", "steps"):
+        turned = written.turn(name, 1)
+        assert turned.spec.overrides == (name,)
+        assert turned.with_value(name, written.text_of(name)).spec == written.spec
+    run = read_run_file(a_run(home, knobs={"batch_size": 32, "seq_len": 256}))
+    assert run is not None
+    repeated = repeat_preset_run(run, home).with_value("batch_size", written.text_of("batch_size"))
+    assert repeated.spec.overrides == ("seq_len",)
+    assert repeated.is_changed("batch_size"), "from the run on the screen"
+    async with running(home, size=FULL, preset="tiny-llama") as (app, pilot):
+        started: list[RunSpec] = []
+        app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)  # type: ignore[method-assign]
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        await pilot.press("right", "left", "r")
+        assert [spec.overrides for spec in started] == [()]
+        assert "•" not in screen_text(app)
+
+
+async def test_a_knob_of_a_script_turned_back_is_no_override(home: Home) -> None:
+    flags = {"batch_size": "--bs", "grad_accum": "--accum"}
+    script = ScriptPreset(
+        command=("python", "train.py"), name="mine", framework="torch", flag_words=flags, knobs={"batch_size": 8}
+    )
+    written = next_run_from_script(script)
+    turned = written.turn("batch_size", 1).with_value("timing_warmup", "5").with_value("grad_accum", "4")
+    assert turned.spec.overrides == ("batch_size", "timing_warmup", "grad_accum")
+    back = turned.turn("batch_size", -1).with_value("timing_warmup", "3")
+    assert back.spec.overrides == ("grad_accum",)
+    assert back.spec.knobs == {"batch_size": 8, "grad_accum": 4}
+    assert back.reset("grad_accum").spec == written.spec
 
 
 async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_refused(home: Home) -> None:

@@ -35,6 +35,18 @@ class NextRun(ABC):
     preset_knobs: KnobValues
     shown_run_knobs: KnobValues | None = None
 
+    def __post_init__(self) -> None:
+        """Drop the overrides that equal the preset: a knob that was turned back is none."""
+        spec = self.spec
+        turned_back = {
+            name
+            for name in spec.overrides
+            if name in spec.knobs and spec.knobs[name] == _value_or_default(self.preset_knobs, name)
+        }
+        knobs = {name: value for name, value in spec.knobs.items() if name not in turned_back - set(self.preset_knobs)}
+        overrides = tuple(name for name in spec.overrides if name not in turned_back)
+        object.__setattr__(self, "spec", replace(spec, knobs=knobs, overrides=overrides))
+
     @property
     def script(self) -> ScriptPreset | None:
         """The user's own script; None for a model."""

@@ -138,8 +138,6 @@ def _repeat_script_run(run_file: RunFile) -> ScriptNextRun | None:
     except UserError:
         return None
     knobs = {**script.knobs, **read_knobs}
-    if knobs.get("timing_warmup") == KNOBS_BY_NAME["timing_warmup"].default:
-        knobs.pop("timing_warmup", None)
     overrides = [name for name, value in knobs.items() if script.knobs.get(name) != value]
     return ScriptNextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run_file.knobs)
 
