@@ -34,7 +34,7 @@ from trainfast_runner.records.home import home_error
         ("devices=CPU", "devices: 'CPU' is not cpu or cpu:N; did you mean cpu?", "devices", "cpu"),
         ("devices=cpu:0", "devices: cpu:0 asks for 0 processes on the CPU", "devices", "cpu:1"),
         ("devices=cpu:99", "devices: cpu:99 asks for 99 processes on the CPU", "devices", "cpu:8"),
-        ("memory_limit=1 gb", "did you mean 1GB?", "memory_limit", "1GB"),
+        ("memory_limit=1 gx", "1536m, 1536MiB, 2g, 2GiB (binary), 1.5GB (decimal)", "memory_limit", None),
         ("watch=7", "watch=7: there is no GPU 7", "watch", None),
         ("seq_len=100000", "seq_len=100000 is longer than the model's", "seq_len", None),
         ("model.vocab_size=5", "needs at least 300", "model.vocab_size", None),

@@ -62,6 +62,7 @@ def test_values_are_read(name: str, raw: object, value: object) -> None:
         ("devices", "0", "a count of devices starts at 1"),
         ("devices", "1+1", "names a device twice"),
         ("memory_limit", "2", "not a number of bytes with a unit"),
+        ("memory_limit", "1x", "1536m, 1536MiB, 2g, 2GiB (binary), 1.5GB (decimal)"),
         ("memory_limit", "0MiB", "no memory at all"),
         ("memory_limit", "9" * 400 + "GiB", "more than any machine has"),
         ("memory_limit", "99999999TiB", "more than any machine has"),
@@ -99,6 +100,18 @@ def test_arrows_stop_at_the_ends_and_find_back_from_an_odd_value() -> None:
 def test_bytes_carry_their_unit(count: int, unit: str) -> None:
     assert parse_bytes(f"{count}{unit}") == count * BYTE_UNITS[unit]
     assert parse_bytes_per_rank(f"{count} {unit}+1GiB") == [count * BYTE_UNITS[unit], 2**30]
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["k", "m", "g", "t"]), st.sampled_from(["", "i", "ib"]), st.data())
+def test_a_binary_unit_is_taken_in_each_spelling_and_case(
+    count: int, letter: str, rest: str, data: st.DataObject
+) -> None:
+    """A letter alone is binary, as `docker run --memory 1g` takes it."""
+    unit = f"{letter.upper()}iB"
+    spelling = "".join(data.draw(st.sampled_from([sign, sign.upper()])) for sign in letter + rest)
+    gap = data.draw(st.sampled_from(["", " "]))
+    assert parse_bytes(f"{count}{gap}{spelling}") == count * BYTE_UNITS[unit]
+    assert knob("memory_limit").read(f"{count}{gap}{spelling}") == f"{count}{unit}", "the same in every record"
 
 
 @given(any_text(max_size=12))

@@ -17,7 +17,6 @@ KnobValue = int | float | str | None
 BYTE_UNITS = {
     "B": 1,
     "kB": 10**3,
-    "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
     "TB": 10**12,
@@ -26,6 +25,12 @@ BYTE_UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
+UNIT_SPELLINGS = {
+    **{unit.lower(): unit for unit in BYTE_UNITS},
+    **{unit.lower()[:length]: unit for unit in BYTE_UNITS if unit.endswith("iB") for length in (1, 2)},
+}
+"""The unit of each spelling in lower case; a letter alone is binary, as docker takes it and nvidia-smi counts."""
+BYTES_FORM = "bytes with a unit: 1536m, 1536MiB, 2g, 2GiB (binary), 1.5GB (decimal)"
 MAX_BYTES = 2**62
 """More memory than any machine has, and still a number of 64 bits."""
 QUOTED_CHARACTERS = 40
@@ -106,7 +111,7 @@ class BytesPerRank(msgspec.Struct, frozen=True):
         if not isinstance(raw, str):
             raise UserError(f"{raw!r} needs a unit", allowed=[self.describe()])
         parse_bytes_per_rank(raw)
-        return raw.replace(" ", "")
+        return "+".join("".join(_amount_and_unit(part)) for part in raw.split("+"))
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
         stops: list[KnobValue] = [None, *self.stops]
@@ -117,7 +122,7 @@ class BytesPerRank(msgspec.Struct, frozen=True):
         return [None, *sorted([*self.stops, current], key=parse_bytes)]
 
     def describe(self) -> str:
-        return "bytes with a unit, such as 1536MiB, 2GiB, 1.5GB, or one a rank: 2GiB+1536MiB; none"
+        return f"{BYTES_FORM}, or one a rank: 2GiB+1536MiB; none"
 
 
 class DeviceSelection(msgspec.Struct, frozen=True):
@@ -199,19 +204,23 @@ def _cpu(text: str) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a figure with a unit: binary (`2GiB`) or decimal (`1.5GB`). Raises UserError without a unit."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    if not match or match[2] not in BYTE_UNITS:
-        units = [unit for unit in BYTE_UNITS if unit != "KB"]
-        similar_unit = {unit.lower(): unit for unit in units}.get(match[2].lower()) if match else None
-        similar = f"{match[1]}{similar_unit}" if match and similar_unit else None
-        raise UserError(f"{text!r} is not a number of bytes with a unit", allowed=units, nearest=similar)
-    size = float(match[1]) * BYTE_UNITS[match[2]]
+    """Bytes of a figure with a unit: binary (`2GiB`, `2g`) or decimal (`1.5GB`). Raises UserError without a unit."""
+    amount, unit = _amount_and_unit(text)
+    size = float(amount) * BYTE_UNITS[unit]
     if size < 1:
         raise UserError(f"{text!r} leaves no memory at all")
     if size > MAX_BYTES:
-        raise UserError(f"{match[1][:QUOTED_CHARACTERS]} {match[2]} is more than any machine has")
+        raise UserError(f"{amount[:QUOTED_CHARACTERS]} {unit} is more than any machine has")
     return int(size)
+
+
+def _amount_and_unit(text: str) -> tuple[str, str]:
+    """Return the figure as typed and its unit by its name in `BYTE_UNITS`. Raises UserError without a unit."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", text.strip())
+    unit = UNIT_SPELLINGS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise UserError(f"{text!r} is not a number of bytes with a unit", allowed=[BYTES_FORM])
+    return match[1], unit
 
 
 def parse_bytes_per_rank(text: str) -> list[int]:
