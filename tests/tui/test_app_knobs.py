@@ -58,6 +58,38 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         assert app.session.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
 
 
+async def test_arrows_skip_a_value_that_cannot_work_on_the_device(home: Home) -> None:
+    async with running(home, size=FULL, preset="tiny-llama") as (app, pilot):
+        app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        for name, refused in (
+            ("precision", {"tf32"}),
+            ("optimizer", {"paged-adamw-8bit"}),
+            ("attention", {"flash"}),
+            ("strategy", {"dp", "naive-mp"}),
+            ("p2p", {"off"}),
+        ):
+            values = KNOBS_BY_NAME[name].values
+            assert isinstance(values, Choice)
+            app.main.query_one(KnobPanel).move_to(name)
+            seen = set()
+            for _ in values.options:
+                await pilot.press("space")
+                seen.add(app.session.next_run.spec.knobs[name])  # type: ignore[union-attr]
+            assert seen == set(values.options) - refused, name
+            await pilot.press("backspace")
+        app.main.query_one(KnobPanel).move_to("precision")
+        await pilot.press("right")
+        text = screen_text(app)
+        assert "fp16" in next(line for line in text.splitlines() if "▸•precision" in line)
+        assert "not here precision=tf32" in text
+        # A preset may have asked for it: the arrows lead away from it.
+        assert app.session.next_run is not None
+        app.session.set_next_run(app.session.next_run.with_value("precision", "tf32"), "precision")
+        await pilot.press("left")
+        assert app.session.next_run.spec.knobs["precision"] == "fp32"
+
+
 async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> None:
     async with running(home, size=FULL) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
@@ -276,8 +308,9 @@ async def test_a_precision_that_the_device_lacks_is_refused_at_its_knob(home: Ho
         app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         panel = app.main.query_one(KnobPanel)
-        panel.move_to("precision")
-        for key, is_refused in (("right", True), ("down", False), ("up", True), ("right", False)):
+        assert app.session.next_run is not None
+        app.session.set_next_run(app.session.next_run.with_value("precision", "tf32"), "precision")
+        for key, is_refused in (("down", False), ("up", True), ("right", False)):
             await pilot.press(key)
             await pilot.pause()
             assert any(refused in line_text(line) for line in panel.lines(160, 30)) == is_refused, key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -102,11 +102,13 @@ class Knob(msgspec.Struct, frozen=True):
                 nearest=error.nearest,
             ) from None
 
-    def turn(self, current: KnobValue, by: int) -> KnobValue:
-        """The value `by` stops further along the ladder, held at its ends."""
-        ladder = list(self.values.ladder(current))
-        index = ladder.index(current) if current in ladder else 0
-        return ladder[max(0, min(len(ladder) - 1, index + by))]
+    def turn(
+        self, current: KnobValue, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()
+    ) -> KnobValue:
+        """The value `by` stops further along the ladder without `skipped`, held at its ends or `around` them."""
+        ladder = [value for value in self.values.ladder(current) if value == current or value not in skipped]
+        index = (ladder.index(current) if current in ladder else 0) + by
+        return ladder[index % len(ladder) if around else max(0, min(len(ladder) - 1, index))]
 
     def text_of(self, value: KnobValue) -> str:
         """A value as it is typed after `--set name=`."""

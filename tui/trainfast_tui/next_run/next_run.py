@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -129,9 +129,23 @@ class NextRun(ABC):
     def matters(self, name: str) -> bool:
         """True if turning the knob changes anything."""
 
+    def refused_values(self, name: str, machine: Machine | None) -> dict[KnobValue, str]:
+        """Return the values of a knob that cannot work on the devices of the run, each with the reason.
+
+        Empty while the machine is unknown.
+        """
+        if machine is None:
+            return {}
+        from trainfast_runner.settings.compatibility.check import refused_values
+
+        return refused_values(name, self.spec, machine)
+
     @abstractmethod
-    def turn(self, name: str, by: int, *, around: bool = False) -> Self:
-        """Turn the knob `by` stops along its values; `around` goes on at the other end. Raises UserError."""
+    def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
+        """Turn the knob `by` stops along its values without `skipped`; `around` goes on at the other end.
+
+        Raises UserError.
+        """
 
     @abstractmethod
     def with_value(self, name: str, text: str) -> Self:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.settings.spec import with_setting
 from trainfast_tui.next_run.next_run import NextRun
@@ -32,12 +33,9 @@ class PresetNextRun(NextRun):
         classifies_images = self.spec.data.get("objective") == "image-classification"
         return KNOBS_BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
 
-    def turn(self, name: str, by: int, *, around: bool = False) -> Self:
-        entry, current = KNOBS_BY_NAME[name], self.spec.knobs[name]
-        value = entry.turn(current, by)
-        if around and value == current:
-            ladder = list(entry.values.ladder(current))
-            value = ladder[0 if by > 0 else -1]
+    def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
+        entry = KNOBS_BY_NAME[name]
+        value = entry.turn(self.spec.knobs[name], by, around=around, skipped=skipped)
         return self.with_value(name, entry.text_of(value))
 
     def with_value(self, name: str, text: str) -> Self:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import Way, reach_of
@@ -48,17 +49,18 @@ class ScriptNextRun(NextRun):
         """True if the knob reaches the script."""
         return reach_of(name, self.script).way is not Way.NONE
 
-    def turn(self, name: str, by: int, *, around: bool = False) -> Self:
-        return self.with_value(name, self._turned(name, by, around=around))
+    def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
+        return self.with_value(name, self._turned(name, by, around=around, skipped=skipped))
 
-    def _turned(self, name: str, by: int, *, around: bool) -> str:
+    def _turned(self, name: str, by: int, *, around: bool, skipped: Container[KnobValue]) -> str:
         """Return the value `by` stops along those of the script's flag, as typed; the default before any is set."""
         entry, place = KNOBS_BY_NAME[name], self.script.flag_words.get(name)
         current = self.spec.knobs.get(name, entry.default)
         ladder = [
             value
             for value in entry.values.ladder(current)
-            if not isinstance(place, dict) or entry.text_of(value) in place
+            if (not isinstance(place, dict) or entry.text_of(value) in place)
+            and (value == current or value not in skipped)
         ]
         if not ladder:
             return entry.text_of(current)

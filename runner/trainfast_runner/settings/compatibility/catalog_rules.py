@@ -60,7 +60,7 @@ def devices_fill_the_mesh(facts: Facts) -> None:
 
 
 def optimizer_takes_the_parameters(facts: Facts) -> None:
-    """Refuse an optimizer that cannot take the parameters as the strategy keeps them, or not on this device."""
+    """Refuse an optimizer that cannot take the parameters as the strategy keeps them."""
     entry = facts.optimizer
     refusal = entry.refusal(facts.strategy)
     if refusal is not None:
@@ -72,6 +72,11 @@ def optimizer_takes_the_parameters(facts: Facts) -> None:
             advice=f"optimizer={nearest_optimizer(entry, facts.strategy)},"
             f" or strategy={takes} with optimizer={entry.name}",
         )
+
+
+def optimizer_has_gpus(facts: Facts) -> None:
+    """Refuse an optimizer that needs a GPU on a CPU."""
+    entry = facts.optimizer
     if entry.needs_gpus_reason and facts.machine.device == "cpu":
         raise UserError(
             f"optimizer={entry.name} {entry.needs_gpus_reason}, and this run is on the CPU",
@@ -146,21 +151,23 @@ def _packages_are_installed(facts: Facts) -> None:
             )
 
 
-def _link_is_between_gpus(facts: Facts) -> None:
-    """Refuse `p2p=off`, a setting of NCCL, on a CPU and with a strategy that does not use NCCL.
-
-    Of the strategies of one process only dp sums its gradients by NCCL (torch's nn/parallel/comm.py, reduce_add).
-    """
-    entry = facts.strategy
-    if facts.knobs["p2p"] != "off":
-        return
-    if facts.machine.device == "cpu":
+def link_has_gpus(facts: Facts) -> None:
+    """Refuse `p2p=off` on a CPU."""
+    if facts.knobs["p2p"] == "off" and facts.machine.device == "cpu":
         raise UserError(
             "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU",
             key="p2p",
             advice="p2p=on",
         )
-    if entry.no_nccl_reason:
+
+
+def _link_is_of_nccl(facts: Facts) -> None:
+    """Refuse `p2p=off`, a setting of NCCL, with a strategy that does not use NCCL.
+
+    Of the strategies of one process only dp sums its gradients by NCCL (torch's nn/parallel/comm.py, reduce_add).
+    """
+    entry = facts.strategy
+    if facts.knobs["p2p"] == "off" and entry.no_nccl_reason:
         raise UserError(
             f"p2p=off does nothing with strategy={entry.name}: it closes links to NCCL, and {entry.no_nccl_reason}",
             key="p2p",
@@ -171,10 +178,12 @@ def _link_is_between_gpus(facts: Facts) -> None:
 CATALOG_RULES: tuple[Rule, ...] = (
     strategy_has_gpus,
     optimizer_takes_the_parameters,
+    optimizer_has_gpus,
     engine_runs_the_strategy,
     compile_fits,
     _engine_has_fp16_on_a_cpu,
     _packages_are_installed,
-    _link_is_between_gpus,
+    link_has_gpus,
+    _link_is_of_nccl,
     devices_fill_the_mesh,
 )

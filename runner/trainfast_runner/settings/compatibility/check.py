@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
@@ -10,6 +12,8 @@ from trainfast_runner.settings.compatibility.catalog_rules import (
     compile_fits,
     devices_fill_the_mesh,
     engine_runs_the_strategy,
+    link_has_gpus,
+    optimizer_has_gpus,
     optimizer_takes_the_parameters,
     strategy_has_gpus,
 )
@@ -24,9 +28,11 @@ from trainfast_runner.settings.compatibility.general_rules import (
     strategy_uses_all_devices,
 )
 from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINE_RULES, micro_batches_divide
-from trainfast_runner.settings.compatibility.technique_rules import TECHNIQUE_RULES
+from trainfast_runner.settings.compatibility.technique_rules import TECHNIQUE_RULES, flash_has_a_gpu
 from trainfast_runner.settings.compatibility.tensor_rules import TENSOR_RULES
 from trainfast_runner.settings.compatibility.zero_rules import ZERO_RULES, gpu_has_an_index
+from trainfast_runner.settings.knob_values import Choice, KnobValue
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.settings.spec import RunSpec
 
 RULES: tuple[Rule, ...] = (
@@ -49,11 +55,22 @@ DEVICE_RULES: tuple[Rule, ...] = (
 )
 """Rules that look at devices only, and at what they compute with."""
 
+VALUE_RULES: tuple[Rule, ...] = (
+    strategy_has_gpus,
+    precision_has_hardware,
+    gpu_has_an_index,
+    optimizer_has_gpus,
+    flash_has_a_gpu,
+    link_has_gpus,
+)
+"""Rules by which one value cannot work on the devices asked for, whatever the other knobs are."""
+
 KNOB_RULES: tuple[Rule, ...] = (
     overrides_take_effect,
     limit_for_every_rank,
     micro_batches_divide,
     optimizer_takes_the_parameters,
+    optimizer_has_gpus,
     devices_fill_the_mesh,
     engine_runs_the_strategy,
     compile_fits,
@@ -81,6 +98,18 @@ def refusal_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
     if refusal is not None:
         return refusal if asks_for_cpu(spec.knobs["devices"]) else None
     return _first_refusal(KNOB_RULES, spec, machine)
+
+
+def refused_values(name: str, spec: RunSpec, machine: Machine) -> dict[KnobValue, str]:
+    """Return the values of a knob that cannot work on the devices asked for, each with the reason."""
+    values = KNOBS_BY_NAME[name].values
+    reasons: dict[KnobValue, str] = {}
+    for value in values.options if isinstance(values, Choice) else ():
+        asked = replace(spec, knobs={**defaults(), **spec.knobs, name: value})
+        for refusal in (_first_refusal((rule,), asked, machine) for rule in VALUE_RULES):
+            if refusal is not None and refusal.key == name:
+                reasons[value] = refusal.message
+    return reasons
 
 
 def _first_refusal(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> UserError | None:

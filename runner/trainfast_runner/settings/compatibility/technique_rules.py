@@ -31,14 +31,18 @@ def _compile_has_a_compiler(facts: Facts) -> None:
     )
 
 
+def flash_has_a_gpu(facts: Facts) -> None:
+    """Refuse `attention=flash` on a CPU."""
+    if facts.knobs["attention"] == "flash" and facts.machine.device == "cpu":
+        raise UserError(
+            "attention=flash is a GPU kernel and this run is on the CPU", key="attention", advice="attention=sdpa"
+        )
+
+
 def _flash_can_run(facts: Facts) -> None:
     precision = str(facts.knobs["precision"])
     if facts.knobs["attention"] != "flash":
         return
-    if facts.machine.device == "cpu":
-        raise UserError(
-            "attention=flash is a GPU kernel and this run is on the CPU", key="attention", advice="attention=sdpa"
-        )
     if not facts.versions.get("flash-attn"):
         raise UserError(
             f"attention=flash needs flash-attn; install with: {facts.python} -m pip install flash-attn"
@@ -66,4 +70,9 @@ def _model_has_the_attention(facts: Facts) -> None:
         )
 
 
-TECHNIQUE_RULES: tuple[Rule, ...] = (_compile_has_a_compiler, _flash_can_run, _model_has_the_attention)
+TECHNIQUE_RULES: tuple[Rule, ...] = (
+    _compile_has_a_compiler,
+    flash_has_a_gpu,
+    _flash_can_run,
+    _model_has_the_attention,
+)

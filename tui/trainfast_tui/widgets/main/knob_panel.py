@@ -141,7 +141,8 @@ class KnobPanel(PaintedWidget, can_focus=True):
         if next_run is None:
             return
         try:
-            self._change(next_run.turn(self.current, by, around=around))
+            refused = next_run.refused_values(self.current, self._session.machine)
+            self._change(next_run.turn(self.current, by, around=around, skipped=refused))
         except UserError as error:
             self.show_refusal(error)
 
@@ -253,7 +254,13 @@ class KnobPanel(PaintedWidget, can_focus=True):
         next_run, name = self._shown_next_run, self.current
         if next_run is None:
             return KnobText(name, None)
-        return KnobText(name, next_run.script, self._advice.get(name, ""), self._auto_choice(next_run, name))
+        return KnobText(
+            name,
+            next_run.script,
+            self._advice.get(name, ""),
+            self._auto_choice(next_run, name),
+            tuple(next_run.refused_values(name, self._session.machine).values()),
+        )
 
 
 def _refusal_of_machine(next_run: NextRun | None, machine: Machine | None) -> UserError | None:

@@ -21,6 +21,8 @@ class KnobText(msgspec.Struct, frozen=True):
     advice: str = ""
     auto_choice: str = ""
     """The value that `auto` chose, and the reason; empty for another value."""
+    refusals: tuple[str, ...] = ()
+    """The reason of each value that cannot work on the devices of the run."""
 
     def whole(self, width: int, refusal: UserError | None) -> Section:
         """Return all of the text, after the refusal of a value."""
@@ -55,6 +57,7 @@ class KnobText(msgspec.Struct, frozen=True):
             labelled(("here   ", "secondary"), self.auto_choice, width),
             labelled(("speed  ", "secondary"), entry.speed, width),
             labelled(("memory ", "secondary"), entry.memory, width),
+            labelled(("not here ", "muted"), "; ".join(self.refusals), width, "muted"),
             paragraph(f"takes {entry.values.describe()}", width, "muted"),
         ]
 
