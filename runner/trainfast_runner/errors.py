@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-MAX_SHOWN = 60
+MAX_SHOWN = 20
 """The most allowed values that an error lists."""
 
 

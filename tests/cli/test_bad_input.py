@@ -14,6 +14,7 @@ import pytest
 from cuda_python import cuda_python
 
 from cli.command import COMMAND, Cli
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_error
 
 
@@ -158,6 +159,25 @@ def test_a_long_list_of_families_begins_with_familiar_ones_and_says_that_it_is_c
     assert "(allowed: llama, " in done.refused()
     assert " more)" in done.refused()
     assert len(done.json["error"]["allowed"]) > 100
+
+
+@pytest.mark.parametrize("command", ["predict", "run", "search max-batch", "search best", "presets show"])
+def test_case_21_a_speech_model_is_refused_as_one_before_launch(cli: Cli, tmp_path: Path, command: str) -> None:
+    preset = tmp_path / "speech.toml"
+    sizes = "d_model = 32\nencoder_layers = 1\ndecoder_layers = 1\nvocab_size = 4000"
+    data = '[data]\nkind = "text"\nobjective = "seq2seq"\n'
+    preset.write_text(f'schema = 1\ntitle = "speech"\n[model]\nfamily = "whisper"\n{sizes}\n{data}')
+    done = cli(*command.split(), str(preset))
+    text = done.out if command == "presets show" else done.refused()
+    assert "speech models are not supported, and whisper is one" in text
+    assert "did you mean" not in text
+    assert not list(cli.home.glob("runs/*"))
+
+
+def test_an_error_names_at_most_twenty_values() -> None:
+    line = UserError("no such thing", allowed=[f"value{number}" for number in range(300)]).line()
+    assert line.count("value") == 20
+    assert line.endswith("… and 280 more)")
 
 
 @pytest.mark.parametrize("command", [["run", "tiny-llama"], ["runs", "list"], ["runs", "show", "last"]])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.model.build import build_model
+from trainfast_runner.worker.model.families import check_family, trainable_families
 from trainfast_runner.worker.model.model_config import check_seq_len, resolve_config
 
 
@@ -41,6 +44,43 @@ def test_a_family_without_this_head_says_which_it_has() -> None:
         build_model(config, "causal-lm", worker_knobs(attention="eager"), torch.device("cpu"))
     assert refused.value.key == "data.objective"
     assert refused.value.allowed == ["masked-lm", "sequence-classification"]
+
+
+@pytest.mark.parametrize(
+    ("family", "objective", "kind"),
+    [
+        ("whisper", "seq2seq", "speech"),
+        ("whisper", "causal-lm", "speech"),
+        ("wav2vec2", "causal-lm", "speech"),
+        ("qwen2_audio", "seq2seq", "audio"),
+        ("musicgen", "causal-lm", "audio"),
+        ("encodec", "masked-lm", "audio"),
+        ("llava", "causal-lm", "vision-language"),
+        ("blip-2", "seq2seq", "vision-language"),
+        ("detr", "image-classification", "object detection"),
+        ("sam", "image-classification", "segmentation"),
+        ("videomae", "image-classification", "video"),
+        ("vit_mae", "image-classification", "vision"),
+        ("patchtst", "causal-lm", "time series"),
+    ],
+)
+def test_kind_l_a_family_of_another_kind_is_refused_by_its_kind(family: str, objective: str, kind: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{kind} models are not supported, and {family} is one; ") as refused:
+        check_family(resolve_config({"family": family}), objective)
+    assert refused.value.nearest is None, "no advice that leads astray"
+    assert refused.value.allowed == []
+
+
+def test_kind_l_a_diffusion_pipeline_is_refused_by_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+    with pytest.raises(InvalidInput, match="diffusion models are not supported"):
+        resolve_config({"path": str(tmp_path)})
+
+
+def test_every_family_that_is_named_has_a_head() -> None:
+    families = trainable_families()
+    assert {"llama", "bert", "t5", "vit", "gemma3", "clip"} <= families
+    assert not families & {"whisper", "wav2vec2", "llava", "detr"}
 
 
 def test_a_family_without_this_attention_says_which_it_has() -> None:

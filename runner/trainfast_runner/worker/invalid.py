@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -31,8 +32,8 @@ class InvalidInput(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error, in one line."""
-    return " ".join(str(error).split())
+    """The message of an error, in one line, without transformers' lists of every model."""
+    return re.split(r"[.,]? (?:Model type should be|or contain|Should have) one of\b", " ".join(str(error).split()))[0]
 
 
 def unknown_name(kind: str, name: str, key: str, allowed: Iterable[str]) -> InvalidInput:

@@ -103,7 +103,9 @@ def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 
 
 def model_advice(situation: Situation) -> Advice | None:
-    """Advise dimensions of the model that are multiples of 8 (tensor cores) or, for the vocabulary, of 64."""
+    """Advise another model, or dimensions that are multiples of 8 (tensor cores) or, for the vocabulary, of 64."""
+    if situation.model_refusal is not None:
+        return Advice("model", situation.model_refusal)
     hints = []
     for name, length in (situation.shapes or {}).items():
         if name == "vocab_size" and length % VOCABULARY_UNIT:

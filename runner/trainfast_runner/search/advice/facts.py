@@ -39,6 +39,8 @@ class Situation:
     """Hidden and vocabulary size under the names the configuration gives them."""
     links: Interconnect | None = None
     measured: tuple[EndedRun, ...] = ()
+    model_refusal: str | None = None
+    """The reason that the model cannot be trained."""
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,19 @@ SHAPE_FIELDS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inne
 
 def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = None) -> Situation:
     """Return the situation of a run, about a second the first time for a model; unavailable facts stay unknown."""
+    model_refusal = None
     try:
         config = training_python.inspect(python, spec.model, spec.data["objective"]).config
-    except UserError:
+    except UserError as error:
         config = {}
+        if error.key != "python":
+            model_refusal = error.line()
     return Situation(
         size=model_size(config),
         shapes={name: config[name] for name in SHAPE_FIELDS if isinstance(config.get(name), int)},
         links=read_links_among({gpu.uuid for gpu in machine.gpus if gpu.uuid}),
         measured=_measured(spec, home),
+        model_refusal=model_refusal,
     )
 
 

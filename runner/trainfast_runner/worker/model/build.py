@@ -13,6 +13,7 @@ from torch import nn
 
 from ..invalid import InvalidInput, one_line
 from ..spec import Knobs
+from .families import check_family
 from .weights import without_weights
 
 _CLASSES = {
@@ -27,8 +28,6 @@ CHECKPOINTING_ARGUMENTS = {"use_reentrant": False}
 """Arguments of torch's checkpoint with `checkpointing=full`."""
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
 """Other inputs of some image classifiers: text, or patches cut by a processor of their own."""
-REASON_CHARACTERS = 600
-"""Chosen, not measured: the most that a refusal quotes of transformers' message, which may list every model."""
 _ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """`attention` as transformers' `attn_implementation`; with None transformers takes sdpa if the model has it."""
 
@@ -46,13 +45,9 @@ def import_model_code(config: Any, objective: str) -> None:
 
 
 def _check_head(config: Any, objective: str) -> None:
-    """Raise InvalidInput if transformers has no such head for this family, naming the heads it has."""
-    allowed = [name for name in _CLASSES if type(config) in model_class(name)._model_mapping]
-    if allowed and objective not in allowed:
-        raise InvalidInput(
-            f"{config.model_type} has no {objective} head", key="data.objective", allowed=allowed, nearest=allowed[0]
-        )
-    if objective == "image-classification" and allowed:
+    """Raise InvalidInput if transformers has no such head for this family, or one that needs other data."""
+    check_family(config, objective)
+    if objective == "image-classification" and type(config) in model_class(objective)._model_mapping:
         besides = BESIDES_PIXELS & set(inspect.signature(_head(config, objective).forward).parameters)
         if besides:
             needs = f"{config.model_type} classifies images by their {' and '.join(besides)}"
@@ -91,7 +86,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
                 **{_dtype_argument(): weights_dtype},
             )
     except (ValueError, ImportError, KeyError) as error:
-        raise _refusal(one_line(error)[:REASON_CHARACTERS], config.model_type, knobs.attention) from error
+        raise _refusal(one_line(error), config.model_type, knobs.attention) from error
     model.config.use_cache = False
     if knobs.checkpointing == "full":
         if not model.supports_gradient_checkpointing:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..invalid import InvalidInput, one_line, unknown_name
 from ..shared.sequence_lengths import longest_seq_len, positions_needed
+from .families import check_family, trainable_families
 
 SOURCE_KEYS = ("family", "path", "hub")
 """Keys of `[model]` that name its configuration: each model has exactly one."""
@@ -67,13 +68,16 @@ def _from_family(family: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     if family not in CONFIG_MAPPING:
-        raise unknown_name("model family of this transformers", family, "model.family", CONFIG_MAPPING.keys())
+        families = trainable_families() & set(CONFIG_MAPPING) or CONFIG_MAPPING.keys()
+        raise unknown_name("model family of this transformers", family, "model.family", families)
     return CONFIG_MAPPING[family]()
 
 
 def _from_files(source: str, place: str) -> Any:
     from transformers import AutoConfig
 
+    if source == "path" and (Path(place) / "model_index.json").is_file():
+        raise InvalidInput(f"diffusion models are not supported, and {place} is one", key="model.path")
     if source == "path" and not (Path(place) / "config.json").is_file():
         raise InvalidInput(f"{place} has no config.json", key="model.path")
     try:
@@ -154,7 +158,11 @@ def tokens_per_sample(config: Any, objective: str, seq_len: int) -> int:
 
 
 def check_seq_len(config: Any, objective: str, seq_len: int) -> None:
-    """Raise InvalidInput if the model has too few positions for `seq_len` tokens. An image has none."""
+    """Raise InvalidInput if the model has no head for the objective, or too few positions for `seq_len` tokens.
+
+    An image has none.
+    """
+    check_family(config, objective)
     if objective == "image-classification":
         return
     text = text_part(config)

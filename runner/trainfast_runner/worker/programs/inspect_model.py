@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     `error` is there if the model cannot be built.
     """
     from ..invalid import InvalidInput
+    from ..model.families import check_family
     from ..model.model_config import resolve_config
     from .hidden_packages import hide_packages
     from .torch_build import torch_build
@@ -45,6 +46,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
             return {**answer, "install": "pip install torch transformers tokenizers"}
         try:
             config = resolve_config(request["model"])
+            check_family(config, request.get("objective", "causal-lm"))
             answer["model_type"] = config.model_type
             # The plan belongs to the class: a configuration does not store it.
             plan = getattr(config, "base_model_tp_plan", None)
