@@ -43,14 +43,21 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """A median and its median absolute deviation."""
+    """A median and its median absolute deviation; of a rate its mean over time too."""
 
     median: float | None = None
     mad: float | None = None
+    mean: float | None = None
+    """The work over the time; None in results of earlier versions."""
+
+    @property
+    def typical(self) -> float | None:
+        """The median; the mean where steps differ in size, whose rates have no meaningful median."""
+        return self.mean if self.median is None else self.median
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates a second, summed over data-parallel ranks; steps are those of rank 0."""
+    """Rates a second, summed over data-parallel ranks; steps are rank 0's, and have no median if sizes differ."""
 
     samples_per_s: Spread = Spread()
     tokens_per_s: Spread = Spread()
@@ -218,6 +225,8 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[OomChange] = []
     """Changes of knobs, ranked by cost. Those with `predicted_bytes` fit by the memory model, unless they have
     `missing_bytes`: where no change is enough the closest are given."""
+    advice: list[str] = []
+    """Changes of the script itself that free memory, in words."""
     basis: str = ""
     """The source of the prediction, in words."""
 

@@ -20,6 +20,7 @@ from trainfast_runner.records.result import (
     LossScaling,
     MemoryFigures,
     Result,
+    Spread,
     StepCount,
     StepTime,
     Throughput,
@@ -150,18 +151,28 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput
     sharing = math.prod((ran.mesh or {}).get(axis, 1) for axis in MODEL_PARALLEL_AXES) if ran else 1
     common = [number for number in ranks[0] if all(number in rank for rank in ranks)]
 
-    def rates(count: Callable[[Step], int | None]) -> list[float]:
-        counted_steps = [number for number in common if all(count(rank[number]) is not None for rank in ranks)]
-        return [
-            sum((count(rank[number]) or 0) * 1000 / rank[number].step_ms for rank in ranks) / sharing
-            for number in counted_steps
+    def rate(count: Callable[[Step], int | None]) -> Spread:
+        counted_steps = [
+            [(count(rank[number]) or 0, rank[number].step_ms) for rank in ranks]
+            for number in common
+            if all(count(rank[number]) is not None for rank in ranks)
         ]
+        if not counted_steps:
+            return Spread()
+        mean = sum(
+            sum(work for work, _ in steps) * 1000 / sum(step_ms for _, step_ms in steps)
+            for steps in zip(*counted_steps, strict=True)
+        )
+        if len({sum(work for work, _ in step) for step in counted_steps}) > 1:
+            return Spread(mean=mean / sharing)
+        rates = [sum(work * 1000 / step_ms for work, step_ms in step) / sharing for step in counted_steps]
+        return msgspec.structs.replace(spread(rates, median_rate), mean=mean / sharing)
 
     samples = sum(rank[number].samples or 0 for number in common for rank in ranks) / sharing
     line = newest_of_first_rank(records.worker_lines, CpuLine)
     return Throughput(
-        samples_per_s=spread(rates(lambda step: step.samples), median_rate),
-        tokens_per_s=spread(rates(lambda step: step.tokens), median_rate),
+        samples_per_s=rate(lambda step: step.samples),
+        tokens_per_s=rate(lambda step: step.tokens),
         steps_per_s=spread((1000 / ranks[0][number].step_ms for number in common), median_rate),
         measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
         predicted=records.run.predicted_speed if records.run is not None else None,
@@ -225,7 +236,7 @@ def _losses(steps: list[Step], not_finite: int) -> Losses:
 
 def _flops(run: RunFile | None, ran: ActualLine | None, throughput: Throughput) -> Flops:
     """TFLOP/s of one device, beside the maker's peak on a GPU and the measured ceiling on either."""
-    rate = throughput.samples_per_s.median
+    rate = throughput.samples_per_s.typical
     if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
         return Flops()
     devices = run.devices_used

@@ -173,8 +173,8 @@ def _ended_row(path: str) -> RunRow | None:
 def _row_of_head(head: ResultHead) -> RunRow:
     return RunRow(
         **{name: getattr(head, name) for name in _SHARED_FIELDS},
-        samples_per_s=head.throughput.samples_per_s.median,
-        tokens_per_s=head.throughput.tokens_per_s.median,
+        samples_per_s=head.throughput.samples_per_s.typical,
+        tokens_per_s=head.throughput.tokens_per_s.typical,
         step_ms_p50=head.step_ms.p50,
         peak_allocated_bytes=head.memory.peak_allocated_bytes,
         clean=head.conditions.clean,

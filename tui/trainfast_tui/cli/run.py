@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples-per-step",
         type=positive,
         metavar="N",
-        help="samples of a script's step on one rank, where its hooks do not see them",
+        help="samples of every step of a script on one rank, whatever its hooks see",
     )
     parser.add_argument(
         "--steps-from-log",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,8 +39,8 @@ class Figures(msgspec.Struct, frozen=True):
 def _figures_of_result(result: Result) -> Figures:
     times = result.step_ms
     return Figures(
-        result.throughput.samples_per_s.median,
-        result.throughput.tokens_per_s.median,
+        result.throughput.samples_per_s.typical,
+        result.throughput.tokens_per_s.typical,
         times.p50,
         {name: getattr(times, name) for name in STEP_PHASES},
         _basis_words(result.steps.measured, ""),
@@ -56,20 +56,30 @@ def run_figures(run: RunSnapshot) -> Figures:
 def _figures_of_steps(run: RunSnapshot) -> Figures:
     latest_steps = _latest_measured(run.steps)
     warming_up = bool(latest_steps) and latest_steps[-1].warmup
-    numbers = {step.step for step in latest_steps}
+    steps = {step.step: step for step in latest_steps}
     # A step has no rate before all ranks have written it.
     rated_steps = run.rates.steps
     recent_indexes = range(max(0, len(rated_steps) - 2 * RECENT_STEPS), len(rated_steps))
-    rate_indexes = [index for index in recent_indexes if rated_steps[index] in numbers]
+    rate_indexes = [index for index in recent_indexes if rated_steps[index] in steps]
+    rated = [steps[rated_steps[index]] for index in rate_indexes]
+    times_ms = [step.step_ms for step in rated]
     words = "warming up" if warming_up else _basis_words(len(latest_steps), "the last ")
     return Figures(
-        _median([run.rates.samples_per_s[index] for index in rate_indexes], median_rate),
-        _median([run.rates.tokens_per_s[index] for index in rate_indexes], median_rate),
+        _rate([run.rates.samples_per_s[index] for index in rate_indexes], [step.samples for step in rated], times_ms),
+        _rate([run.rates.tokens_per_s[index] for index in rate_indexes], [step.tokens for step in rated], times_ms),
         _median([step.step_ms for step in latest_steps]),
         {name: _median([getattr(step, f"{name}_ms") for step in latest_steps]) for name in STEP_PHASES},
         words if latest_steps else "",
         warming_up=warming_up,
     )
+
+
+def _rate(rates: Sequence[float | None], works: Sequence[int | None], times_ms: Sequence[float]) -> float | None:
+    """Return the median of the steps' rates; the work over the time where steps differ in size."""
+    rate = _median(rates, median_rate)
+    if rate is None or len(set(works)) == 1:
+        return rate
+    return fmean([rate or 0.0 for rate in rates], weights=times_ms)
 
 
 def _basis_words(steps: int, before_number: str) -> str:

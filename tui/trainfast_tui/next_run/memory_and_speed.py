@@ -83,5 +83,5 @@ def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:
     result = run.result if run is not None else None
     if result is None or result.provisional or result.measured_under is not None:
         return None
-    rate = result.throughput.samples_per_s.median
+    rate = result.throughput.samples_per_s.typical
     return None if rate is None else MeasuredSpeed(rate, result.throughput.predicted)

@@ -40,7 +40,7 @@ from trainfast_tui.text.format import (
 from trainfast_tui.text.overrides import typed_overrides
 from trainfast_tui.text.result_figures import figure_rows, result_notes
 from trainfast_tui.text.signs import doubt_words
-from trainfast_tui.text.speed_words import few_steps_note
+from trainfast_tui.text.speed_words import SAMPLES_VARY, few_steps_note
 from trainfast_tui.text.tables import figure_headings
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
@@ -92,10 +92,10 @@ def _row(run: ReportedRun, first: ReportedRun) -> list[str]:
         run.label,
         result.run_id,
         " ".join(typed_overrides(without_search_settings(result.overrides, result.role))) or "as the preset sets them",
-        number(rate.median),
-        few_note if few_note and rate.median is not None else number(rate.mad),
+        number(rate.typical),
+        few_note if few_note and rate.typical is not None else number(rate.mad),
         "" if run is first else _against(first.result, result),
-        number(result.throughput.tokens_per_s.median),
+        number(result.throughput.tokens_per_s.typical),
         milliseconds(result.step_ms.p50),
         size(result.memory.peak_allocated_bytes),
         size(result.memory.predicted_bytes),
@@ -135,12 +135,13 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
     whiskers = []
     for run in runs:
         rate = run.result.throughput.samples_per_s
-        if rate.median is not None:
+        if rate.typical is not None:
             few_note = few_steps_note(run.result.steps.measured)
             mad = None if few_note else rate.mad
-            words = number(rate.median) + (f" ({few_note})" if few_note else f" ± {number(mad)}")
-            low, high = rate.median - (mad or 0.0), rate.median + (mad or 0.0)
-            whiskers.append(Whisker(f"run {run.label}", low, rate.median, high, words, "success"))
+            note = f" ({few_note})" if few_note else f" ± {number(mad)}" if mad is not None else f" ({SAMPLES_VARY})"
+            low, high = rate.typical - (mad or 0.0), rate.typical + (mad or 0.0)
+            words = number(rate.typical) + note
+            whiskers.append(Whisker(f"run {run.label}", low, rate.typical, high, words, "success"))
     title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"
     yield from as_blocks(whisker_picture(title, axis, whiskers, number))
 

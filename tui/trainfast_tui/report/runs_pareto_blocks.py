@@ -37,7 +37,7 @@ def _comparable(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, int, float]]
     """Yield label, peak bytes and samples/s of the runs whose samples are as much work as those of the first."""
     first = runs[0]
     for run in runs:
-        peak, rate = run.result.memory.peak_allocated_bytes, run.result.throughput.samples_per_s.median
+        peak, rate = run.result.memory.peak_allocated_bytes, run.result.throughput.samples_per_s.typical
         compares = _sample_work(run) == _sample_work(first) and speeds_rank(first.result, run.result)
         if peak is not None and rate is not None and compares:
             yield run.label, peak, rate

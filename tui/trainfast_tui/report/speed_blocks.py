@@ -28,7 +28,7 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
 
 
 def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
-    measured = run.result.throughput.samples_per_s.median
+    measured = run.result.throughput.samples_per_s.typical
     difference = signed_percent(percent_change(measured, speed.median))
     inside_word = ABSENT if measured is None else "yes" if speed.low <= measured <= speed.high else "no"
     ends = interval(speed.low, speed.high)
@@ -38,7 +38,7 @@ def _row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
 def _whiskers(run: ReportedRun, speed: PredictedSpeed) -> list[Whisker]:
     words = f"{number(speed.median)} predicted"
     whiskers = [Whisker(f"run {run.label}: predicted", speed.low, speed.median, speed.high, words, "muted")]
-    measured = run.result.throughput.samples_per_s.median
+    measured = run.result.throughput.samples_per_s.typical
     if measured is not None:
         words = f"{number(measured)} measured"
         whiskers.append(Whisker(f"run {run.label}: measured", measured, measured, measured, words, "success"))

@@ -39,6 +39,8 @@ def oom_sentences(explanation: OomExplanation) -> Iterator[str]:
         and not any(_may_fit(change) for change in explanation.changes)
     ):
         yield "No change of knobs makes it fit by the prediction."
+    for advice in explanation.advice:
+        yield f"Try: {advice}."
     if explanation.others:
         yield f"Others on the device: {plain('; '.join(explanation.others))}."
 
@@ -59,6 +61,8 @@ def _measured(explanation: OomExplanation) -> Iterator[str]:
     elif asked_bytes is not None and explanation.missing_bytes is not None and explanation.needed_bytes is None:
         missing = size(explanation.missing_bytes)
         yield f"The failed allocation asked for {size(asked_bytes)}, {missing} more than was free."
+    elif asked_bytes is not None and explanation.advice:
+        yield f"The failed allocation asked for {size(asked_bytes)}."
 
 
 def change_options(change: OomChange) -> str:

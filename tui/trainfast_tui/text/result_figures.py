@@ -34,7 +34,7 @@ from trainfast_tui.text.format import (
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word
 from trainfast_tui.text.search.warm_process import ROLE_WORDS, warm_words
 from trainfast_tui.text.signs import DOUBT_SIGN, doubt_words
-from trainfast_tui.text.speed_words import against_predicted_speed, few_steps_note
+from trainfast_tui.text.speed_words import SAMPLES_VARY, against_predicted_speed, few_steps_note
 
 
 def headline(result: Result) -> str:
@@ -117,16 +117,16 @@ def _speed(result: Result) -> Iterator[tuple[str, str]]:
         ("throughput", "samples", result.throughput.samples_per_s),
         ("", "tokens", result.throughput.tokens_per_s),
     ):
-        if spread.median is not None:
-            basis = (
-                [few_note]
-                if result.steps.measured == 1
-                else ["median", "" if few_note else f"MAD {number(spread.mad)}"]
-            )
-            yield label, f"{per_second(spread.median, noun)} ({'; '.join(filter(None, [*basis, doubtful]))})"
+        if spread.typical is not None:
+            basis = ["median", "" if few_note else f"MAD {number(spread.mad)}"]
+            if result.steps.measured == 1:
+                basis = [few_note]
+            elif spread.median is None:
+                basis = [SAMPLES_VARY]
+            yield label, f"{per_second(spread.typical, noun)} ({'; '.join(filter(None, [*basis, doubtful]))})"
     if result.throughput.predicted is not None:
-        yield "", against_predicted_speed(result.throughput.samples_per_s.median, result.throughput.predicted)
-    if result.throughput.samples_per_s.median is None and result.throughput.steps_per_s.median is not None:
+        yield "", against_predicted_speed(result.throughput.samples_per_s.typical, result.throughput.predicted)
+    if result.throughput.samples_per_s.typical is None and result.throughput.steps_per_s.median is not None:
         yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
     times = result.step_ms
     tail = few_note or f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
@@ -172,6 +172,8 @@ def _script(script: ScriptFigures, run_id: str) -> Iterator[tuple[str, str]]:
     if script.framework is not None:
         samples = f", samples by {script.samples_from}" if script.samples_from else ""
         yield "seen by", plain(f"{script.framework}: {', '.join(script.hooks)}{samples}")
+    if script.evaluation_seconds:
+        yield "evaluation", f"{duration(script.evaluation_seconds)}, in no step"
     if script.exit_code:
         yield "exit code", f"{script.exit_code}; trainfast-tui logs {run_id} prints its output"
     if script.suppressed:

@@ -10,6 +10,9 @@ from trainfast_tui.text.format import interval, number, percent_change, plain, s
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import PredictedSpeed
 
+SAMPLES_VARY = "mean: steps differ in size"
+"""The remark on a rate of steps that differ in size."""
+
 
 def speed_text(speed: PredictedSpeed) -> str:
     """Return a rate and its 90 % interval: `14.2 samples/s (12.9 to 15.6)`."""

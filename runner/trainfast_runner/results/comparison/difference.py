@@ -147,13 +147,15 @@ class _Rows:
 
     def _speed(self) -> Iterator[ComparisonRow]:
         a, b = self._a.throughput, self._b.throughput
-        yield self._speed_row("throughput", "samples/s", a.samples_per_s.median, b.samples_per_s.median, self._unranked)
+        yield self._speed_row(
+            "throughput", "samples/s", a.samples_per_s.typical, b.samples_per_s.typical, self._unranked
+        )
         if a.predicted or b.predicted:
             value_a, value_b = (rates.predicted.median if rates.predicted else None for rates in (a, b))
             yield _row("throughput predicted", "samples/s", value_a, value_b, more_is_better=None)
         # Tokens of another length are the same work.
         unranked = None if self._unranked == DIFFERENT_SEQ_LEN else self._unranked
-        yield self._speed_row("token throughput", "tokens/s", a.tokens_per_s.median, b.tokens_per_s.median, unranked)
+        yield self._speed_row("token throughput", "tokens/s", a.tokens_per_s.typical, b.tokens_per_s.typical, unranked)
         yield self._speed_row("step", "ms", self._a.step_ms.p50, self._b.step_ms.p50, self._unranked_steps)
 
     def _speed_row(

@@ -51,7 +51,9 @@ def relative_noise(a: Result, b: Result) -> float | None:
     """The smallest significant difference of step times and rates as a share of the figure; None: too few steps."""
     errors = []
     for result in (a, b):
-        spread, steps = result.throughput.samples_per_s, result.steps.measured
+        throughput, steps = result.throughput, result.steps.measured
+        # Steps that differ in size have no median rate: the spread of their times, which is larger, stands for it.
+        spread = throughput.steps_per_s if throughput.samples_per_s.median is None else throughput.samples_per_s
         if steps < MIN_STEPS_TO_COMPARE or not spread.median or spread.mad is None:
             return None
         errors.append(median_error(spread.mad / spread.median, steps))

@@ -117,7 +117,7 @@ def confirmation_record(
         reason=result.reason,
         peak_allocated_bytes=result.memory.peak_allocated_bytes,
         ranks=ranks,
-        samples_per_s=result.throughput.samples_per_s.median,
+        samples_per_s=result.throughput.samples_per_s.typical,
         step_ms=result.step_ms.p50,
         seconds=result.seconds if result.seconds is not None else seconds,
         refutes=warm_sizes if result.state == "oom" else [],

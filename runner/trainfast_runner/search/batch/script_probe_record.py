@@ -55,7 +55,7 @@ def fitting_probe(
         run_id=result.run_id,
         seconds=seconds,
         step_ms=result.step_ms.p50,
-        samples_per_s=result.throughput.samples_per_s.median,
+        samples_per_s=result.throughput.samples_per_s.typical,
         alloc_retries=sum(peaks.alloc_retries or 0 for peaks in ranks),
         ranks=ranks,
         rank=fullest.rank,

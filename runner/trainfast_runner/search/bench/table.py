@@ -205,7 +205,7 @@ def _middle(row_results: Sequence[RowResult]) -> Result | None:
 
 
 def _rate(result: Result) -> float | None:
-    return result.throughput.samples_per_s.median if result.state == "finished" else None
+    return result.throughput.samples_per_s.typical if result.state == "finished" else None
 
 
 def _rates(row_results: Sequence[RowResult]) -> list[float]:

@@ -101,7 +101,7 @@ def is_comparable(result: Result) -> bool:
     if result.state != "finished" or result.role in WARM_ROLES or result.measured_under is not None:
         return False
     throttled = (result.throttle.thermal_fraction or 0.0) + (result.throttle.brake_fraction or 0.0)
-    return throttled <= COMPARABLE_THROTTLED_SHARE and bool(result.throughput.samples_per_s.median)
+    return throttled <= COMPARABLE_THROTTLED_SHARE and bool(result.throughput.samples_per_s.typical)
 
 
 def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
@@ -110,12 +110,12 @@ def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
         spec = spec_of_record(run)
     except UserError:
         return None  # knobs of another version
-    assert rate.median
-    deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.median
+    assert rate.typical
+    deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.typical
     # Other processes slow a run by about the share of the cores that they take.
     others_share = (result.conditions.others_cpu_percent or 0.0) / 100
     variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others_share**2
-    return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.median), variance, run.run_id)
+    return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.typical), variance, run.run_id)
 
 
 def _speeds_of_trials(home: Home, spec: RunSpec, device: SpeedDevice) -> Iterator[EarlierSpeed]:

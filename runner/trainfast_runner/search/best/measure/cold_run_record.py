@@ -36,7 +36,7 @@ def cold_run_of(
         run_id=result.run_id,
         outcome=outcome,
         knob=launch_line.knob,
-        samples_per_s=rate.median if outcome in ("measured", "void") else None,
+        samples_per_s=rate.typical if outcome in ("measured", "void") else None,
         mad=rate.mad if outcome in ("measured", "void") else None,
         samples_per_joule=1 / joules_per_sample if joules_per_sample else None,
         predicted=result.throughput.predicted,
@@ -65,7 +65,7 @@ def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: b
         return "oom", result.reason
     if result.state == "lost":
         return "void", f"lost: {result.reason}"
-    if result.state != "finished" or result.throughput.samples_per_s.median is None:
+    if result.state != "finished" or result.throughput.samples_per_s.typical is None:
         reason = result.reason or _no_rate_reason(result)
         return "failed", f"{result.state}: {reason}" if reason else result.state
     if result.loss.not_finite:

@@ -1,0 +1,105 @@
+"""Results of scripts whose steps differ in size, or that evaluate between their steps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli
+from own_scripts.conftest import run_script, samples_of_steps, written
+from trainfast_runner.memory.oom.explain import asked_and_free
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_directory import rank_file
+from trainfast_runner.records.run_lines import Step
+
+START = """
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(x):
+    model(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_case_04_steps_that_differ_in_size_have_a_mean_over_time_and_no_median(cli: Cli, tmp_path: Path) -> None:
+    lines = """
+sizes = [4, 4, 4, 64] * 4
+ends = [sum(sizes[: n + 1]) for n in range(16)]
+batches = [list(range(end - size, end)) for size, end in zip(sizes, ends)]
+for x in DataLoader(torch.randn(sum(sizes), 8), batch_sampler=batches):
+    time.sleep(0.02)
+    step(x)
+"""
+    result = run_script(cli, *written(tmp_path, START + lines))
+    assert samples_of_steps(cli, result) == {4, 64}
+    rate = result["throughput"]["samples_per_s"]
+    assert (rate["median"], rate["mad"]) == (None, None)
+    steps_per_s = 1000 / 20
+    assert 0 < rate["mean"] <= steps_per_s * (4 * 64 + 9 * 4) / 13
+    assert rate["mean"] > 64, "the median of the steps' rates is at most 200, the mean may be at 1,100"
+    assert re.search(r"throughput +[\d.,]+ samples/s \(mean: steps differ in size", cli("runs", "show", "last").out)
+    assert cli("runs", "list", "--json").json["runs"][0]["samples_per_s"] == rate["mean"]
+    compared = cli("runs", "compare", "last", "last", "--json").json
+    assert rate["mean"] in compared["rows"][0].values()
+    assert cli("report", "last", "-o", str(tmp_path / "report.md")).code == 0
+    assert "mean: steps differ in size" in (tmp_path / "report.md").read_text()
+
+
+def test_case_01_an_evaluation_between_steps_leaves_the_throughput_alone(cli: Cli, tmp_path: Path) -> None:
+    lines = """
+train, test = (DataLoader(TensorDataset(torch.randn(count, 8)), batch_size=8) for count in (16, 64))
+for epoch in range(6):
+    for (x,) in train:
+        time.sleep(0.02)
+        step(x)
+    for (x,) in test:
+        time.sleep(0.02)
+        with torch.no_grad(): model(x)
+"""
+    result = run_script(cli, *written(tmp_path, START + lines))
+    assert samples_of_steps(cli, result) == {8}
+    rate = result["throughput"]["samples_per_s"]
+    assert rate["median"] > 0
+    assert rate["mean"] > 0
+    steps = read_all(rank_file(cli.home / "runs" / result["run_id"], "steps", 0), Step)[0]
+    assert min(step.step_ms for step in steps[2::2]) < 160, "an evaluation takes 160 ms"
+    assert result["script"]["evaluation_seconds"] > 6 * 0.16 * 0.9
+    assert "evaluation" in cli("runs", "show", "last").out
+
+
+@pytest.mark.parametrize(
+    ("message", "asked_bytes"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 77000 bytes. Error code 12", 77000),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.0 GiB", 2 << 30),
+        ("Unable to allocate 512. MiB for an array with shape (2,) and data type float64", 512 << 20),
+        ("Unable to allocate 1.50 TiB for an array with shape (2,) and data type float64", 3 << 39),
+    ],
+)
+def test_kind_b_the_bytes_of_a_refused_request_are_read_from_its_message(message: str, asked_bytes: int) -> None:
+    assert asked_and_free(message)[0] == asked_bytes
+
+
+def test_case_08_out_of_memory_in_an_evaluation_is_told_from_one_in_training(cli: Cli, tmp_path: Path) -> None:
+    lines = """
+def evaluate():
+    for (x,) in DataLoader(TensorDataset(torch.randn(16, 8)), batch_size=8):
+        with torch.no_grad(): model(x)
+    raise MemoryError("Unable to allocate 512. MiB for an array with shape (2,) and data type float64")
+for n in range(5): step(torch.randn(8, 8))
+evaluate()
+"""
+    result = run_script(cli, *written(tmp_path, START + lines), code=3)
+    assert (result["state"], result["error"]["phase"]) == ("oom", "evaluation")
+    assert result["reason"].endswith("(step 5, phase evaluation)")
+    oom = result["oom"]
+    assert (oom["phase"], oom["asked_bytes"], oom["changes"]) == ("evaluation", 512 << 20, [])
+    text = cli("runs", "show", "last").out
+    for advice in ("evaluation batch", "eval_accumulation_steps", "preprocess_logits_for_metrics"):
+        assert any(advice in line for line in oom["advice"])
+        assert advice in text
