@@ -27,7 +27,10 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path: Path, gpus: 
         recorded.append(samples)
         return False
 
-    steps = SimpleNamespace(count_steps_of=lambda source: None, largest_batch=samples, record_step=record_step)
+    turns = SimpleNamespace(restart=lambda: None, batch_size=samples)
+    steps = SimpleNamespace(
+        count_steps_of=lambda source: None, turns=turns, samples_beside=lambda asked: asked, record_step=record_step
+    )
     run = SimpleNamespace(steps=steps, ran={}, actual={})
     module: Any = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
     trainer_callback.install(module, cast("ScriptRun", run))

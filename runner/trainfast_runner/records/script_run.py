@@ -116,6 +116,8 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Actions that a trial kept the script from; a plain run suppresses none."""
     traced_memory: TracedMemory | None = None
     """None unless a trial was asked for it."""
+    evaluation_seconds: float | None = None
+    """Time of evaluations, which is in no step; None if no hook reported."""
 
     def is_of_one_script(self, other: ScriptFigures) -> bool:
         """True if both commands start one script: one file, or one name where a folder is unknown."""

@@ -84,6 +84,7 @@ class ScriptLine(RankLine, frozen=True, kw_only=True, tag="script"):
     limit_peak_bytes: Count | None = None
     traced_memory: TracedMemory | None = None
     widths: BatchWidths | None = None
+    evaluation_seconds: Bounded | None = None
 
 
 class OverflowLine(RankLine, frozen=True, kw_only=True, tag="overflow"):

@@ -44,6 +44,7 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
         unknown=line.unknown or {},
         suppressed=line.suppressed or [],
         traced_memory=line.traced_memory,
+        evaluation_seconds=line.evaluation_seconds,
     )
 
 

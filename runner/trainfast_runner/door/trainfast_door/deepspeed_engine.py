@@ -37,8 +37,8 @@ def install(module: Any, run: ScriptRun) -> None:
     def count(engine: Any) -> None:
         # The engine's optimizer holds flat partitions, which belong to no module of the model.
         run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
-        samples = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
-        if run.steps.source == DEEPSPEED and run.steps.record_step(samples=samples):
+        asked = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
+        if run.steps.source == DEEPSPEED and run.steps.record_step(samples=run.steps.samples_beside(asked)):
             raise SystemExit(0)
 
     module.DeepSpeedEngine.step = followed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import sys
 import traceback
 from types import TracebackType
@@ -27,6 +28,9 @@ PHASE_OF_FRAME = (
 )
 """Part of a frame's file, its function (empty for all), and the phase that it shows."""
 
+EVALUATION_NAME = re.compile(r"_*(?:run_|do_)?(?:evaluat|validat|predict|(?:eval|val)(?:_|$)|test(?:_loop|_model|$))")
+"""Beginning of the names of functions that evaluate."""
+
 
 def install(run: ScriptRun) -> None:
     """Record the end of this process when the interpreter exits; an `os._exit` or a signal leaves no record."""
@@ -50,10 +54,14 @@ def _record(run: ScriptRun) -> None:
         return
     chain = exception_chain(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    phase = phase_of(error.__traceback__)
+    if phase not in ("backward", "optimizer") and (run.steps.turns.is_evaluating or _evaluates(error.__traceback__)):
+        phase = "evaluation"
     run.files.write(
         "exception",
-        phase=phase_of(error.__traceback__),
-        step=run.steps.taken + 1,
+        phase=phase,
+        # An evaluation follows a step.
+        step=run.steps.taken + (phase != "evaluation"),
         type=chain[0]["type"],
         message=chain[0]["message"],
         chain=chain,
@@ -76,6 +84,11 @@ def phase_of(stack: TracebackType | None) -> str | None:
                 innermost = phase
                 break
     return innermost
+
+
+def _evaluates(stack: TracebackType | None) -> bool:
+    """True if the exception came from a function that evaluates, by its name."""
+    return any(EVALUATION_NAME.match(frame.f_code.co_name) for frame, _ in traceback.walk_tb(stack))
 
 
 def exception_chain(error: BaseException) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .model_hook import leading_size
 from .notes import never_raises
 from .script_run import ScriptRun, current_run
 from .step_log import FACTS_AFTER
@@ -36,7 +37,7 @@ def _callbacks(module: str) -> list[Any] | None:
 
 def _callback_class(base: Any, run: ScriptRun) -> Any:
     class LightningSteps(base):  # type: ignore[misc]
-        _steps_before = 0
+        _steps_before = _samples = 0
         _reads_left = FACTS_AFTER
         # Lightning profiles the call of each hook, 4 us for an empty one. It skips a hook that cannot be called.
         on_train_batch_start = on_before_zero_grad = on_before_backward = None
@@ -50,6 +51,7 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
 
         @never_raises
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self._samples += leading_size(batch) or 0
             # `global_step` counts optimizer steps; accumulation alone does not change it.
             if trainer.global_step == self._steps_before:
                 return
@@ -67,7 +69,8 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 # Lightning does not call the model's own forward: no hook sees the compute dtype.
                 self._reads_left -= 1
                 run.actual.update(compute_dtype_of_trainer(trainer))
-            if run.steps.record_step(loss=step_loss):
+            samples, self._samples = self._samples or None, 0
+            if run.steps.record_step(samples=samples, loss=step_loss):
                 trainer.should_stop = True
 
         @never_raises

@@ -161,17 +161,22 @@ class BeforeForward(_ForwardHook):
     """The hook before a forward pass."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note the beginning and the input of a forward pass that trains."""
-        if not is_grad_enabled():
-            return
+        """Note the beginning and the input of a forward pass."""
         times = self._times
         steps = times.steps
+        if steps.turns.in_backward:
+            return  # a checkpointed model computes its forward again
+        trains = is_grad_enabled()
+        now_ns = monotonic_ns()
         try:
+            if not trains:
+                steps.turns.add_evaluation(now_ns, module.training)
+                steps.note_phase(now_ns)
+                return
             if times.is_first:
                 times.begin_first()
-            # A DataLoader's batch has been counted before.
-            if not steps.loader_samples:
-                steps.forward_samples += leading_size(args) or leading_size(kwargs) or 0
+            rows = (leading_size(args) or leading_size(kwargs) or 0) if steps.turns.counts_rows else 0
+            steps.turns.add_forward(rows, module.training, now_ns)
         except Exception as error:
             note_error("model forward hook", error)
         times.begun_ns = monotonic_ns()
@@ -184,8 +189,7 @@ class AfterForward(_ForwardHook):
         """Add the time of the pass."""
         times = self._times
         if times.begun_ns and is_grad_enabled():
-            steps = times.steps
-            steps.forward_ns = (steps.forward_ns or 0) + monotonic_ns() - times.begun_ns
+            times.steps.turns.add_forward_time(monotonic_ns() - times.begun_ns)
             times.begun_ns = 0
 
 

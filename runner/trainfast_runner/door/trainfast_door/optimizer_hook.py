@@ -1,7 +1,8 @@
-"""Steps counted by torch's own optimizer hooks, common to all optimizers of the process."""
+"""Steps counted by torch's own optimizer hooks, common to all optimizers of the process, and its backward passes."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import weakref
@@ -9,19 +10,20 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .model_hook import hook_model
-from .notes import note_error
-from .step_log import OPTIMIZER_SOURCE
+from .notes import never_raises, note_error
+from .step_log import FACTS_AFTER, OPTIMIZER_SOURCE
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
-MAX_SKIPPED_STEPS = 20
-"""Steps of smaller optimizers that are skipped before the largest one's first step, which may never come."""
+MAX_SKIPPED_BACKWARDS = 20
+"""Backward passes whose smaller optimizers are skipped before the largest one's first step, which may never come."""
 
 
 def install(run: ScriptRun) -> None:
@@ -29,6 +31,29 @@ def install(run: ScriptRun) -> None:
     hook = OptimizerHook(run)
     register_optimizer_step_pre_hook(hook.before)
     register_optimizer_step_post_hook(hook.after)
+    _follow_backward(hook)
+
+
+def _follow_backward(hook: OptimizerHook) -> None:
+    """Follow `torch.autograd.backward`, which every tensor's own calls."""
+    backward = torch.autograd.backward
+    turns = hook.steps.turns
+
+    @functools.wraps(backward)
+    def followed(*args: Any, **kwargs: Any) -> None:
+        # A reentrant checkpoint runs backward passes of its own within one. Compiled code traces only this line.
+        if is_compiling() or turns.in_backward:
+            backward(*args, **kwargs)
+            return
+        turns.in_backward = True
+        hook.backwards += 1
+        try:
+            backward(*args, **kwargs)
+        finally:
+            turns.in_backward = False
+        hook.end_backward()
+
+    torch.autograd.backward = followed
 
 
 class OptimizerHook:
@@ -36,52 +61,93 @@ class OptimizerHook:
 
     def __init__(self, run: ScriptRun) -> None:
         self._run = run
-        self._steps = run.steps
+        self.steps = run.steps
+        self.backwards = 0
+        """Backward passes begun."""
         self._main: Callable[[], Optimizer | None] = lambda: None
         """The main optimizer: the one with most parameters of those that have stepped and live."""
         self._main_count = 0
         """Number of the main optimizer's parameters."""
-        self._live: weakref.WeakSet[Optimizer] | None = None
-        """The optimizers that lived at the first step; None before it."""
-        self._skipped = 0
+        self._largest_count: int | None = None
+        """Parameters of the largest optimizer that lived at the first step; None before it."""
+        self._skipped_backwards: set[int] = set()
         self._begun_ns = 0
         self._smaller: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stepped_backward = -1
+        """The backward whose gradients the newest step took."""
+        self._parameter_ids: set[int] = set()
+        """The parameters of the optimizers that have stepped since then."""
+        self._parameter_count = 0
+        self._is_step_due = False
+        """True if the main optimizer has stepped within the backward that runs."""
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note when the optimizer's work begins."""
         # In compiled code only this line is traced: the hooks break no graph.
         if is_compiling():
             return
+        self.steps.turns.is_failing = True
         self._begun_ns = monotonic_ns()
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count the step."""
         if is_compiling():
             return
+        self.steps.turns.is_failing = False
         try:
-            if self._main() is optimizer or self._becomes_main(optimizer):
+            is_main = self._main() is optimizer or self._becomes_main(optimizer)
+            if self.steps.taken < FACTS_AFTER:
+                self._count_parameters(optimizer)
+            if is_main:
                 self._count(optimizer, has_closure=_has_closure(args[1:], kwargs))
         except Exception as error:
             note_error("optimizer step hook", error)
 
     def _count(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        steps = self._steps
+        steps = self.steps
         if has_closure:
             steps.unknown["optimizer_ms"] = "the step runs a closure, with forward and backward in it"
         elif steps.peaks.on_cpu:
             # A GPU still works when the host's call returns.
             steps.optimizer_ns = (steps.optimizer_ns or 0) + monotonic_ns() - self._begun_ns
         steps.lr = _finite(optimizer.param_groups[0].get("lr"))
-        if steps.source == OPTIMIZER_SOURCE and steps.record_step():
+        self._is_step_due = True
+        if not steps.turns.in_backward:
+            self._record_step()
+
+    @never_raises
+    def end_backward(self) -> None:
+        """Add the batches that a backward has reached, and the step that was taken within it."""
+        self.steps.end_backward()
+        if self._is_step_due:
+            self._record_step()
+
+    def _record_step(self) -> None:
+        self._is_step_due = False
+        if self.steps.source == OPTIMIZER_SOURCE and self.steps.record_step():
             self._run.trace.trace_memory()
             raise SystemExit(0)
+
+    def _count_parameters(self, optimizer: Optimizer) -> None:
+        """Count the parameters of all optimizers that step after one backward with the main one: a GAN's do not."""
+        if self._stepped_backward != self.backwards:
+            self._stepped_backward, self._parameter_count = self.backwards, 0
+            self._parameter_ids.clear()
+        for parameter in _parameters_of(optimizer):
+            if id(parameter) not in self._parameter_ids:
+                self._parameter_ids.add(id(parameter))
+                self._parameter_count += parameter.numel()
+        main = self._main()
+        if main is not None and all(id(parameter) in self._parameter_ids for parameter in _parameters_of(main)[:1]):
+            actual = self._run.actual
+            actual["parameters"] = max(actual.get("parameters", 0), self._parameter_count)
 
     def _becomes_main(self, optimizer: Optimizer) -> bool:
         """Return True if the optimizer has more parameters than the main optimizer, and so becomes the main one."""
         if optimizer in self._smaller:
             return False
         parameters, count = _parameters_of(optimizer), _parameter_count(optimizer)
-        steps = self._steps
+        steps = self.steps
         is_first = self._main() is None
         if is_first and self._is_skipped(count):
             return False
@@ -109,15 +175,14 @@ class OptimizerHook:
 
     def _is_skipped(self, count: int) -> bool:
         """True for one of the first steps, while an optimizer of more parameters may still take its first."""
-        if self._live is None:
+        if self._largest_count is None:
             # Looked for once: 50 ms for half a million objects.
-            self._live = weakref.WeakSet(
-                optimizer for optimizer in gc.get_objects() if issubclass(type(optimizer), Optimizer)
-            )
-        if self._skipped == MAX_SKIPPED_STEPS:
+            live = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+            self._largest_count = max(map(_parameter_count, live), default=0)
+        if len(self._skipped_backwards) == MAX_SKIPPED_BACKWARDS:
             return False
-        self._skipped += 1
-        return any(_parameter_count(optimizer) > count for optimizer in self._live)
+        self._skipped_backwards.add(self.backwards)
+        return self._largest_count > count
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Any]:

@@ -80,6 +80,7 @@ class ScriptRun:
             limit_peak_bytes=self.memory_limit.peak_bytes(),
             traced_memory=self.trace.traced_memory,
             widths=self.widths or None,
+            evaluation_seconds=steps.turns.all_evaluated_ns() / 1e9,
         )
         if self.is_trial and not self.settings.longest_first:
             self._time_without_limit()
@@ -101,7 +102,15 @@ class ScriptRun:
 
     def _read_knobs(self) -> None:
         """Add the knobs read from live objects; those that a framework reported stay."""
-        ran = self.ran
+        ran, turns = self.ran, self.steps.turns
+        if turns.batch_size is not None:
+            if self.steps.framework is None:
+                ran["batch_size"] = turns.batch_size
+            ran.setdefault("batch_size", turns.batch_size)
+        if turns.loader_knobs is not None:
+            workers, is_pinned = turns.loader_knobs
+            ran.setdefault("workers", workers)
+            ran.setdefault("pin_memory", "on" if is_pinned else "off")
         if uses_accelerate() and self.steps.framework is None:
             mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision
             ran["precision"] = {"no": "fp32"}.get(mixed, mixed)

@@ -14,7 +14,7 @@ class Settings(NamedTuple):
     timing_warmup: int = 3
     """First steps that are not measured."""
     samples_per_step: int | None = None
-    """Samples of a step and rank, if no hook sees them."""
+    """Samples of each step and rank, as the user gives them: no hook knows better."""
     steps_from_log: str | None = None
     """A regular expression that matches a line of output for each step; the hooks then count none."""
     flagged: Sequence[str] = ()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .memory_peaks import MemoryPeaks
 from .notes import LineFile, never_raises
 from .rank_files import RankFiles
 from .step_line import step_line
+from .turns import Turn, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,10 @@ FACTS_AFTER = 2
 """The step after which the hooks know the model, its input and the optimizer."""
 OPTIMIZER_SOURCE = "torch.optim"
 """The source of steps when no framework counts them."""
+PHASES = ("train", "evaluation")
+"""The phases of a script: in its training, and in an evaluation."""
+NOTE_PHASE_EVERY_NS = 1_000_000_000
+"""Evaluations of less time share a record of the phase."""
 UNKNOWN_REASONS = {
     "tokens": "no hook sees how many tokens a sample has",
     "loss": "torch reports no loss; the HF Trainer and Lightning do",
@@ -52,19 +57,10 @@ class StepLog:
         """Number of steps so far."""
         self.is_stopping = False
         """True once the steps that `--steps` allows are taken."""
-        self.data_ns: int | None = None
-        """Time that the step waited for DataLoaders; None if it asked none."""
-        self.forward_ns: int | None = None
-        """Time of the step's forward passes on a CPU; None if none was seen."""
+        self.turns = Turns()
         self.optimizer_ns: int | None = None
         """Time of the optimizer's work on a CPU; None if it was not seen."""
         self.lr: float | None = None
-        self.loader_samples = 0
-        """Samples of the DataLoaders' batches in this step."""
-        self.largest_batch = 0
-        """Samples of the largest batch that a DataLoader gave; 0 before one gave any that can be counted."""
-        self.forward_samples = 0
-        """Samples of the model's inputs in this step, without a DataLoader."""
         self.waits_for_loss = False
         """True if a framework reports the loss of a step after its end."""
         self.peaks = MemoryPeaks()
@@ -81,7 +77,9 @@ class StepLog:
         self._write_due_ns = 0
         self._ignored_stop = False
         self._sources: dict[str, int] = {}
-        """Steps by the source of their samples: a loader that fetches ahead gives none to the last."""
+        """Steps by the source of their samples."""
+        self._noted_phase = PHASES[False]
+        self._note_due_ns = 0
         self.unknown = dict(UNKNOWN_REASONS)
         """The reason for each null field. A hook removes a field that it can fill, and adds the reason if it cannot."""
 
@@ -100,15 +98,26 @@ class StepLog:
         if hook not in self.hooks:
             self.hooks.append(hook)
 
-    def add_batch(self, samples: int, waited_ns: int) -> None:
-        """Add a batch that a DataLoader gave, and the wait for it."""
-        if self.data_ns is None:
+    def begin_draw(self, iterator: Any, loader: Any, now_ns: int) -> Turn:
+        """Note that the script asks an iterator for a batch, and return the turn that this belongs to."""
+        if self.taken == 0 and self.turns.loader_knobs is None:
             self.note_hook("DataLoader")
-            self.data_ns = 0
-        self.data_ns += waited_ns
-        self.loader_samples += samples
-        if samples > self.largest_batch:
-            self.largest_batch = samples
+            self.begun_ns = now_ns
+        turn = self.turns.begin_draw(iterator, loader, now_ns)
+        if turn.source is not self.turns.training:
+            self.note_phase(now_ns)
+        return turn
+
+    def note_phase(self, now_ns: int) -> None:
+        """Record that an evaluation begins or is over, which may be seen late: fast ones share a record."""
+        phase = PHASES[self.turns.is_evaluating]
+        if phase != self._noted_phase and now_ns >= self._note_due_ns and self._files.are_ours:
+            self._noted_phase, self._note_due_ns = phase, now_ns + NOTE_PHASE_EVERY_NS
+            self._files.write("phase", phase=phase)
+
+    def end_backward(self) -> None:
+        """Add what the backward that has just ended has reached to the step."""
+        self.turns.reach_backward(self.begun_ns)
 
     def count_optimizer_steps(self) -> None:
         """Count the steps of torch's optimizers again: the framework's training is over."""
@@ -128,25 +137,43 @@ class StepLog:
         if self.is_stopping:
             self._note_ignored_stop()
             return False
+        turns = self.turns
+        if not turns.has_backward:
+            # Gradients may come from elsewhere, such as torch.autograd.grad.
+            self.end_backward()
         is_due = now_ns >= self._write_due_ns
-        if is_due and self.waits_for_loss:
+        if is_due and self.waits_for_loss and not turns.missed:
             self.flush(now_ns)
+        if turns.missed and self._records:
+            before = self._records[-1]
+            self._records[-1] = (*before[:2], (before[2] or 0) + turns.missed, *before[3:])
         self.taken = step = self.taken + 1
-        times = (now_ns - self.begun_ns, self.data_ns, self.forward_ns, self.optimizer_ns)
+        step_ns = now_ns - self.begun_ns - turns.step_evaluated_ns
+        times = (step_ns, turns.data_ns, turns.forward_ns, self.optimizer_ns)
         peaks = self.peaks.read_due(now_ns) if now_ns >= self.peaks.due_ns else None
         self._records.append((now_ns, step, self._samples(samples), times, self.lr, peaks, loss))
         if loss is not None:
             self.unknown.pop("loss", None)
         self.begun_ns = now_ns
-        self.data_ns = self.forward_ns = self.optimizer_ns = None
-        self.loader_samples = self.forward_samples = 0
+        self.optimizer_ns = None
+        holds = turns.may_have_missed
+        turns.begin_step()
         if self._limit is not None and step >= self._limit:
             self.is_stopping = True
-        if is_due and not self.waits_for_loss:
+        if is_due and not self.waits_for_loss and not holds:
             self.flush(now_ns)
+        if self._noted_phase != PHASES[False]:
+            never_raises(self.note_phase)(now_ns)
         if step == FACTS_AFTER:
             self._write_facts()
         return self.is_stopping
+
+    def samples_beside(self, asked: int) -> int | None:
+        """Samples of the batches that the step's backwards reached; `asked` where nothing shows them.
+
+        None where the model's input does.
+        """
+        return self.turns.samples or (None if self.turns.rows else asked)
 
     def _claim_files(self) -> bool:
         """Record the rank from here on, if no other process does; return True if this one does."""
@@ -184,14 +211,14 @@ class StepLog:
 
     def _samples(self, from_framework: int | None) -> int | None:
         """Samples of this step and rank by the first source that knows them."""
-        if from_framework is not None:
-            source, samples = "framework", from_framework
-        elif self.loader_samples:
-            source, samples = "DataLoader", self.loader_samples
-        elif self.forward_samples:
-            source, samples = "forward input", self.forward_samples
-        elif self._samples_per_step is not None:
+        if self._samples_per_step is not None:
             source, samples = "--samples-per-step", self._samples_per_step
+        elif from_framework:
+            source, samples = "framework", from_framework
+        elif self.turns.samples:
+            source, samples = "DataLoader", self.turns.samples
+        elif self.turns.rows:
+            source, samples = "forward input", self.turns.rows
         else:
             return None
         steps_before = self._sources.get(source, 0)

@@ -30,7 +30,7 @@ def install(module: Any, run: ScriptRun) -> None:
     class TrainerSteps(module.TrainerCallback):  # type: ignore[misc]
         """Counts the Trainer's steps. Properties of its arguments, microseconds each, are read once in a training."""
 
-        batch_size, accumulated, reads_left = 1, 1, 0
+        asked_samples, reads_left = 1, 0
 
         @never_raises
         def on_train_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
@@ -38,19 +38,22 @@ def install(module: Any, run: ScriptRun) -> None:
             # The loss of a step is logged after its end.
             run.steps.waits_for_loss = True
             run.ran.update(knobs_of_arguments(args))
-            self.batch_size, self.accumulated = args.train_batch_size, args.gradient_accumulation_steps
+            # `auto_find_batch_size` begins again with a smaller batch.
+            run.steps.turns.restart()
+            batch = getattr(state, "train_batch_size", None) or args.train_batch_size
+            self.asked_samples = batch * args.gradient_accumulation_steps
+            # Under DataParallel the batch is split among the GPUs.
+            run.ran["batch_size"] = batch // max(1, args.n_gpu)
             self.reads_left = FACTS_AFTER
 
         @never_raises
         def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
-            # A data set with fewer samples than the batch gives smaller ones.
-            batch = min(self.batch_size, run.steps.largest_batch or self.batch_size)
             if self.reads_left:
                 self.reads_left -= 1
-                # Under DataParallel the batch is split among the GPUs.
-                run.ran["batch_size"] = batch // max(1, args.n_gpu)
+                if run.steps.turns.batch_size:
+                    run.ran["batch_size"] = run.steps.turns.batch_size // max(1, args.n_gpu)
                 run.actual.update(compute_dtype_of_arguments(args))
-            if run.steps.record_step(samples=batch * self.accumulated):
+            if run.steps.record_step(samples=run.steps.samples_beside(self.asked_samples)):
                 control.should_training_stop = True
             return control
 
@@ -70,7 +73,6 @@ def knobs_of_arguments(args: Any) -> dict[str, Any]:
     """Values of the knobs that TrainingArguments set."""
     optimizer = getattr(args.optim, "value", args.optim)
     return {
-        "batch_size": args.per_device_train_batch_size,
         "grad_accum": args.gradient_accumulation_steps,
         "precision": _precision(args),
         "checkpointing": "full" if args.gradient_checkpointing else "off",

@@ -38,7 +38,7 @@ GROWING_CATEGORIES = {
     OPTIMIZER_PHASE: ("optimizer", "temporary", "communication"),
 }
 """Categories that grow in each phase, the usually largest first; the others exist before it."""
-BYTES_OF_UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+BYTES_OF_UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,6 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     needed_bytes = run.predicted_bytes
     if needed_bytes is None and predicted is not None:
         needed_bytes = predicted.total_bytes
-    asked_bytes = oom_run.asked_bytes
     return OomExplanation(
         phase=phase,
         rank=oom_run.rank,
@@ -109,7 +108,7 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
         grown_bytes=grown_bytes,
         held_bytes=oom_run.held_bytes,
         untouched_bytes=_untouched_bytes(oom_run),
-        asked_bytes=None if asked_bytes is None else int(asked_bytes),
+        asked_bytes=asked_and_free(oom_run.message)[0],
         needed_bytes=needed_bytes,
         limit_bytes=limit_bytes,
         missing_bytes=_missing_bytes(oom_run, needed_bytes, limit_bytes),
@@ -233,7 +232,7 @@ def _free_bytes(message: str) -> float | None:
 
 def _bytes_after(phrase: str, message: str) -> float | None:
     """The size in bytes after this phrase in an allocator's message; None without the phrase."""
-    match = re.search(rf"{phrase} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", message)
+    match = re.search(rf"{phrase} (\d[\d.]*) ?({'|'.join(BYTES_OF_UNIT)})\b", message)
     return None if match is None else float(match[1].rstrip(".")) * BYTES_OF_UNIT[match[2]]
 
 

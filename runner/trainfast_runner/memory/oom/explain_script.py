@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom.explain import OutOfMemory
+from trainfast_runner.memory.oom.explain import OutOfMemory, asked_and_free
 from trainfast_runner.memory.oom.knob_changes import (
     KnobChange,
     best_of_each_knob,
@@ -19,18 +19,27 @@ from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import Way, reach_of
 
+EVALUATION_ADVICE = (
+    "a smaller evaluation batch (per_device_eval_batch_size of the HF Trainer) makes each forward pass smaller",
+    "eval_accumulation_steps moves the predictions to the host's memory every few batches",
+    "preprocess_logits_for_metrics keeps only what the metrics need, such as the argmax of the logits",
+    "torch.no_grad() around the evaluation keeps no activations; sums instead of lists keep no outputs",
+)
+"""Changes of a script that free memory in its evaluation: a smaller training batch frees none there."""
 NOT_PREDICTED = "the memory of a script of your own is not predicted"
 
 
 def explain_script(oom_run: OutOfMemory, script: ScriptAsked) -> OomExplanation:
     """The phase, the memory held and the changes; a search's trial gets no changes, as its search goes on."""
-    run = oom_run.run
+    run, evaluates = oom_run.run, oom_run.phase == "evaluation"
     return OomExplanation(
         phase=oom_run.phase,
         rank=oom_run.rank,
         held_bytes=oom_run.held_bytes,
+        asked_bytes=asked_and_free(oom_run.message)[0],
         limit_bytes=min(run.memory_limit_bytes) if run.memory_limit_bytes else None,
-        changes=[] if script.trial else _changes(run, script, oom_run.phase),
+        changes=[] if script.trial or evaluates else _changes(run, script, oom_run.phase),
+        advice=list(EVALUATION_ADVICE) if evaluates else [],
         basis=NOT_PREDICTED,
     )
 
