@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import queue
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +15,13 @@ from recorded import GIB, MIB, a_run, a_step, an_oom_run, write_lines
 from still import a_snapshot, running, screen_text
 from traced import Tracer
 
+from trainfast_runner.memory import tracing
 from trainfast_runner.memory.oom.explain_run import out_of_memory_of
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_records import read_records
+from trainfast_tui.cli.launching import traced_changes
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
 from trainfast_tui.control.oom_explainer import OomExplainer, _out_of_memory
 from trainfast_tui.control.prediction.shared_tracer import SharedTracer
@@ -150,6 +155,32 @@ def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> 
     assert change.settings == {"batch_size": "64", "grad_accum": "64"}
     assert change.predicted_bytes == 740 * MIB
     assert posted.empty(), "looking again at the same run starts nothing"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_f15_the_command_prints_the_verdict_before_it_traces_and_the_advice_has_a_deadline(
+    home: Home, tracer: Tracer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    directory, before_trace = an_oom_run(home), []
+
+    def trace(*arguments: Any, **options: Any) -> Iterator[Any]:
+        before_trace.append("".join(capsys.readouterr()))
+        yield from tracer.trace_all(*arguments, **options)
+
+    monkeypatch.setattr(tracing, "trace_models", trace)
+    monkeypatch.setattr(traced_changes, "TRACES_WITHIN_S", 0.2)
+    result = read_result(directory)
+    assert result is not None
+    assert traced_changes.print_out_of_memory(directory, result, None, as_json) == 3
+    assert "out of memory: " in before_trace[0]
+    advice = capsys.readouterr().out
+    assert len(tracer.cancelled) == 1, "the trace ended with the wait for it"
+    if as_json:
+        assert [change["settings"] for change in json.loads(advice)["oom"]["changes"]]
+    else:
+        assert before_trace[0].splitlines()[1].startswith("steps ")
+        assert "out of memory: " not in advice
+        assert "the cheapest knobs that free memory, by estimate:" in advice
 
 
 def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tracer) -> None:

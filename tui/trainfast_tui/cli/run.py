@@ -88,12 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return EXIT_HUNG_UP
+    if result.state == "oom":
+        from trainfast_tui.cli.launching.traced_changes import print_out_of_memory
+
+        return print_out_of_memory(directory, result, arguments.python, arguments.json)
     from trainfast_tui.cli.printing.summary import print_result
 
-    if result.state == "oom":
-        from trainfast_tui.cli.launching.traced_changes import with_traced_changes
-
-        result = with_traced_changes(directory, result, arguments.python)
     return print_result(result, arguments.json)
 
 

@@ -22,16 +22,21 @@ def print_result(result: Result, as_json: bool) -> int:
 
 def summary_lines(result: Result) -> list[str]:
     """Return the whole summary in lines of text."""
+    return [*figure_lines(result), *oom_lines(result)]
+
+
+def figure_lines(result: Result) -> list[str]:
+    """Return the verdict, the figures, notes and bottlenecks in lines of text."""
     lines = [headline(result), *pair_lines(figure_rows(result)), *(f"note: {note}" for note in result_notes(result))]
     for number, diagnosis in enumerate(result.diagnosis):
         lines += [f"{'also' if number else 'bottleneck'}: {plain(diagnosis.line)}", f"  try: {plain(diagnosis.advice)}"]
-    return [*lines, *_oom_lines(result)] if result.state == "oom" else lines
+    return lines
 
 
-def _oom_lines(result: Result) -> list[str]:
-    """Return the explanation of the out-of-memory error and the changes that would fit."""
+def oom_lines(result: Result) -> list[str]:
+    """Return the explanation of an out-of-memory error and the changes that would fit; empty for another end."""
     explained = result.oom
-    if explained is None:
+    if explained is None or result.state != "oom":
         return []
     lines = list(oom_words.oom_sentences(explained))
     if explained.changes:
