@@ -141,7 +141,7 @@ def test_ctrl_c_during_a_start_that_loses_the_device_ends_the_command(
 ) -> None:
     waited: list[str] = []
 
-    def start(plan: RunPlan, home: Home) -> Path:
+    def start(plan: RunPlan, home: Home, on_wait: object) -> Path:
         os.kill(os.getpid(), signal.SIGINT)
         raise DevicesBusy("the CPU is in use by another-run")
 
@@ -168,7 +168,7 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
     def noting(name: str) -> Callable[..., None]:
         return lambda *arguments: done.append(name)
 
-    def start(plan: RunPlan, home: Home) -> Path:
+    def start(plan: RunPlan, home: Home, on_wait: object) -> Path:
         done.append("start")
         if done.count("start") == 1:
             raise DevicesBusy("the CPU is in use by another-run")
@@ -204,7 +204,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     busy: list[int] = []
     numbers = itertools.count(1)
 
-    def start(plan: RunPlan, home: Home) -> Path:
+    def start(plan: RunPlan, home: Home, on_wait: object) -> Path:
         if next(numbers) in busy:
             raise DevicesBusy("the CPU is in use by another-run", advice="trainfast-tui stop another-run, or --wait")
         return tmp_path
@@ -212,7 +212,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     finished = Result(run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=9.0, mad=0.01)))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(bench_rows.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
-    monkeypatch.setattr(bench_rows, "predict_memory", lambda plan, home: None)
+    monkeypatch.setattr(bench_rows, "predict_memory", lambda plan, home, cancelled: None)
     monkeypatch.setattr(bench_rows.launch, "start", start)
     monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: finished)
     return busy

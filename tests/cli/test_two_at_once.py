@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,14 +16,23 @@ import pytest
 
 from cli.command import SMALL, Cli, until, until_measured
 from plans import PLAN
-from trainfast_runner.records.file_locks import shared_lock
-from trainfast_runner.records.home import Home
+from trainfast_runner.memory.trace_requests import requests_for
+from trainfast_runner.records.file_locks import locked, shared_lock
+from trainfast_runner.records.home import LAUNCH_LOCK_FILE, Home, cache_directory
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
+from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli import stop as stop_command
 from trainfast_tui.cli.launching import waits
 from trainfast_tui.cli.stop import directory_to_stop, search_notice
 
+HOLD_LOCK = """
+import fcntl, signal, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+signal.pause()
+"""
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]
 
 
@@ -40,6 +52,47 @@ def test_of_launches_at_the_same_time_one_gets_the_device_and_ctrl_c_stops_it(cl
     assert stopped.json["state"] == "stopped"
     assert stopped.json["steps"]["measured"] > 0
     assert len(cli("runs", "list", "--json").json["runs"]) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 129)])
+def test_f14_a_launch_that_is_cancelled_while_another_one_is_under_way_starts_nothing(
+    cli: Cli, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "git").write_text(f"#!/bin/sh\ntouch {tmp_path / 'asked'}\n")
+    (tmp_path / "git").chmod(0o755)
+    cli.home.mkdir()
+    with locked(cli.home / LAUNCH_LOCK_FILE):
+        started = cli.start("run", "--", sys.executable, "-c", "print(1)", PATH=f"{tmp_path}:{os.environ['PATH']}")
+        started.until_printed(f"waiting for process {os.getpid()} (")
+        assert (tmp_path / "asked").exists(), "git is asked before the lock is taken"
+        assert f"which has locked {cli.home / LAUNCH_LOCK_FILE}" in started.err
+        started.signal(number)
+        assert started.end().code == code
+    assert list(cli.home.glob("runs/*")) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "command", [["run"], pytest.param(["search", "max-batch"], marks=[pytest.mark.ci, pytest.mark.long])]
+)
+def test_f5_a_wait_for_a_trace_says_who_makes_it_and_can_be_cancelled(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], number: signal.Signals
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cli.cache))
+    limited = "memory_limit=400MiB"
+    spec = resolve("tiny-llama", [*SMALL[1::2], "seq_len=17", limited])
+    lock = cache_directory() / "traced" / f"{requests_for(spec, 'cpu', sys.executable).name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen([sys.executable, "-c", HOLD_LOCK, lock], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        holder.send_signal(signal.SIGSTOP)
+        started = cli.start(*command, "tiny-llama", *SMALL, "--set", "seq_len=17", "--set", limited)
+        started.until_printed(f"waiting for process {holder.pid} ({sys.executable} -c ")
+        assert f", suspended), which has locked {lock}" in started.err
+        started.signal(number)
+        assert started.end().code in (130, -number)
+        holder.kill()
 
 
 @pytest.mark.long

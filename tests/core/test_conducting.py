@@ -113,7 +113,7 @@ def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 
     return run_directory
 
 
-def confirming(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home], Path]) -> None:
+def confirming(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home, object], Path]) -> None:
     """Let a search confirm 4 until a run has finished with it; `started` takes the place of a launch."""
 
     def decided(state: BatchState) -> BatchDecision:
@@ -139,7 +139,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
     if is_launch_recorded:
         journal.write(BatchLaunched(run_id=left.name, role="proof"))
 
-    def started(plan: RunPlan, home: Home) -> Path:
+    def started(plan: RunPlan, home: Home, on_wait: object) -> Path:
         raise AssertionError("it is measured a second time")
 
     confirming(monkeypatch, started)
@@ -158,7 +158,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(
     other = a_run(home, directory)
     monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
 
-    def started(plan: RunPlan, home: Home) -> Path:
+    def started(plan: RunPlan, home: Home, on_wait: object) -> Path:
         return a_run(home, directory, role="proof", state="finished")
 
     confirming(monkeypatch, started)

@@ -96,7 +96,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         order.append("traced")
         return SizePrediction(None, "not needed here")
 
-    def start(plan: RunPlan, home: Home) -> Path:
+    def start(plan: RunPlan, home: Home, on_wait: object) -> Path:
         order.append("started")
         launched.set()
         raise UserError("enough")

@@ -38,7 +38,7 @@ class Warm:
     def plan(self, spec: object, python: str | None) -> object:
         return SimpleNamespace(watched_uuids={"GPU-0"}, devices_reason=None, script=SCRIPT)
 
-    def start(self, plan: object, home: Home) -> Path:
+    def start(self, plan: object, home: Home, on_wait: object) -> Path:
         self.started.set()
         return a_run(self._home, "20261121-060000-tiny-llama-0001", with_result=False)
 

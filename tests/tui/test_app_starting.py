@@ -41,7 +41,7 @@ class Launches:
         self.count += 1
         return SimpleNamespace(devices_reason=None, script=SCRIPT)
 
-    def start(self, plan: object, home: Home) -> Path:
+    def start(self, plan: object, home: Home, on_wait: object) -> Path:
         self.go.wait(60)
         if self.refusal is not None:
             raise self.refusal

@@ -114,5 +114,5 @@ def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
     session.searches.best.note_refused()
     session.run_control.pending.begin()
     assert list(farewell_lines(session))[-1].endswith("see if it runs with: trainfast-tui runs list")
-    monkeypatch.setattr(RunControl, "is_cooling", True)
-    assert list(farewell_lines(session))[-1] == "The run that waited for its GPUs to cool was not started."
+    monkeypatch.setattr(RunControl, "is_waiting", True)
+    assert list(farewell_lines(session))[-1] == "The run that waited was not started."

@@ -226,7 +226,7 @@ def farewell_lines(session: Session) -> Iterator[str]:
             yield f"{run_id} goes on without this screen."
             # A line for the command: a terminal of 80 columns would break the id.
             yield f"Come back with: trainfast-tui\nFollow it with:\ntrainfast-tui attach {run_id}"
-    if session.run_control.is_cooling:
-        yield "The run that waited for its GPUs to cool was not started."
+    if session.run_control.is_waiting:
+        yield "The run that waited was not started."
     elif session.run_control.pending.is_pending:
         yield "A run was being started; see if it runs with: trainfast-tui runs list"

@@ -29,6 +29,8 @@ FEWEST_STEPS = 2
 """Fewest steps of a run that corrects: the first step has no optimizer states before its update."""
 TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
 """Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
+LOCK_WITHIN_S = 2.0
+"""Chosen, not measured: a correction is given up rather than keep the run's result waiting longer."""
 MAX_BEYOND = 0.5
 MAX_BEYOND_BYTES = 512 << 20
 """Share of a traced peak, and bytes: a run whose peak is off by more than both took another step."""
@@ -37,7 +39,8 @@ MAX_BEYOND_BYTES = 512 << 20
 def record_correction(home: Path, records: RunRecords, result: Result) -> None:
     """Keep the bytes a finished run took beyond its trace, or the least that one which ran out of memory took.
 
-    Does nothing for a run without prediction or measurement. Raises OSError when the home cannot be written.
+    Does nothing for a run without prediction or measurement. Raises OSError when the home cannot be written, or its
+    lock is not free in time.
     """
     run = records.run
     if run is None or run.predicted_from_trace is None or run.role in WARM_ROLES:
@@ -49,7 +52,7 @@ def record_correction(home: Path, records: RunRecords, result: Result) -> None:
     name = _device_name(run)
     key = correction_key(run.predicted_from_trace, run.knobs, run.world_size)
     # Two runs may end together.
-    with locked(home / f"{CORRECTIONS_FILE}.lock"):
+    with locked(home / f"{CORRECTIONS_FILE}.lock", within_s=LOCK_WITHIN_S):
         devices = read_corrections(home)
         corrections = devices.get(name, DeviceCorrections())
         context_bytes = (_context_bytes(records, result) if beyond_bytes else None) or corrections.context_bytes

@@ -29,6 +29,7 @@ from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.worker.shared.lock_files import OnWait
 
 TraceOrError = Trace | UserError
 """The answer to a request."""
@@ -47,6 +48,8 @@ class TraceProgress:
     """The next trace in words."""
     importing: str = ""
     """The Python that is still importing the training stack; empty when that is done."""
+    waits_for: str = ""
+    """The process that makes the same trace, in words; empty unless it has taken over a second."""
 
 
 def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) -> MemoryModel | None:
@@ -96,7 +99,14 @@ def trace_model(
     Raises UserError if the tracer cannot follow the model, or the model cannot be built at all.
     """
     executable = training_python.find_python(python)
-    with _trace_lock(requests_for(spec, device, executable)):
+
+    def on_wait(holder: str) -> None:
+        if cancelled is not None and cancelled.is_set():
+            raise worker_programs.ProgramCancelled
+        if holder:
+            on_traced(TraceProgress(0, 0, waits_for=holder))
+
+    with _trace_lock(requests_for(spec, device, executable), on_wait):
         [(_, model)] = trace_models([spec], device, python, on_traced, cancelled, gpus, tracer)
     if isinstance(model, UserError):
         raise model
@@ -308,13 +318,13 @@ def _read_cached(requests_of_specs: list[ModelRequests], traces: dict[Path, Trac
 
 
 @contextmanager
-def _trace_lock(model_requests: ModelRequests) -> Iterator[None]:
+def _trace_lock(model_requests: ModelRequests, on_wait: OnWait) -> Iterator[None]:
     """Hold the trace's lock: of two processes that want the same trace one makes it and the other waits."""
     file = cache_directory() / "traced" / f"{model_requests.name}.lock"
     with ExitStack() as locks:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            locks.enter_context(locked(file))
+            locks.enter_context(locked(file, on_wait=on_wait))
         yield
 
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
+from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE, OnWait, print_holder, wait_for_lock
 
-LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
-"""Tries for a lock that a reader may hold for an instant, and the seconds between."""
+READERS_WITHIN_S = 0.1
+"""Seconds of tries for a lock that a reader may hold for an instant."""
 
 
 @contextmanager
-def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
-    """Hold the lock of this file, which is made if need be; waits for its holders, yields the descriptor."""
+def locked(
+    path: Path, kind: int = fcntl.LOCK_EX, on_wait: OnWait = print_holder, within_s: float = math.inf
+) -> Iterator[int]:
+    """Hold the lock of this file, which is made if need be; waits for its holders, yields the descriptor.
+
+    Raises TimeoutError, an OSError, if they keep it for `within_s` seconds.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, kind)
+        if not wait_for_lock(fd, kind, on_wait, within_s):
+            raise TimeoutError(errno.ETIMEDOUT, f"still locked after {within_s:g} s", str(path))
         yield fd
     finally:
         os.close(fd)
@@ -44,14 +50,7 @@ def is_locked(path: Path, against: int) -> bool:
 
 def try_exclusive_lock(fd: int) -> bool:
     """Take the exclusive lock of an open file; waits for readers, which hold it for an instant."""
-    for attempt in range(LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if attempt + 1 < LOCK_TRIES:
-                time.sleep(LOCK_PAUSE_S)
-    return False
+    return wait_for_lock(fd, fcntl.LOCK_EX, within_s=READERS_WITHIN_S)
 
 
 def shared_lock(directory: Path) -> AbstractContextManager[int]:

@@ -17,6 +17,7 @@ import platformdirs
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.run_directory import is_alive_after_grace, is_listed, is_unfinished
+from trainfast_runner.worker.shared.lock_files import OnWait
 
 LAUNCH_LOCK_FILE = "launch.lock"
 STAMP_FORMAT = "%Y%m%d-%H%M%S"
@@ -204,9 +205,9 @@ class Home:
                 return stamp
         return time.strftime(STAMP_FORMAT, time.gmtime(now_s))
 
-    def launching(self) -> AbstractContextManager[int]:
+    def launching(self, on_wait: OnWait) -> AbstractContextManager[int]:
         """Hold the launch lock: a device that is free within stays free for this launch."""
-        return locked(self.path / LAUNCH_LOCK_FILE)
+        return locked(self.path / LAUNCH_LOCK_FILE, on_wait=on_wait)
 
     def remove(self, run_id: str) -> None:
         """Delete a run's directory. Raises UserError while a process of the run is alive."""

@@ -40,6 +40,7 @@ from trainfast_runner.running.busy_devices import refuse_busy
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.hooks import RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import SANDBOX_FOLDER, sandbox
+from trainfast_runner.worker.shared.lock_files import OnWait, print_holder
 
 HANDOVER_S = 30.0
 HANDOVER_POLL_S = 0.01
@@ -53,23 +54,28 @@ GIT_WITHIN_S = 2.0
 """Chosen, not measured: git on a slow network disk must not hold up a launch."""
 
 
-def start(plan: RunPlan, home: Home) -> Path:
+def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
     """Start the run and return its directory once the supervisor holds its lock.
+
+    `on_wait` is called throughout the waits for memory and for other launches; if it raises, nothing is started.
 
     Raises DevicesBusy when a live run of this home uses one of its devices, UserError when the home cannot be written.
     """
     home.create()
     refuse_busy(plan, home)
-    plan, clean = _wait_for_memory(plan, home)
+    plan, clean = _wait_for_memory(plan, home, on_wait)
     plan = _with_thread_policy(plan)
+    run = _run_file(plan, home, clean)
     with ExitStack() as locks:
         try:
-            with home.launching():
+            # Each launch waits for this lock: nothing within takes long.
+            with home.launching(on_wait):
                 refuse_busy(plan, home)
+                on_wait("")
                 run_id, directory = home.new_run(plan.spec.name)
                 # Held until the supervisor holds it too: a reader never sees a started run without a holder.
                 locks.enter_context(shared_lock(directory))
-                _write_run_file(_run_file(plan, home, run_id, directory, clean), directory)
+                _write_run_file(_in_directory(run, plan, run_id, directory), directory)
             _spawn_supervisor(directory)
         except OSError as error:
             raise home_error(home.path, error) from None
@@ -99,10 +105,22 @@ def _write_run_file(run: RunFile, directory: Path) -> None:
         raise
 
 
-def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bool) -> RunFile:
+def _in_directory(run: RunFile, plan: RunPlan, run_id: str, directory: Path) -> RunFile:
+    """Return the run file with the fields that its directory and its start decide."""
+    return msgspec.structs.replace(
+        run,
+        run_id=run_id,
+        argv=plan.argv(directory),
+        env=_launch_variables(plan, directory),
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+    )
+
+
+def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
+    """Return the facts of the run; `_in_directory` adds the others."""
     temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
     return RunFile(
-        run_id=run_id,
+        run_id="",
         **plan.spec.record_fields(),
         device=plan.device,
         world_size=plan.world_size,
@@ -115,8 +133,6 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
             gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes is not None
         },
         python=plan.python,
-        argv=plan.argv(directory),
-        env=_launch_variables(plan, directory),
         script=plan.script,
         versions=plan.versions,
         cwd=plan.cwd or worker_programs.working_directory(),
@@ -178,7 +194,7 @@ def _spawn_supervisor(directory: Path) -> None:
         time.sleep(HANDOVER_POLL_S)
 
 
-def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
+def _wait_for_memory(plan: RunPlan, home: Home, on_wait: OnWait) -> tuple[RunPlan, bool]:
     """Return the plan with new readings of its devices, once they have freed the last run's memory, and `clean`.
 
     Memory is freed at its level before the last run on the same devices plus MEMORY_SETTLED_BYTES; `clean` is False
@@ -201,6 +217,7 @@ def _wait_for_memory(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
                 tuple(gpu_by_uuid.get(gpu.uuid or "", gpu) for gpu in group) for group in (plan.gpus, plan.watched)
             )
             return replace(plan, gpus=gpus, watched=watched), clean
+        on_wait("")
         time.sleep(MEMORY_POLL_S)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.file_locks import LOCK_PAUSE_S, LOCK_TRIES, is_alive
+from trainfast_runner.records.file_locks import READERS_WITHIN_S, is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import Result
@@ -16,6 +16,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE, read_r
 from trainfast_runner.records.run_file import SCHEMA, RunFile
 from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.running.run_processes import StateEvents, recorded_process
+from trainfast_runner.worker.shared.lock_files import LOCK_PAUSE_S
 
 BEING_MADE_S = 10.0
 """Greatest age of a directory without `run.json` that counts as a run being launched."""
@@ -111,11 +112,10 @@ def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:
 
 def _is_still_alive(directory: Path) -> bool:
     """Return True if the lock stays held: two readers that ask at once each see the other's."""
-    for _ in range(LOCK_TRIES):
-        if not is_alive(directory):
-            return False
+    deadline_s = time.monotonic() + READERS_WITHIN_S
+    while (alive := is_alive(directory)) and time.monotonic() < deadline_s:
         time.sleep(LOCK_PAUSE_S)
-    return True
+    return alive
 
 
 def _is_young(directory: Path) -> bool:

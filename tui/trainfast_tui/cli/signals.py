@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,6 +13,8 @@ class Signals:
     """The signals that came since they were caught."""
 
     def __init__(self) -> None:
+        self.received = threading.Event()
+        """Set by the first signal; nothing may `wait` for it, since its handler may run within that."""
         self.interrupts = 0
         """Presses of Ctrl-C."""
         self.must_leave = False
@@ -19,6 +22,7 @@ class Signals:
 
     def receive(self, signum: int, frame: FrameType | None) -> None:
         """Note a signal; the handler of all three."""
+        self.received.set()
         if signum == signal.SIGINT:
             self.interrupts += 1
         else:

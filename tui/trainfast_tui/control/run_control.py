@@ -39,11 +39,11 @@ class RunControl:
         self.cool_to_c: float | None = None
         """Each run waits until its GPUs are below this temperature in degrees Celsius; None for no wait."""
         self._giving_up: threading.Event | None = None
-        """Exists while a run waits for its GPUs to cool; setting it gives up."""
+        """Exists while a run waits for its GPUs to cool or for another launch; setting it gives up."""
 
     @property
-    def is_cooling(self) -> bool:
-        """True while a run waits for its GPUs to cool."""
+    def is_waiting(self) -> bool:
+        """True while a run waits for its GPUs to cool, or for another launch."""
         return self._giving_up is not None
 
     def give_up(self) -> None:
@@ -66,6 +66,7 @@ class RunControl:
         start_thread("kill", partial(self._kill, directory), self._post)
 
     def _start(self, spec: RunSpec, run_to_stop: Path | None) -> RunStarted | RunGivenUp:
+        from trainfast_runner.machine.worker_programs import ProgramCancelled
         from trainfast_runner.running import launch
         from trainfast_runner.running.scripts.script_plan import plan_spec
         from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
@@ -83,7 +84,20 @@ class RunControl:
         if notices:
             # One message: the status line shows only the newest.
             self._post(Notified("; ".join(notices)))
-        return RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home))
+
+        def on_wait(holder: str) -> None:
+            if holder:
+                self._giving_up = threading.Event()
+                self._post(Notified(f"Waiting for {holder}; {STOP_KEY} gives up", "warning"))
+            if self._giving_up is not None and self._giving_up.is_set():
+                raise ProgramCancelled
+
+        try:
+            return RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home, on_wait))
+        except ProgramCancelled:
+            return RunGivenUp("The wait was given up; nothing was started.")
+        finally:
+            self._giving_up = None
 
     def _cool(self, plan: RunPlan) -> RunGivenUp | None:
         """Wait until the GPUs of this run are cool, counting the degrees down; the message if the wait is given up."""

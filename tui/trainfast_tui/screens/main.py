@@ -272,7 +272,7 @@ class MainScreen(AppScreen):
     def action_stop(self) -> None:
         run, run_control = self.session.live_run, self.session.run_control
         search_kind = self.session.searches.running_kind
-        if run_control.is_cooling:
+        if run_control.is_waiting:
             run_control.give_up()
         elif search_kind is not None:
             self._notify_device_used(search_kind)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 
@@ -18,6 +20,7 @@ from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import BatchState
+from trainfast_runner.search.conducting.waiting import wait_until
 from trainfast_runner.search.journal.batch import BatchEnded, Change, ConfirmationRun, Probe
 
 TRACE_CHANGES_WITHIN_S = 30.0
@@ -27,7 +30,7 @@ TRACE_CHANGES_WITHIN_S = 30.0
 def explain_nothing_fits(
     plan: RunPlan, home: Home, state: BatchState, reason: str, raise_if_cancelled: Callable[[], None]
 ) -> BatchEnded:
-    """Return the end of a search without an answer. `raise_if_cancelled` is called between traces."""
+    """Return the end of a search without an answer. `raise_if_cancelled` is called throughout the traces."""
     failed_run = _smallest_failure(state)
     run = read_run_file(home.directory(failed_run.run_id)) if failed_run is not None else None
     if failed_run is None or run is None:
@@ -54,13 +57,16 @@ def explain_nothing_fits(
 
 
 def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callable[[], None]) -> None:
-    """Trace the memory models of changes that may be enough."""
-    deadline = time.monotonic() + TRACE_CHANGES_WITHIN_S
-    with suppress(UserError), closing(trace_changes(oom_run, python)) as traces:
-        for _ in traces:
-            raise_if_cancelled()
-            if time.monotonic() > deadline:
-                return  # the rest is listed without a prediction
+    """Trace the memory models of changes that may be enough; those not traced in time are listed unpredicted."""
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        traces = pool.submit(lambda: list(trace_changes(oom_run, python, cancelled)))
+        try:
+            wait_until(traces.done, raise_if_cancelled, time.monotonic() + TRACE_CHANGES_WITHIN_S)
+        finally:
+            cancelled.set()
+    with suppress(UserError):
+        traces.result()
 
 
 def missing_bytes(explained: OomExplanation, failed_run: Probe | ConfirmationRun) -> int | None:

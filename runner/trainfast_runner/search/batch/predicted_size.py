@@ -11,11 +11,12 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.worker_programs import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.memory.tracing import cached_model, trace_model
+from trainfast_runner.memory.tracing import TraceProgress, cached_model, trace_model
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.state import LARGEST_BATCH
 from trainfast_runner.search.journal.batch import Predicted
 from trainfast_runner.search.memory.traced_script import TracedPeak
+from trainfast_runner.worker.shared.lock_files import print_holder
 
 BATCH_PHASE = "forward_backward"
 """The phase that grows with the batch."""
@@ -69,13 +70,21 @@ def linear_from(traced_peak: Callable[[int], float], max_batch: int) -> int:
 
 def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
     """Read the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace."""
+    reason = "the trace took too long"
+
+    def note(tracing: TraceProgress) -> None:
+        nonlocal reason
+        if tracing.waits_for:
+            reason = f"waited for {tracing.waits_for}"
+            print_holder(tracing.waits_for)
+
     try:
         model = cached_model(plan.spec, plan.device, plan.python)
         if model is None:
-            model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
+            model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, note)
         return SizePrediction(model.corrected_for(next(iter(plan.device_names), None)))
     except ProgramCancelled:
-        return SizePrediction(None, "the trace took too long")
+        return SizePrediction(None, reason)
     except UserError as error:
         return SizePrediction(None, error.message)
 

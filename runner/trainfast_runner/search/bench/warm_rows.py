@@ -24,6 +24,7 @@ from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.worker.shared.lock_files import OnWait
 from trainfast_runner.worker.shared.search_roles import TRIAL
 
 WARM_KNOBS = tuple(name for name, entry in KNOBS_BY_NAME.items() if entry.changes_in_warm_process)
@@ -63,14 +64,18 @@ class WarmRows:
         """True if rows of this group need no new process now."""
         return self._process is not None and self._group == group
 
-    def start(self, plan: RunPlan, group: str) -> None:
-        """Start the process of a group by the plan of its first row. Raises UserError, as when a device is busy."""
+    def start(self, plan: RunPlan, group: str, on_wait: OnWait) -> None:
+        """Start the process of a group by the plan of its first row; `on_wait` as for `launch.start`.
+
+        Raises UserError, as when a device is busy.
+        """
         if self._search_id is None:
             search = new_search(self._home, plan.spec.preset)
             self._locks.callback(shutil.rmtree, search, ignore_errors=True)
             self._locks.enter_context(conductor_lock(search))
             self._search_id = search.name
-        directory = launch.start(dataclasses.replace(plan, role=TRIAL, search_id=self._search_id), self._home)
+        planned = dataclasses.replace(plan, role=TRIAL, search_id=self._search_id)
+        directory = launch.start(planned, self._home, on_wait)
         self._process, self._group = WarmProcess(directory, plan.world_size, self._raise_if_cancelled), group
 
     def train(self, plan: RunPlan) -> Result:

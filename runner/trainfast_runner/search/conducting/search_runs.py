@@ -44,7 +44,7 @@ class SearchRuns:
             cool_down(plan, self._options.cool_to_c, self._write, self._raise_if_cancelled)
             self._waited_s += time.monotonic() - began_s
             try:
-                self._live_run = launch.start(replace(plan, role=role), self._home)
+                self._live_run = launch.start(replace(plan, role=role), self._home, self._on_wait)
             except busy_devices.DevicesBusy:
                 if not self._options.wait:
                     raise
@@ -89,6 +89,11 @@ class SearchRuns:
         if self.process is not None:
             self.process.close()
         self._live_run = self.process = None
+
+    def _on_wait(self, launching: str) -> None:
+        self._raise_if_cancelled()
+        if launching:
+            self._write(Waiting(run_id=launching))
 
     def _wait_for_devices(self, plan: RunPlan) -> None:
         """Return when no other run uses the plan's devices; `clock_s` stands still meanwhile."""

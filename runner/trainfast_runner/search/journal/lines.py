@@ -90,6 +90,7 @@ class Waiting(Line, frozen=True, kw_only=True, tag="waiting"):
     """The next process waits until the run `run_id`, which is not the search's, has left the device."""
 
     run_id: str
+    """The run; or the process that launches another one, in words."""
 
 
 class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):

@@ -125,7 +125,7 @@ def _token_samples(
         on_make(f"tokenizing {source} with {name}, once")
         build_in_child(request, folder)
 
-    corpus = open_corpus(request, spec.cache_dir, build)
+    corpus = open_corpus(request, spec.cache_dir, build, on_make)
     if data.samples != "packed":
         return _whole_texts(corpus, spec, config), False, source
     classes = getattr(config, "num_labels", 2)

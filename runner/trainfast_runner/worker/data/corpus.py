@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..invalid import InvalidInput, one_line
+from ..shared.lock_files import wait_for_lock
 
 ENTRY_VERSION = 3
 """The version of an entry, a part of its key: entries of another version are made again."""
@@ -84,21 +85,26 @@ def stdlib_files() -> list[Path]:
     return chosen_files
 
 
-def open_corpus(request: CorpusRequest, cache_dir: Path, build: Callable[[Path], None]) -> Corpus:
-    """Return the cache's entry for `request`; `build(folder)` makes a missing one."""
+def open_corpus(
+    request: CorpusRequest, cache_dir: Path, build: Callable[[Path], None], on_wait: Callable[[str], None] = print
+) -> Corpus:
+    """Return the cache's entry for `request`; `build(folder)` makes a missing one, `on_wait` as for `make_once`."""
     folder = cache_dir / "tokens" / _key(request)
-    make_once(folder, "meta.json", build)
+    make_once(folder, "meta.json", build, on_wait)
     meta = json.loads((folder / "meta.json").read_text())
     return Corpus(folder=folder, **{**meta, "sections": [tuple(section) for section in meta["sections"]]})
 
 
-def make_once(folder: Path, last_file: str, make: Callable[[Path], None]) -> None:
-    """Have `make` fill the folder unless its `last_file` is there. Other processes wait until the folder is whole."""
+def make_once(folder: Path, last_file: str, make: Callable[[Path], None], on_wait: Callable[[str], None]) -> None:
+    """Have `make` fill the folder unless its `last_file` is there. Other processes wait until the folder is whole.
+
+    `on_wait` is called with the process that makes it, in words, once that wait takes over a second.
+    """
     if (folder / last_file).is_file():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_for_lock(lock.fileno(), fcntl.LOCK_EX, lambda holder: on_wait(f"waiting for {holder}") if holder else None)
         if (folder / last_file).is_file():
             return
         for left_behind in folder.parent.glob(f"{folder.name}.*.tmp"):

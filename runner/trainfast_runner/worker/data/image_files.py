@@ -56,7 +56,7 @@ def drawn_images(cache_dir: Path, on_make: Callable[[str], None]) -> ImageFiles:
         for index, name in enumerate(names):
             draw_image(index).save(half_made / name, quality=JPEG_QUALITY)
 
-    make_once(folder, names[-1], make)
+    make_once(folder, names[-1], make, on_make)
     paths = [folder / name for name in names]
     source = f"{files} drawn from a seed"
     return ImageFiles(paths, np.arange(IMAGE_COUNT, dtype=np.int64) % DRAWN_CLASSES, source, synthetic=True)

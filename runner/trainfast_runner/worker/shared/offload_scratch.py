@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import tempfile
-import time
 from pathlib import Path
+
+from .lock_files import wait_for_lock
 
 SCRATCH_PREFIX = "trainfast-offload-"
 """Beginning of the name of a directory for offloaded states."""
@@ -15,8 +17,8 @@ MARKER_FILE = "made-by-trainfast-tui"
 """The file that marks a directory as made here: only such directories are deleted."""
 DISK_FULL_BELOW_BYTES = 1 << 24
 """A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
-LOCK_WITHIN_S, LOCK_PAUSE_S = 5.0, 0.05
-"""The supervisor tries to lock the user's directory for this long, with this pause between tries."""
+LOCK_WITHIN_S = 5.0
+"""The supervisor tries to lock the user's directory for this long."""
 
 
 class Scratch:
@@ -26,10 +28,10 @@ class Scratch:
     """
 
     def __init__(self, parent: Path) -> None:
-        with _Lock(parent, wait=True):
+        with _Lock(parent, within_s=math.inf):
             _remove_unlocked(parent)
             self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
-            self._alive = _Lock(self._folder, wait=False)
+            self._alive = _Lock(self._folder, within_s=0)
             (self._folder / MARKER_FILE).write_bytes(self._alive.mark())
         self.path = self._folder / "states"
         self.path.mkdir()
@@ -45,15 +47,10 @@ def remove_leftovers(parent: Path) -> bool:
 
     Raises OSError if `parent` cannot be read.
     """
-    deadline = time.monotonic() + LOCK_WITHIN_S
-    while True:
-        with _Lock(parent.resolve(), wait=False) as lock:
-            if lock.taken:
-                _remove_unlocked(parent)
-                return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(LOCK_PAUSE_S)
+    with _Lock(parent.resolve(), within_s=LOCK_WITHIN_S) as lock:
+        if lock.taken:
+            _remove_unlocked(parent)
+        return lock.taken
 
 
 def free_bytes(parent: Path) -> int:
@@ -66,7 +63,7 @@ def _remove_unlocked(parent: Path) -> None:
     """Delete each directory that has our mark and that no live run has locked."""
     for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
         try:
-            lock = _Lock(folder, wait=False)
+            lock = _Lock(folder, within_s=0)
         except OSError:
             continue  # a file, a link, or a directory of another user
         with lock:
@@ -93,13 +90,10 @@ class _Lock:
     Raises OSError for a link, for anything that is not a directory, and on a file system without locks.
     """
 
-    def __init__(self, folder: Path, *, wait: bool) -> None:
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if wait else os.O_NOFOLLOW))
+    def __init__(self, folder: Path, *, within_s: float) -> None:
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if within_s else os.O_NOFOLLOW))
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            self.taken = True
-        except BlockingIOError:
-            self.taken = False
+            self.taken = wait_for_lock(self._fd, fcntl.LOCK_EX, within_s=within_s)
         except OSError:
             os.close(self._fd)
             raise

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..shared.lock_files import wait_for_lock
+
 REASON_CHARACTERS = 100
 """Chosen, not measured: the most that a reason quotes of a compiler's error, which output.log has whole."""
 
@@ -60,7 +62,7 @@ def build_lock(extension: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / "builder.flock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        wait_for_lock(fd, fcntl.LOCK_EX)
         (folder / extension / "lock").unlink(missing_ok=True)
         yield
     finally:

@@ -17,6 +17,7 @@ from trainfast_runner.search.bench.table import RowResult, needs_no_repeat
 from trainfast_runner.search.bench.variants import Bench, PlannedRow, run_order
 from trainfast_runner.search.bench.warm_rows import WarmRows, open_warm_rows, warm_groups
 from trainfast_runner.search.conducting.run_ends import Cancelled
+from trainfast_runner.worker.shared.lock_files import print_holder
 from trainfast_tui.cli.launching.follow_run import follow
 from trainfast_tui.cli.launching.start_run import StartedT, predict_memory, start_when_free
 from trainfast_tui.cli.launching.waits import await_cooling
@@ -109,9 +110,9 @@ class BenchRows:
             return warm.train(plan)
         warm.end()
         if group is not None:
-            self._start_when_free(plan, group, lambda ready: warm.start(ready, group))
+            self._start_when_free(plan, group, lambda ready: warm.start(ready, group, self._on_wait))
             return warm.train(plan)
-        directory = self._start_when_free(plan, group, lambda ready: launch.start(ready, self._home))
+        directory = self._start_when_free(plan, group, lambda ready: launch.start(ready, self._home, self._on_wait))
         return follow(directory, self._signals, interrupt_stops=True)
 
     def _start_when_free(self, plan: RunPlan, group: str | None, start: Callable[[RunPlan], StartedT]) -> StartedT:
@@ -130,7 +131,7 @@ class BenchRows:
         if self._options.cool_to_c is not None:
             await_cooling(plan, self._options.cool_to_c, self._raise_if_ended)
         if group is None:
-            predict_memory(plan, self._home)
+            predict_memory(plan, self._home, self._signals.received)
         return plan
 
     @property
@@ -141,6 +142,10 @@ class BenchRows:
     def _raise_if_ended(self) -> None:
         if self._is_ended:
             raise Cancelled
+
+    def _on_wait(self, holder: str) -> None:
+        self._raise_if_ended()
+        print_holder(holder)
 
     def _ends_bench(self, result: Result) -> bool:
         """True after a row that was stopped, or whose failure came with Ctrl-C."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import Post, ThreadFailed, TrainingPython
 from trainfast_tui.control.threads import CancellableWork
+from trainfast_tui.text.wait_words import importing_words
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -25,13 +26,13 @@ class ModelTracer:
     def __init__(
         self, post: Post, python: TrainingPython, tracer: Callable[[], WarmTracer], on_change: Callable[[], None]
     ) -> None:
-        """`on_change` is called in the tracing thread when a trace has ended or another Python imports."""
+        """`on_change` is called in the tracing thread when a trace has ended or waits."""
         self._post = post
         self._python = python
         self._tracer = tracer
         self._on_change = on_change
-        self.importing = ""
-        """The Python that is importing the training stack for the trace under way."""
+        self.wait_words = ""
+        """The wait of the trace under way: for a Python that imports the training stack, or for another process."""
         self._lock = threading.Lock()
         self._work = CancellableWork("trace")
         self._traced_key = ""
@@ -79,7 +80,7 @@ class ModelTracer:
                 self._python,
                 cancelled=cancelled,
                 gpus=gpus,
-                on_traced=self._note_import,
+                on_traced=self._note_wait,
                 tracer=self._tracer(),
             )
         except ProgramCancelled:
@@ -87,16 +88,17 @@ class ModelTracer:
         except UserError as error:
             self._failures[key] = error.message
         finally:
-            self.importing = ""
+            self.wait_words = ""
         with self._lock:
             if self._traced_key == key:
                 self._traced_key = ""
         # The newest request may be another than this trace's, and yet be answered by it.
         self._on_change()
 
-    def _note_import(self, tracing: TraceProgress) -> None:
-        if tracing.importing != self.importing:
-            self.importing = tracing.importing
+    def _note_wait(self, tracing: TraceProgress) -> None:
+        words = importing_words(tracing.importing) or (f"waiting for {tracing.waits_for}" if tracing.waits_for else "")
+        if words != self.wait_words:
+            self.wait_words = words
             self._on_change()
 
 

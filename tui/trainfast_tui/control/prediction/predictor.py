@@ -13,7 +13,6 @@ from trainfast_tui.control.prediction.prediction_request import PredictionReques
 from trainfast_tui.control.prediction.speed_predictor import SpeedPredictor, TracedSpec
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
-from trainfast_tui.text.wait_words import importing_words
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -128,7 +127,7 @@ class Predictor:
         with self._lock:
             is_newest = request is self._newest_request
             since_ns = self._model_tracer.trace(request.spec, request.machine) if is_newest else None
-        words = importing_words(self._model_tracer.importing) or "tracing the model"
+        words = self._model_tracer.wait_words or "tracing the model"
         return NextRunMemory(reason=f"{words}…", since_ns=since_ns)
 
 
