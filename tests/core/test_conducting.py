@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from begun_search import conducted, search
 
 from plans import PLAN
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
@@ -18,6 +21,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import conductor_lock, is_conducted
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search import control
 from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
 from trainfast_runner.search.batch.batch_plan import BatchPlan
@@ -40,6 +44,7 @@ from trainfast_runner.search.journal.lines import (
 )
 from trainfast_runner.search.memory import limits
 from trainfast_runner.search.options import BatchSearchOptions
+from trainfast_runner.settings.spec import resolve
 
 MIB = 1 << 20
 
@@ -195,3 +200,26 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
     seen = BatchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("raise RuntimeError('the reason')", "the search process ended before it answered: RuntimeError: the reason"),
+        ("import signal; signal.pause()", "the search process did not answer within 3 s"),
+    ],
+)
+def test_f13_a_conductor_that_hangs_or_dies_at_birth_ends_the_start_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, words: str
+) -> None:
+    note_pid = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+    (tmp_path / "born.py").write_text(note_pid + program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(control, "CONDUCTOR_MODULE", "born")
+    monkeypatch.setattr(control, "ANSWERS_WITHIN_S", 3.0)
+    with pytest.raises(UserError, match=words):
+        control.start_search(resolve("tiny-llama"), Home(tmp_path))
+    pid = int((tmp_path / "pid").read_text())
+    deadline_s = time.monotonic() + 60
+    while identify(pid) is not None:
+        assert time.monotonic() < deadline_s, "the conductor is left"

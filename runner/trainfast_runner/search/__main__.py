@@ -33,6 +33,9 @@ from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.search.options import BatchSearchOptions, SearchOptions
 from trainfast_runner.settings.spec import spec_of_record
 
+LOG_FILE = "conductor.log"
+"""In the search's directory: the conductor's stderr, of which its starter reads what comes before."""
+
 
 def main() -> None:
     """Conduct one search to its end; exit code 0 for any outcome, 1 after an error."""
@@ -61,11 +64,13 @@ def main() -> None:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchRequest)
 
         def report_held(directory: Path) -> None:
+            os.dup2(os.open(directory / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), sys.stderr.fileno())
             answer({"search_dir": str(directory)})
 
         conduct_request(request, report_held, is_cancelled=lambda: is_cancelled, began_ns=began_ns)
     except UserError as error:
         answer({"error": error.parts()})
+        print(error.line(), file=sys.stderr)
         sys.exit(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.children import reap_when_ended
 from trainfast_runner.machine.processes.identity import Identity, boot_id, send
+from trainfast_runner.machine.worker_programs import open_temporary_file, whole_text
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.output_log import last_line
 from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.records.search_directories import PAUSE_FILE, is_conducted
 from trainfast_runner.search.best.planning.request import BestRequest
@@ -25,6 +28,8 @@ from trainfast_runner.settings.spec import RunSpec
 
 CONDUCTOR_MODULE = "trainfast_runner.search"
 """The module that conducts a search in a process of its own."""
+ANSWERS_WITHIN_S = 60.0
+"""Chosen, not measured: a conductor first asks the training Python about the model, which takes 10 s on a slow disk."""
 END_POLL_S = 0.02
 """Seconds between checks that the conductor has ended."""
 
@@ -72,31 +77,35 @@ def start_search(
 
 
 def _conduct(request: SearchRequest) -> dict[str, Any]:
-    """Start a conductor; return its one line of output: its directory or its error."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", CONDUCTOR_MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    reap_when_ended(process)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    # A conductor that has ended already reads nothing; its missing answer is the error.
-    with suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(msgspec.json.encode(request))
-    answer = process.stdout.readline()
-    process.stdout.close()
-    try:
-        return msgspec.json.decode(answer, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise UserError(
-            "the search process ended before it answered",
-            key="search",
-            advice="the same search as a command, which prints its error",
-            exit_code=4,
-        ) from None
+    """Start a conductor; return its one line of output: its directory or its error.
+
+    Raises UserError, with the last line of its stderr, if there is no such line within `ANSWERS_WITHIN_S`.
+    """
+    with open_temporary_file() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", CONDUCTOR_MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        reap_when_ended(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # A conductor that has ended already reads nothing; its missing answer is the error.
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(msgspec.json.encode(request))
+        with process.stdout:
+            is_late = not select.select([process.stdout], [], [], ANSWERS_WITHIN_S)[0]
+            answer = b"" if is_late else process.stdout.readline()
+        try:
+            return msgspec.json.decode(answer, type=dict[str, Any])
+        except msgspec.DecodeError:
+            process.kill()
+            problem = f"did not answer within {ANSWERS_WITHIN_S:g} s" if is_late else "ended before it answered"
+            reason = last_line(whole_text(errors).splitlines())
+            words = f"the search process {problem}{f': {reason}' if reason else ''}"
+            raise UserError(words, key="search", exit_code=4) from None
 
 
 def pause(directory: Path) -> None:
