@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.command import PATIENCE_S, until
+from cli.command import COMMAND, PATIENCE_S, until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_programs
 from trainfast_runner.machine.processes.identity import boot_id, identify
@@ -57,12 +57,12 @@ def test_a_conductor_that_ended_is_collected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("title_length", [1, 1 << 18])
-def test_a_conductor_that_ends_without_an_answer_is_an_error_with_advice(
+def test_a_conductor_that_ends_without_an_answer_is_an_error_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title_length: int
 ) -> None:
     monkeypatch.setattr(control, "CONDUCTOR_MODULE", "trainfast_runner.no_such_module")
-    advice = "ended before it answered; try the same search as a command, which prints its error"
-    with pytest.raises(UserError, match=advice):
+    reason = r"ended before it answered: .*No module named trainfast_runner\.no_such_module"
+    with pytest.raises(UserError, match=reason):
         start_search(replace(resolve("tiny-llama", []), title="x" * title_length), Home(tmp_path))
 
 
@@ -96,3 +96,17 @@ def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path: Path) -> Non
     assert worker_programs.ask_worker(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
     fork = int((tmp_path / "fork").read_text())
     until(lambda: identify(fork) is None, "the fork to be ended")
+
+
+def test_f7_a_program_of_the_worker_ends_with_the_command_that_asked_it(tmp_path: Path) -> None:
+    (tmp_path / "transformers.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = subprocess.Popen(
+        [*COMMAND, "run", "tiny-llama"], env={**environment, "TRAINFAST_HOME": str(tmp_path / "home")}
+    )
+    asked = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the program"))
+    command.terminate()
+    command.wait(PATIENCE_S)
+    until(lambda: identify(asked) is None, "its end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,29 @@ def test_a_size_below_one_is_no_model(family: str, field: str, value: int) -> No
     with pytest.raises(InvalidInput, match=f"{field}={value}: a size of {family} is at least 1") as refused:
         resolve_config({"family": family, field: value})
     assert refused.value.key == f"model.{field}"
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "most"),
+    [
+        ({"family": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers", 2_000),
+        ({"family": "gpt2", "n_embd": 10**12}, "n_embd", 2**31 - 1),
+        ({"family": "swin", "depths": [2, 10**9]}, "depths", 2_000),
+        ({"family": "mixtral", "num_local_experts": 10**6}, "num_local_experts", 2_000),
+    ],
+)
+def test_f7_a_size_beyond_every_model_is_refused_with_the_largest_allowed(
+    model: dict[str, Any], field: str, most: int
+) -> None:
+    with pytest.raises(InvalidInput, match=f"{field}=[0-9,]+ is too large") as refused:
+        resolve_config(model)
+    assert (refused.value.key, refused.value.allowed) == (f"model.{field}", [f"at most {most:,}"])
+
+
+def test_f7_a_stored_configuration_has_the_same_bounds(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "num_hidden_layers": 1000000000}')
+    with pytest.raises(InvalidInput, match=r"config.json.num_hidden_layers=1,000,000,000 is too large"):
+        resolve_config({"path": str(tmp_path)})
 
 
 def test_positions_without_an_end_limit_no_sequence() -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +80,19 @@ def _conduct(request: SearchRequest) -> dict[str, Any]:
 
     Raises UserError, with the last line of its stderr, if there is no such line within `ANSWERS_WITHIN_S`.
     """
-    with open_temporary_file() as errors:
+    # Files: a conductor that hangs reads no pipe, and one that has ended breaks it.
+    with open_temporary_file() as asked, open_temporary_file() as errors:
+        asked.write(msgspec.json.encode(request))
+        asked.seek(0)
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", CONDUCTOR_MODULE],
-            stdin=subprocess.PIPE,
+            stdin=asked,
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
         )
         reap_when_ended(process)
-        assert process.stdin is not None
         assert process.stdout is not None
-        # A conductor that has ended already reads nothing; its missing answer is the error.
-        with suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(msgspec.json.encode(request))
         with process.stdout:
             is_late = not select.select([process.stdout], [], [], ANSWERS_WITHIN_S)[0]
             answer = b"" if is_late else process.stdout.readline()

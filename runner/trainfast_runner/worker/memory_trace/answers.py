@@ -10,13 +10,11 @@ imported once, and forks of that process trace in parallel.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -24,10 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..exit_now import die_with_parent
 from .trace_request import TraceRequest
 
-PR_SET_PDEATHSIG = 1
-"""prctl's option, from sys/prctl.h."""
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
 """Imported before the forks: a thousand modules that each fork would import again, which takes as long as torch."""
 TRACING_PROCESSES = 2
@@ -132,12 +129,6 @@ def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, An
                         requests[number] = replace(request, unused=tuple(traces[task].get("unused", ())))
                         ready_tasks += [Task(number, 0), Task(number, 1)]
                 ready_tasks.sort()
-
-
-def die_with_parent() -> None:
-    """Have the kernel end this process as soon as its parent ends; only Linux can."""
-    with suppress(AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class InProcess(Executor):

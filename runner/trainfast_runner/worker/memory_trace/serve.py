@@ -139,7 +139,8 @@ def _choose_gpus(devices: dict[str, str | None]) -> None:
 
 def _answer(batch: int, requests: list[TraceRequest], server: int) -> None:
     """Trace and answer in the child, as a process group of its own, so that one signal ends the child and its forks."""
-    from .answers import answers, die_with_parent
+    from ..exit_now import die_with_parent
+    from .answers import answers
 
     try:
         os.setpgid(0, 0)

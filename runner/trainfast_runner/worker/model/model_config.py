@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ FREE_IMAGE_SIZE = 224
 """Side in pixels of images for a model that takes any size, as in the ImageNet recipe of the loader."""
 POSITIVE_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 """Fields of a configuration that must be positive."""
+COUNT_WORDS, MOST_COUNTED, LARGEST_SIZE = ("layer", "depth", "expert"), 2_000, 2**31 - 1
+"""Chosen, not measured: words in the names of fields that count parts of a model, each of which is built, the most of
+them, and the largest of any other size. The deepest published models have below 1,000 layers."""
 
 
 def resolve_config(model: dict[str, Any]) -> Any:
@@ -27,8 +32,9 @@ def resolve_config(model: dict[str, Any]) -> Any:
     """
     source = next(key for key in SOURCE_KEYS if key in model)
     place = str(model[source])
-    base = _from_family(place) if source == "family" else _from_files(source, place)
     overrides = {key: value for key, value in model.items() if key not in SOURCE_KEYS}
+    _check_largest(overrides, "model")
+    base = _from_family(place) if source == "family" else _from_files(source, place)
     allowed_names = field_names(base)
     for name in overrides:
         if name not in allowed_names:
@@ -46,6 +52,22 @@ def resolve_config(model: dict[str, Any]) -> Any:
             f"{base.model_type} does not accept this configuration: {one_line(error)}",
             key=f"model.{blamed}" if blamed else "model",
         ) from error
+
+
+def _check_largest(fields: dict[str, Any], section: str) -> None:
+    """Raise InvalidInput for a size so large that building the model would not end."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            _check_largest(value, f"{section}.{name}")
+            continue
+        # vocab_size_per_layer_input counts no layers.
+        counts = any(word in name for word in COUNT_WORDS) and "size" not in name
+        most = MOST_COUNTED if counts else LARGEST_SIZE
+        sizes = [*value, len(value)] if isinstance(value, list) else [value]
+        if (largest := max((size for size in sizes if isinstance(size, int)), default=0)) > most:
+            raise InvalidInput(
+                f"{section}.{name}={largest:,} is too large", key=f"{section}.{name}", allowed=[f"at most {most:,}"]
+            )
 
 
 def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
@@ -76,10 +98,13 @@ def _from_family(family: str) -> Any:
 def _from_files(source: str, place: str) -> Any:
     from transformers import AutoConfig
 
-    if source == "path" and (Path(place) / "model_index.json").is_file():
-        raise InvalidInput(f"diffusion models are not supported, and {place} is one", key="model.path")
-    if source == "path" and not (Path(place) / "config.json").is_file():
-        raise InvalidInput(f"{place} has no config.json", key="model.path")
+    if source == "path":
+        if (Path(place) / "model_index.json").is_file():
+            raise InvalidInput(f"diffusion models are not supported, and {place} is one", key="model.path")
+        if not (file := Path(place) / "config.json").is_file():
+            raise InvalidInput(f"{place} has no config.json", key="model.path")
+        with suppress(ValueError, AttributeError):  # transformers names the mistake
+            _check_largest(json.loads(file.read_text()), file.name)
     try:
         return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:

@@ -25,12 +25,14 @@ def main(arguments: list[str]) -> dict[str, Any]:
 
     `error` is there if the model cannot be built.
     """
+    from ..exit_now import die_with_parent
     from ..invalid import InvalidInput
     from ..model.families import check_family
     from ..model.model_config import resolve_config
     from .hidden_packages import hide_packages
     from .torch_build import torch_build
 
+    die_with_parent()
     flags = {argument for argument in arguments if argument.startswith("--")}
     request = json.loads(next((a for a in arguments if not a.startswith("--")), "{}"))
     answer: dict[str, Any] = {"python": platform.python_version(), "versions": {**_versions(), **torch_build()}}
