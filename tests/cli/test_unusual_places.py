@@ -10,6 +10,9 @@ import pytest
 
 from cli.command import COMMAND, PATIENCE_S, SMALL, Cli, Done
 
+AMBIENT = ["--ambient-caps=+dac_override"]
+TEXT_RUN = ["run", "tiny-llama", "--set", "steps=4", "--json"]
+
 SHADOWED = ("random", "json", "tempfile", "socket", "torch", "numpy", "transformers", "trainfast_runner")
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6"]
 
@@ -134,3 +137,29 @@ def test_closed_streams_change_nothing_but_what_is_seen(cli: Cli, tmp_path: Path
 def test_a_run_needs_no_open_stream(cli: Cli, tmp_path: Path) -> None:
     assert typed_in(cli, tmp_path, *RUN, after="<&- >&- 2>&-").code == 0
     assert cli("runs", "show", "last", "--json").json["state"] == "finished"
+
+
+def limited(cli: Cli, tmp_path: Path, option: str) -> Done:
+    """Run a preset under a limit of prlimit(1), with a cold cache, as a user whom a limit on processes binds."""
+    user = ["setpriv", "--reuid=1501", "--regid=1501", "--clear-groups", "--inh-caps=+dac_override", *AMBIENT]
+    done = subprocess.run(
+        [*(user if os.geteuid() == 0 else []), "prlimit", option, *COMMAND, *TEXT_RUN],
+        env={**cli.environment, "XDG_CACHE_HOME": str(tmp_path / "cold"), "HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.ci
+@pytest.mark.long
+@pytest.mark.parametrize(("option", "name"), [("--nproc=7:7", "RLIMIT_NPROC"), ("--as=614400000", "RLIMIT_AS")])
+def test_f6_f8_a_limit_of_the_shell_fails_the_start_and_is_named(
+    cli: Cli, tmp_path: Path, option: str, name: str
+) -> None:
+    done = limited(cli, tmp_path, option)
+    assert done.code == 4, done.err
+    assert done.json["state"] == "failed_to_start"
+    assert f"; {name} (ulimit" in done.json["reason"]

@@ -47,6 +47,35 @@ def life(*kinds: str, t_ns: int = 10, **last: object) -> list[WorkerLine]:
 PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598] Connection closed by peer"}
 
 
+@pytest.mark.parametrize(
+    ("limit", "phase", "error", "output", "state", "words"),
+    [
+        ("RLIMIT_AS", "import", ("MemoryError", ""), "", "failed_to_start", "; RLIMIT_AS (ulimit -v) is 586 MiB"),
+        ("RLIMIT_DATA", "forward", ("MemoryError", ""), "", "oom", "; RLIMIT_DATA (ulimit -d) is 586 MiB"),
+        ("cgroup", "data", ("MemoryError", ""), "", "failed_to_start", "; cgroup (memory.max) is 586 MiB"),
+        ("RLIMIT_AS", "import", ("ImportError", "no attribute"), "", "failed_to_start", "no attribute (phase import)"),
+        ("RLIMIT_NPROC", "data", ("RuntimeError", "can't start new thread"), "", "failed_to_start", "of this user"),
+        (
+            "RLIMIT_NPROC",
+            "data",
+            ("RuntimeError", "code -2"),
+            "pthread_create failed",
+            "failed_to_start",
+            "of this user",
+        ),
+    ],
+)
+def test_f6_f8_an_end_that_a_limit_explains_names_the_limit(
+    limit: str, phase: str, error: tuple[str, str], output: str, state: str, words: str
+) -> None:
+    run = msgspec.structs.replace(RUN, world_size=1, limits={limit: 600_000 << 10})
+    began, _, exception = life("exception", phase=phase, type=error[0], message=error[1])
+    entered = msgspec.convert({"t_ns": 2, "kind": "phase", "phase": phase}, WorkerLine)
+    verdict = judge(EndFacts(run=run, exit_code=1, worker_lines={0: [began, entered, exception]}, output_tail=output))
+    assert verdict.state == state
+    assert verdict.reason.endswith(words)
+
+
 def test_kernel_oom_killer_took_a_rank() -> None:
     facts = EndFacts(
         run=RUN,

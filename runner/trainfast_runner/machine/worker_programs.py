@@ -13,6 +13,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
 from trainfast_runner.records.output_log import last_line
 
 WORKER_FOLDER = Path(__file__).parents[1] / "worker"
@@ -81,7 +82,8 @@ def ask_worker(
     # `ls` prints the path, and a shell names it before its error; Python has a line number after it.
     if path in stdout or f"{path}: " in stderr:
         raise UserError(f"{executable} is not a Python interpreter", key="python")
-    raise UserError(f"{executable} cannot {task}: {last_error_line(stderr)}", key="python")
+    reason = last_error_line(stderr)
+    raise UserError(f"{executable} cannot {task}: {reason}{limit_words(inherited_limits(), stderr)}", key="python")
 
 
 def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:

@@ -100,6 +100,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     memory_limit_bytes: list[int] | None = None
     """The limit of each rank; None without one."""
     python: str = ""
+    limits: dict[str, int] = {}
+    """The limits that the run inherits and that bind: bytes of memory, and RLIMIT_NPROC."""
     argv: list[str] = []
     env: dict[str, str] = {}
     """Only the variables that the launch changed."""

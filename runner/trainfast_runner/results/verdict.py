@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from trainfast_runner.machine.resource_limits import limit_words
 from trainfast_runner.records.output_log import last_line
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import RunFile
@@ -30,6 +31,8 @@ from trainfast_runner.worker.shared.oom import hints_at_memory, is_out_of_memory
 
 LineT = TypeVar("LineT", bound=RankLine)
 
+EARLY_PHASES = ("import", "data")
+"""The phases before there is a model, whose memory no knob decides."""
 REASON_CHARACTERS = 300
 """The longest line that a reason takes from an error."""
 
@@ -87,12 +90,23 @@ class Verdict:
 
 def judge(facts: EndFacts) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
-    verdict = _first_verdict(facts)
+    verdict = _with_limit(facts, _first_verdict(facts))
     has_failed = verdict.state in ("failed", "failed_to_start") or (verdict.state == "killed" and facts.stop_ns is None)
     if facts.full_disk_text is None or not has_failed:
         return verdict
     # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.
     return replace(verdict, reason=f"{facts.full_disk_text}: {verdict.reason}")
+
+
+def _with_limit(facts: EndFacts, verdict: Verdict) -> Verdict:
+    """The verdict with the limit that explains it. Where one leaves no room for the imports, no knob helps."""
+    if facts.run is None or verdict.state in ("finished", "stopped"):
+        return verdict
+    error = f"out of memory: {verdict.reason}" if verdict.state == "oom" else verdict.reason
+    output = facts.output_tail if verdict.state == "failed_to_start" else ""
+    words = limit_words(facts.run.limits, error, output)
+    in_vain = words and verdict.state == "oom" and verdict.error is not None and verdict.error.phase in EARLY_PHASES
+    return replace(verdict, state="failed_to_start" if in_vain else verdict.state, reason=verdict.reason + words)
 
 
 def _first_verdict(facts: EndFacts) -> Verdict:

@@ -29,6 +29,7 @@ from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.interconnect import read_links_among
 from trainfast_runner.machine.processes.children import reap_when_ended
 from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
 from trainfast_runner.memory.cached_prediction import cached_prediction
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home, cache_directory, home_error
@@ -137,6 +138,7 @@ def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
         versions=plan.versions,
         cwd=plan.cwd or worker_programs.working_directory(),
         git_commit=_git_commit(plan.cwd),
+        limits=inherited_limits(),
         boot_id=boot_id(),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         cache_dir=str(cache_directory()),
@@ -190,7 +192,8 @@ def _spawn_supervisor(directory: Path) -> None:
             # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
             process.send_signal(signal.SIGUSR1)
             reason = worker_programs.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
-            raise UserError(f"the supervisor did not start: {reason}", key="supervisor", exit_code=4)
+            words = f"the supervisor did not start: {reason}{limit_words(inherited_limits(), reason)}"
+            raise UserError(words, key="supervisor", exit_code=4)
         time.sleep(HANDOVER_POLL_S)
 
 

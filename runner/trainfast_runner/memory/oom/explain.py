@@ -145,6 +145,8 @@ def _allocator_bytes(oom_run: OutOfMemory) -> int | None:
     """The most the failed rank's allocator could have: a rank's share of the host, or the figures of a GPU's error."""
     run, message = oom_run.run, oom_run.message
     if run.device == "cpu":
+        if any(name in run.limits for name in ("RLIMIT_AS", "RLIMIT_DATA")):
+            return None  # it counts more than the allocator's bytes
         return None if oom_run.host_bytes is None else oom_run.host_bytes // run.world_size
     free_bytes = _free_bytes(message)
     allocated_bytes = _bytes_before("is allocated by PyTorch", message)

@@ -9,7 +9,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,33 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def build_in_child(request: CorpusRequest, folder: Path) -> None:
-    """Run `build` in a fresh process; an InvalidInput raised there is raised here."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        pool.submit(build, request, folder).result()
+    """Run `build` in a fresh process; an error raised there is raised here.
+
+    Not in a pool: it needs threads of its own, and waits for ever where a limit on processes allows none.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_build_and_send, args=(request, folder, sender))
+    child.start()
+    sender.close()
+    with receiver:
+        try:
+            error = receiver.recv()
+        except EOFError:
+            child.join()
+            error = RuntimeError(f"tokenizing ended with exit code {child.exitcode}; more in output.log")
+    child.join()
+    if error is not None:
+        raise error
+
+
+def _build_and_send(request: CorpusRequest, folder: Path, sender: Connection) -> None:
+    error: Exception | None = None
+    try:
+        build(request, folder)
+    except BaseException as raised:  # a panic of the tokenizers' Rust is no Exception
+        error = raised if isinstance(raised, Exception) else RuntimeError(one_line(raised))
+    sender.send(error)
 
 
 def build(request: CorpusRequest, folder: Path) -> None:
