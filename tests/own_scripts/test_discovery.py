@@ -76,6 +76,27 @@ def test_flag_with_a_million_choices_is_described_by_its_default(cli: Cli, tmp_p
     assert found["mapping"][0]["reason"] == "--batch-size is a usual name for batch_size; default 16"
 
 
+def test_f16_a_child_in_its_own_session_without_our_environment_is_ended_and_the_command_is_told_before(
+    cli: Cli, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    daemon = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    lines = (
+        "import os, subprocess, sys, time\n"
+        f"command = [sys.executable, '-c', {daemon!r}]\n"
+        "if os.fork() == 0:\n"
+        "    subprocess.Popen(command, start_new_session=True, env={}), os._exit(0)\n"
+        f"while not os.path.exists({str(pid)!r}) or not os.path.getsize({str(pid)!r}):\n    time.sleep(0.01)\n"
+    )
+    command = written(tmp_path, lines + ARGPARSE)
+    done = cli("presets", "new", "mine", *command)
+    assert done.code == 0, done.err
+    told = done.err.splitlines()[0]
+    assert told.startswith(f"running {' '.join(command[1:])} up to its argument parser")
+    assert "such as deleting or writing files" in told
+    assert identify(int(pid.read_text())) is None
+
+
 def test_processes_that_a_script_started_before_its_parser_are_ended(cli: Cli, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     lines = (

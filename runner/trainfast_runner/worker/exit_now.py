@@ -14,10 +14,10 @@ PR_SET_PDEATHSIG = 1
 """prctl's option, from sys/prctl.h."""
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process as soon as the thread that started it ends; only Linux can."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process as soon as the thread that started it ends; only Linux can."""
     with suppress(AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def exit_now(code: int) -> NoReturn:

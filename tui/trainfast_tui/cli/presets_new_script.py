@@ -20,9 +20,9 @@ from trainfast_runner.settings.scripts.script_reach import ways_without_flag
 from trainfast_runner.settings.scripts.typed_mapping import flag_mappings
 from trainfast_runner.settings.typed_settings import setting_of
 from trainfast_runner.units import counted
-from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_notice
 from trainfast_tui.cli.printing.progress import progress_when_slow
-from trainfast_tui.text.discovery_words import default_words, discovery_words
+from trainfast_tui.text.discovery_words import default_words, discovery_words, warning_words
 from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import pair_lines, table
 
@@ -34,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Discover the flags, write the preset, and print both."""
     new_preset_path(arguments.name, overwrite=arguments.overwrite)
     with progress_when_slow("running the script up to its argument parser…"):
-        discovered = discover(arguments.script, arguments.python)
+        discovered = discover(
+            arguments.script, arguments.python, on_start=lambda command: print_notice(warning_words(command))
+        )
     mapping = flag_mappings(discovered.flags, arguments.mapping)
     preset = preset_of(
         arguments.script, discovered, mapping, name=arguments.name, cwd=os.getcwd(), python=arguments.python

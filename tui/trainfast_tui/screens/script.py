@@ -25,6 +25,7 @@ from trainfast_tui.control.script_control import DiscoveryRefused, ScriptDiscove
 from trainfast_tui.control.typed_command import split_command
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
+from trainfast_tui.text.discovery_words import warning_words
 from trainfast_tui.text.format import elapsed
 from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, key_of
 from trainfast_tui.text.lines import Tone
@@ -146,7 +147,7 @@ class ScriptScreen(AppScreen):
         else:
             self._discovery_began_ns = time.monotonic_ns()
             self._discovery_id = session.script_control.discover(command, self.post)
-        self.notify("")
+        self.notify("" if self._refusal else warning_words(command))
         self._show_findings()
 
     def action_map(self) -> None:

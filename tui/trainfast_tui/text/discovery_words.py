@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.units import counted
@@ -9,6 +11,14 @@ from trainfast_tui.text.format import plain
 
 if TYPE_CHECKING:
     from trainfast_runner.records.discovered import Discovered, Flag
+
+
+def warning_words(command: Sequence[str]) -> str:
+    """Return what is about to run, and what it may do."""
+    return (
+        f"running {plain(shlex.join(command))} up to its argument parser, to find its flags;"
+        " whatever it does before that, such as deleting or writing files, is done"
+    )
 
 
 def discovery_words(discovered: Discovered) -> str:

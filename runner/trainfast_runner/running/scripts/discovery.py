@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +17,9 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.processes.family import started_with
-from trainfast_runner.machine.processes.identity import send
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
 from trainfast_runner.records.output_log import OUTPUT_FILE, last_line, read_log
+from trainfast_runner.running.scripts import contained
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER, RUN_VARIABLE
 from trainfast_runner.running.scripts.sandbox import sandbox
@@ -28,8 +27,6 @@ from trainfast_runner.running.scripts.script_plan import no_torch_message
 
 LIMIT_S = 30.0
 """Time for a script to reach its parser; then the script is ended."""
-END_S, END_POLL_S = 2.0, 0.01
-"""Time to end the processes that a script started; processes started faster than this survive."""
 POLL_S = 0.2
 READ_BYTES, MAX_SHOWN = 1 << 20, 300
 """Bytes at the output's end that are searched for its last line, and most characters of this line in an error."""
@@ -48,8 +45,11 @@ def discover(
     python: str | None = None,
     limit_s: float = LIMIT_S,
     cancelled: threading.Event | None = None,
+    on_start: Callable[[Sequence[str]], None] = lambda command: None,
 ) -> Discovered:
     """The flags of a command's script; setting `cancelled` ends the script as `limit_s` does.
+
+    `on_start` is called with the command before the script runs: all that stands before its parser takes effect.
 
     Raises UserError if the script cannot be run, or fails before its parser.
     """
@@ -61,6 +61,7 @@ def discover(
             advice="python train.py",
             option="presets new NAME -- python train.py",
         )
+    on_start(typed)
     with tempfile.TemporaryDirectory(prefix="trainfast-discovery-") as name:
         folder = Path(name)
         code = _run(command, command.interpreter, folder, limit_s, cancelled or threading.Event())
@@ -86,7 +87,16 @@ def _run(
     environment[RUN_VARIABLE] = str(folder)
     with (folder / OUTPUT_FILE).open("wb") as output:
         process = subprocess.Popen(
-            [interpreter, str(FIND_FLAGS), str(folder), *command.script],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                contained.__name__,
+                interpreter,
+                str(FIND_FLAGS),
+                str(folder),
+                *command.script,
+            ],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -96,19 +106,8 @@ def _run(
         try:
             return _wait(process, limit_s, cancelled)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.terminate()
             process.wait()
-            _end_leftovers(folder)
-
-
-def _end_leftovers(folder: Path) -> None:
-    """End the processes that the script started in sessions of their own."""
-    deadline_s = time.monotonic() + END_S
-    while (processes := started_with(RUN_VARIABLE, str(folder))) and time.monotonic() < deadline_s:
-        for process in processes:
-            send(process, signal.SIGKILL)
-        time.sleep(END_POLL_S)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading.Event) -> int | None:

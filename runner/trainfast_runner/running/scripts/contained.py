@@ -1,0 +1,51 @@
+"""`python -m trainfast_runner.running.scripts.contained COMMAND...`: run a command, and end every process it leaves.
+
+A process that leaves its session and clears its environment stays below its nearest subreaper, which is this program.
+SIGTERM, or the end of the program that started this one, ends the command.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from trainfast_runner.machine.processes.children import become_subreaper, collect_orphans
+from trainfast_runner.machine.processes.family import descendants
+from trainfast_runner.machine.processes.identity import send
+from trainfast_runner.worker.exit_now import die_with_parent
+
+POLL_S = 0.02
+"""Seconds between two looks at the command."""
+END_S = 5.0
+"""Seconds after which a process that does not die of SIGKILL is left."""
+
+
+def main(command: list[str]) -> int:
+    """Run the command to its end and return its exit code, 128 and the signal's number after a signal."""
+    is_asked = False
+
+    def ask(_number: int, _frame: object) -> None:
+        nonlocal is_asked
+        is_asked = True
+
+    signal.signal(signal.SIGTERM, ask)
+    die_with_parent(signal.SIGTERM)
+    become_subreaper()
+    process = subprocess.Popen(command, start_new_session=True)
+    while (code := process.poll()) is None and not is_asked:
+        time.sleep(POLL_S)
+    deadline_s = time.monotonic() + END_S
+    while collect_orphans() and time.monotonic() < deadline_s:
+        for leftover in descendants(os.getpid()):
+            send(leftover, signal.SIGKILL)
+        time.sleep(POLL_S)
+    if code is None:
+        return 128 + signal.SIGTERM
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
