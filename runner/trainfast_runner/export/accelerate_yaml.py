@@ -8,8 +8,9 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, read_recorded_config
-from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, comment_lines, file_comment, malloc_comments
+from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, file_comment, head_comments, malloc_comments
 from trainfast_runner.export.trainer_arguments import settings_to_express
+from trainfast_runner.plain_text import comments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.other_tools import compile_mode
@@ -47,11 +48,11 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": compile_mode(knobs)}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
     left_out = [name for name in settings_to_express(knobs) if name not in covered]
-    head = comment_lines(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
+    head = head_comments(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
     head += malloc_comments(run)
     if other_files:
         head.append(file_comment(run, DEEPSPEED_FILE, "accelerate"))
-    return ExportText("\n".join([*head, *_yaml(config)]), left_out, ACCELERATE_FILE, other_files)
+    return ExportText("\n".join([*comments(head), *_yaml(config)]), left_out, ACCELERATE_FILE, other_files)
 
 
 def _kind(run: RunFile, knobs: KnobValues) -> str:

@@ -1,4 +1,4 @@
-"""An export as its form writes it: the text, its file, and the comment lines at its head."""
+"""An export as its form writes it: the text, its file, and the sentences of the comments at its head."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def torchrun_words(ranks: int) -> list[str]:
 
 
 def torchrun_comments(subject: str, ranks: int) -> list[str]:
-    """A comment line with the command that starts a script with this many ranks; none for one rank."""
-    return [f"# {subject}: {' '.join(torchrun_words(ranks))} SCRIPT"] if ranks > 1 else []
+    """A comment with the command that starts a script with this many ranks; none for one rank."""
+    return [f"{subject}: {' '.join(torchrun_words(ranks))} SCRIPT"] if ranks > 1 else []
 
 
 def file_comment(run: RunFile, file: str, form: str) -> str:
-    """The comment line with the command that writes `file` beside the text of a form."""
-    return f"# {file}: trainfast-tui export {run.run_id} --to {form} -o DIR"
+    """The comment with the command that writes `file` beside the text of a form."""
+    return f"{file}: trainfast-tui export {run.run_id} --to {form} -o DIR"
 
 
 def gpu_variables(run: RunFile) -> dict[str, str]:
@@ -56,13 +56,13 @@ def malloc_variables(run: RunFile) -> dict[str, str]:
 
 
 def malloc_comments(run: RunFile) -> list[str]:
-    """Comment lines of a form that cannot hold variables."""
+    """Comments of a form that cannot hold variables."""
     variables = " ".join(f"{name}={value}" for name, value in malloc_variables(run).items())
-    return [f"# In front of the command, as fast on a CPU as the run: {variables}"] if variables else []
+    return [f"In front of the command, as fast on a CPU as the run: {variables}"] if variables else []
 
 
-def comment_lines(run: RunFile, packages: Sequence[str], left_out: Sequence[str]) -> list[str]:
-    """Comment lines: the run, the versions of these packages that it ran with, and the settings left out."""
+def head_comments(run: RunFile, packages: Sequence[str], left_out: Sequence[str]) -> list[str]:
+    """Comments: the run, the versions of these packages that it ran with, and the settings left out."""
     versions = ", ".join(f"{name} {version}" for name in packages if (version := run.versions.get(name)))
-    lines = [f"# The settings of {run.run_id} ({run.preset}){f', with {versions}' if versions else ''}."]
-    return [*lines, f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else lines
+    sentences = [f"The settings of {run.run_id} ({run.preset}){f', with {versions}' if versions else ''}."]
+    return [*sentences, f"Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else sentences

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.deepspeed_json import deepspeed_json
@@ -18,10 +20,11 @@ from trainfast_runner.export.trainer_command import torchrun_command
 from trainfast_runner.export.trainfast_command import run_command, whole_preset
 from trainfast_runner.export.training_block import training_block
 from trainfast_runner.export.user_script import user_script_export
+from trainfast_runner.plain_text import comments
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.spec import spec_of_record
+from trainfast_runner.settings.spec import knobs_of_record, spec_of_record
 
 FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
     "training-args": training_block,
@@ -57,7 +60,7 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     written = _written(run, directory, to)
     text = written.text
     if not written.file.endswith(".json") and (warning := read_oom_warning(run, directory)) is not None:
-        text = f"# Warning: {warning}\n{text}"
+        text = "\n".join([*comments([f"Warning: {warning}"]), text])
     files = {name: content + "\n" for name, content in {written.file: text, **written.other_files}.items()}
     return Exported(run.run_id, to, text, tuple(written.left_out), files)
 
@@ -71,6 +74,8 @@ def read_oom_warning(run: RunFile, directory: Path) -> str | None:
 
 
 def _written(run: RunFile, directory: Path, to: str) -> ExportText:
+    """Raises UserError for a setting that is unknown to this version, too."""
     if run.script is not None:
-        return user_script_export(run, run.script, directory, to)
-    return FORMS[to](run, spec_of_record(run).knobs, directory)
+        return user_script_export(replace(run, knobs=knobs_of_record(run)), run.script, directory, to)
+    spec = spec_of_record(run)
+    return FORMS[to](replace(run, model=spec.model, data=spec.data), spec.knobs, directory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,13 +11,14 @@ from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE, accelerate_
 from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, config_for_trainer
 from trainfast_runner.export.export_text import (
     ExportText,
-    comment_lines,
     file_comment,
     gpu_variables,
+    head_comments,
     malloc_variables,
     torchrun_words,
 )
 from trainfast_runner.export.trainer_arguments import settings_to_express, trainer_arguments
+from trainfast_runner.plain_text import comments, shell_line
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -38,11 +38,11 @@ def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> Export
     """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
     command, left_out = trainer_command(run, knobs)
     other_files = {}
-    head = comment_lines(run, ("transformers", "torch"), left_out)
+    head = head_comments(run, ("transformers", "torch"), left_out)
     if strategy_of(knobs).is_zero:
         other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
         head.append(file_comment(run, DEEPSPEED_FILE, "torchrun"))
-    return ExportText("\n".join([*head, f"# {PLACEHOLDER_NOTE}", command]), left_out, "train.sh", other_files)
+    return ExportText("\n".join([*comments([*head, PLACEHOLDER_NOTE]), command]), left_out, "train.sh", other_files)
 
 
 def trainer_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
@@ -58,18 +58,18 @@ def trainer_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     unexpressed_knobs = [
         name for name in settings_to_express(knobs) if name not in LAUNCHER_KNOBS and not has_field(name, arguments)
     ]
-    return shlex.join(words), list(dict.fromkeys([*left_out, *unexpressed_knobs]))
+    return shell_line(words), list(dict.fromkeys([*left_out, *unexpressed_knobs]))
 
 
 def trainer_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[str]:
-    """Comment lines: the command that starts a script like this run, or the reason there is none."""
+    """Comments: the command that starts a script like this run, or the reason there is none."""
     try:
         command, left_out = trainer_command(run, knobs)
     except UserError as error:
-        return [f"# For a script of your own: {error.message}."]
-    lines = [f"# For a script of your own. {PLACEHOLDER_NOTE}", f"# {command}"]
+        return [f"For a script of your own: {error.message}."]
+    lines = [f"For a script of your own. {PLACEHOLDER_NOTE}", command]
     if left_out:
-        lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")
+        lines.append(f"Cannot be expressed by these flags: {', '.join(left_out)}.")
     if strategy_of(knobs).is_zero:
         lines.append(file_comment(run, DEEPSPEED_FILE, "torchrun"))
     try:
@@ -79,8 +79,8 @@ def trainer_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[s
     with_accelerate = f"trainfast-tui export {run.run_id} --to accelerate -o DIR"
     return [
         *lines,
-        f"# With accelerate, in {SCRIPT_PLACEHOLDER} as on its command line: {with_accelerate}",
-        f"# accelerate launch --config_file {ACCELERATE_FILE} {SCRIPT_PLACEHOLDER}",
+        f"With accelerate, in {SCRIPT_PLACEHOLDER} as on its command line: {with_accelerate}",
+        f"accelerate launch --config_file {ACCELERATE_FILE} {SCRIPT_PLACEHOLDER}",
     ]
 
 

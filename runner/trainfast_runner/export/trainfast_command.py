@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import tomlkit
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.export_text import ExportText
 from trainfast_runner.export.trainer_command import trainer_comments
+from trainfast_runner.plain_text import comments, escaped, file_name, shell_line
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
@@ -27,7 +27,7 @@ MAX_WORD_BYTES = (128 << 10) - 1
 def run_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts the same run again, and as comments those that start a script like it."""
     return ExportText(
-        "\n".join([_trainfast_command(run, knobs), *trainer_comments(run, knobs, directory)]), [], "run.sh"
+        "\n".join([_trainfast_command(run, knobs), *comments(trainer_comments(run, knobs, directory))]), [], "run.sh"
     )
 
 
@@ -40,7 +40,7 @@ def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportTex
         if KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
     text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
-    return ExportText(text, [], f"{run.preset}.toml")
+    return ExportText(text, [], file_name(run.preset, ".toml"))
 
 
 def preset_text(title: str, model: dict[str, Any], data: dict[str, Any], knobs: KnobValues) -> str:
@@ -51,7 +51,7 @@ def preset_text(title: str, model: dict[str, Any], data: dict[str, Any], knobs: 
     document["model"] = model
     document["data"] = data
     document["knobs"] = {name: value for name, value in knobs.items() if value is not None}
-    return tomlkit.dumps(document).strip()
+    return escaped(tomlkit.dumps(document).strip())
 
 
 def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
@@ -76,7 +76,7 @@ def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:
     for name, value in knobs.items():
         if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.overrides):
             words += ["--set", f"{name}={KNOBS_BY_NAME[name].text_of(value)}"]
-    return shlex.join(words)
+    return shell_line(words)
 
 
 def _named_preset(run: RunFile) -> tuple[str, RunSpec]:

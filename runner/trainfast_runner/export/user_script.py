@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.export_text import ExportText, comment_lines, gpu_variables, torchrun_comments
+from trainfast_runner.export.export_text import ExportText, gpu_variables, head_comments, torchrun_comments
 from trainfast_runner.export.trainer_command import has_field
 from trainfast_runner.export.training_block import TRAINING_ARGS_FILE, block_text
+from trainfast_runner.plain_text import comments, file_name, shell_line
 from trainfast_runner.records.discovered import FRAMEWORKS
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_worker_lines
@@ -59,11 +60,11 @@ def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
             command, expressed = with_flags, tuple(name for name in unflagged_knobs if has_field(name, fields))
     left_out = [name for name in unflagged_knobs if name not in expressed]
     variables = [f"{name}={value}" for name, value in _variables(run, framework).items()]
-    start = shlex.join(["env", *variables, *command] if variables else command)
-    started = f"# Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
+    start = shell_line(["env", *variables, *command] if variables else command)
+    started = f"Started in {run.cwd}. The same run here: {_same_run(run, asked)}"
     # A comment ends with its line.
-    head = [*comment_lines(run, ("torch",), left_out), *([] if "\n" in started else [started])]
-    return ExportText("\n".join([*head, start]), left_out, "run.sh")
+    head = [*head_comments(run, ("torch",), left_out), *([] if "\n" in started else [started])]
+    return ExportText("\n".join([*comments(head), start]), left_out, "run.sh")
 
 
 def _with_trainer_flags(command: Sequence[str], fields: Mapping[str, object]) -> list[str] | None:
@@ -107,12 +108,12 @@ def _same_run(run: RunFile, asked: ScriptAsked) -> str:
         if name not in asked.flagged
     ]
     options = [("--set", setting) for setting in settings] + list(_options(asked).items())
-    return shlex.join(["trainfast-tui", "run", *(word for pair in options for word in pair), "--", *asked.command])
+    return shell_line(["trainfast-tui", "run", *(word for pair in options for word in pair), "--", *asked.command])
 
 
 def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
     """A preset of the script: its command as it ran, the flags of its knobs, and the knobs."""
-    name, framework = run.preset.removesuffix(".py") or "script", line.framework or ""
+    name, framework = run.preset.removesuffix(".py"), line.framework or ""
     # A known framework refuses a knob that has no flag and that it does not take itself.
     takes_all = framework == "HF Trainer" or _without_flag(run, asked).keys() <= set(BY_ENVIRONMENT.get(framework, ()))
     script = ScriptPreset(
@@ -124,8 +125,9 @@ def _preset(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
         framework=framework if framework in FRAMEWORKS and takes_all else "",
     )
     left_out = list(_options(asked))
-    head = [f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else []
-    return ExportText("\n".join([*head, script_preset_text(script, {}).strip()]), left_out, f"{name}.toml")
+    head = [f"Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else []
+    text = "\n".join([*comments(head), script_preset_text(script, {}).strip()])
+    return ExportText(text, left_out, file_name(name, ".toml"))
 
 
 def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
@@ -151,7 +153,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
     if asked.steps is not None:
         fields["max_steps"] = asked.steps
     launch = torchrun_comments(f"{run.world_size} processes", run.world_size)
-    head = [*comment_lines(run, ("transformers", "torch"), ()), *unknown, *launch]
+    head = [*head_comments(run, ("transformers", "torch"), ()), *unknown, *launch]
     return ExportText(block_text(head, fields), [], TRAINING_ARGS_FILE)
 
 
@@ -165,7 +167,7 @@ SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], ExportText]
 
 def _asked_knobs(run: RunFile) -> list[str]:
     """The knobs that the run was asked for; the memory limit is a trial's alone."""
-    return [name for name in run.overrides if name in KNOBS_BY_NAME and name != "memory_limit"]
+    return [name for name in run.overrides if name in run.knobs and name != "memory_limit"]
 
 
 def _without_flag(run: RunFile, asked: ScriptAsked) -> KnobValues:

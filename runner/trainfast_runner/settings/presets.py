@@ -252,10 +252,12 @@ def read_model_field(key: str, value: object) -> object:
 
 
 def _unrecordable(value: object) -> str | None:
-    """Return the kind of a TOML value that `run.json` cannot hold; None for any other."""
+    """Return the kind of a value that TOML or `run.json` cannot hold; None for any other."""
     if isinstance(value, dict | list):
         items: Iterable[object] = value.values() if isinstance(value, dict) else value
         return next(filter(None, map(_unrecordable, items)), None)
+    if value is None:
+        return "null"
     if isinstance(value, datetime.date | datetime.time):
         return "a date or a time"
     if isinstance(value, str) and "\0" in value:

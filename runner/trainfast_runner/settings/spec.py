@@ -85,10 +85,20 @@ def from_preset(preset: Preset, variant: presets.Variant | None, settings: Itera
 
 
 def spec_of_record(record: RecordedSpec) -> RunSpec:
-    """The settings of a record; knobs that an older version did not have take their defaults."""
-    knobs = {**defaults(), **{name: value for name, value in record.knobs.items() if name in KNOBS_BY_NAME}}
-    data = {**DATA_DEFAULTS, **record.data}
-    return RunSpec(record.preset, record.variant, record.title, record.model, data, knobs, tuple(record.overrides))
+    """The settings of a record; knobs that an older version did not have take their defaults.
+
+    Unknown names of a newer version are left out. Raises UserError for a value that is unknown to this version.
+    """
+    knobs = {**defaults(), **knobs_of_record(record)}
+    model = {key: presets.read_model_field(key, value) for key, value in record.model.items()}
+    known_data = {key: value for key, value in record.data.items() if key in presets.DATA_KEYS}
+    data = DATA_DEFAULTS | {key: presets.read_data_field(key, value) for key, value in known_data.items()}
+    return RunSpec(record.preset, record.variant, record.title, model, data, knobs, tuple(record.overrides))
+
+
+def knobs_of_record(record: RecordedSpec) -> KnobValues:
+    """The recorded knobs that this version knows. Raises UserError for a value that it does not know."""
+    return {name: KNOBS_BY_NAME[name].read(value) for name, value in record.knobs.items() if name in KNOBS_BY_NAME}
 
 
 def with_setting(spec: RunSpec, setting: str) -> RunSpec:

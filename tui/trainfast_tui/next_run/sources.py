@@ -71,7 +71,10 @@ def repeat_run(run_file: RunFile, home: Home, *, is_opened: bool = False) -> Nex
     """
     if run_file.script is not None:
         return _repeat_script_run(run_file)
-    return repeat_preset_run(run_file, home, is_opened=is_opened)
+    try:
+        return repeat_preset_run(run_file, home, is_opened=is_opened)
+    except UserError:
+        return None  # settings of a newer version
 
 
 def repeat_preset_run(run_file: RunFile, home: Home, *, is_opened: bool = False) -> PresetNextRun:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
 
-from trainfast_runner import units
+from trainfast_runner import plain_text, units
 
 Formatter = Callable[[float | None], str]
 """Turns a value, or None when absent, into text with its unit."""
@@ -188,34 +188,13 @@ def duration(seconds: float | None) -> str:
     return ABSENT if value is None else units.duration(value)
 
 
-# A whole sequence first, so that its parameters go with it; then every control that is left alone.
-_UNSAFE = re.compile(
-    r"(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC DCS PM APC SOS
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
-    r"|\x1b[ -/]*[0-~]"  # two-character escapes and character set choices
-    r"|[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"  # C0 and C1, save those that separate words
-    r"|[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"  # bidi overrides, zero width
-)
-_SEPARATORS = re.compile(r"[\n\r\v\f\x85\u2028\u2029]")
-_SURROGATES = re.compile(r"[\ud800-\udfff]")
-
-
 def plain(text: str, width: int | None = None) -> str:
     """Return untrusted text as one harmless line, of at most `width` terminal cells if that is given.
 
-    Control sequences, C0 and C1 controls and bidirectional overrides go; tabs and line ends become spaces;
-    a lone surrogate becomes U+FFFD, because a terminal's encoder would raise on it. A cut is marked by `…`.
+    A cut is marked by `…`.
     """
-    # Every removed character is unprintable (Unicode categories C and Z), and nearly all text is printable.
-    if not text.isprintable():
-        text = _harmless(text)
+    text = plain_text.plain(text)
     return text if width is None else truncate(text, width)
-
-
-def _harmless(text: str) -> str:
-    text = _UNSAFE.sub("", text)
-    text = _SEPARATORS.sub(" ", text)
-    return _SURROGATES.sub("\ufffd", text).expandtabs(8)
 
 
 def truncate(text: str, width: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tomlkit
 
+from trainfast_runner.plain_text import comments, escaped
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.presets import SCHEMA
 from trainfast_runner.settings.saving import new_preset_path, write_preset
@@ -40,9 +41,7 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
             words = tomlkit.inline_table()
             words.update(flag_words)
         if name in reasons:
-            # TOML refuses control characters in a comment.
-            reason = " ".join(reasons[name].split())
-            words.comment("".join(character if character.isprintable() else "?" for character in reason))
+            words.comment(comments([reasons[name]])[0])
         by_knob.append(name, words)
     script["knobs"] = by_knob
     document["script"] = script
@@ -50,4 +49,4 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
     for name, value in preset.knobs.items():
         knobs[name] = knob(name).toml_value(value)
     document["knobs"] = knobs
-    return tomlkit.dumps(document)
+    return escaped(tomlkit.dumps(document))
