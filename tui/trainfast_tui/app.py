@@ -14,6 +14,7 @@ from textual import events
 from textual.app import SystemCommand
 from textual.screen import Screen
 
+from trainfast_runner import plain_text
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import (
     Message,
@@ -207,7 +208,7 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     app.run(mouse=False)
     for line in farewell_lines(session):
-        print(line)
+        print(plain_text.plain(line))
     return app.return_code or 0
 
 

@@ -7,9 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.export_text import ExportText
 from trainfast_runner.export.trainer_arguments import settings_to_express
+from trainfast_runner.records.json_lines import DAMAGE
+from trainfast_runner.records.regular_files import read_regular
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -58,8 +62,8 @@ def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportTe
 def read_recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
     """The configuration that the run recorded. Raises UserError if the run ended before it had one."""
     try:
-        config = json.loads((directory / DEEPSPEED_FILE).read_text())
-    except (OSError, ValueError):
+        config = msgspec.json.decode(read_regular(directory / DEEPSPEED_FILE))
+    except (OSError, *DAMAGE):
         config = None
     if not isinstance(config, dict):
         raise UserError(

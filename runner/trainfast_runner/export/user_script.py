@@ -146,7 +146,7 @@ def _training_block(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> Expor
         try:
             knobs[name] = KNOBS_BY_NAME[name].read(value)
         except UserError as error:
-            unknown.append(f"# Not understood: {name}={value}: {error.message}.")
+            unknown.append(f"Not understood: {name}={value}: {error.message}.")
     fields = trainer_fields(knobs)
     if run.device == "cpu":
         fields["use_cpu"] = True

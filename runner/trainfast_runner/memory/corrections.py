@@ -17,6 +17,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.cpu_info import cpu_name
 from trainfast_runner.records.home import home_directory
 from trainfast_runner.records.json_lines import DAMAGE
+from trainfast_runner.records.regular_files import read_regular
 
 CORRECTIONS_FILE = "memory_corrections.json"
 NOT_TRACED = (
@@ -75,7 +76,7 @@ def unreadable_reason(home: Path | None = None) -> str | None:
 def _corrections_or_trouble(home: Path | None) -> tuple[dict[str, DeviceCorrections], str | None]:
     try:
         file = (home or home_directory()) / CORRECTIONS_FILE
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, DeviceCorrections]), None
+        return msgspec.json.decode(read_regular(file), type=dict[str, DeviceCorrections]), None
     except (FileNotFoundError, UserError):
         return {}, None
     except (OSError, *DAMAGE) as error:

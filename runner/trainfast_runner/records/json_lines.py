@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from trainfast_runner.records.regular_files import open_regular, read_regular
+
 T = TypeVar("T")
 
 WINDOW_BYTES = 8 << 20
@@ -44,7 +46,7 @@ class Tail(Generic[T]):
     def new(self) -> list[T]:
         """Records that became complete since the last call; an unreadable file raises OSError."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(self.path)
         except FileNotFoundError:
             return []
         try:
@@ -147,7 +149,7 @@ class Appender:
 def read_cached(path: Path, type: type[T]) -> T | None:
     """The content of a file in the cache; None if there is none, or it is damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=type)
+        return msgspec.json.decode(read_regular(path), type=type)
     except (OSError, *DAMAGE):
         return None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainfast_runner.records.capped_file import HEAD_BYTES, dropped_text
+from trainfast_runner.records.regular_files import open_regular
 
 OUTPUT_FILE = "output.log"
 LOG_LINES_KEPT, LOG_LINE_CHARACTERS, LOG_WINDOW_BYTES = 400, 2000, 256 << 10
@@ -29,7 +30,7 @@ def read_log(
     are left in, to be removed before the text is shown. Empty without a file.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
     except FileNotFoundError:
         return []
     try:
@@ -109,7 +110,7 @@ class GrowingLog:
         """Return the lines completed since the last call; None if nothing was appended, or without a file."""
         if self._fd is None:
             try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = open_regular(self._path)
             except FileNotFoundError:
                 return None
         size = os.fstat(self._fd).st_size

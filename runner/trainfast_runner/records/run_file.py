@@ -5,12 +5,13 @@ It holds one wall-clock anchor, by which the times of all records become dates.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from trainfast_runner.records.script_run import ScriptAsked
 
+T = TypeVar("T")
 RecordedKnobs = dict[str, Any]
 """Values of knobs by name, as a file has them: undecoded, and of any version. `spec.spec_of_record` decodes them."""
 
@@ -140,26 +141,33 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     @property
     def predicted_bytes(self) -> int | None:
         """The peak that was predicted for the fullest rank; None when nothing was."""
-        total = (self.predicted or {}).get("total_bytes")
-        return total if isinstance(total, int) else None
+        return _read(self.predicted, "total_bytes", int | None, None)
+
+    @property
+    def predicted_parts(self) -> dict[str, int]:
+        """The predicted `NAME_bytes` at the peak of the fullest rank; empty without a prediction."""
+        return {name: _read(self.predicted, name, int, 0) for name in self.predicted or {} if name.endswith("_bytes")}
+
+    @property
+    def predicted_phases(self) -> dict[str, dict[str, int]]:
+        """The predicted bytes by category at the peak of each phase; empty without a prediction."""
+        return _read(self.predicted, "phases", dict[str, dict[str, int]], {})
 
     @property
     def predicted_from_trace(self) -> str | None:
         """The name of the trace that the prediction was made from; None without a prediction."""
-        trace = (self.predicted or {}).get("trace")
-        return None if trace is None else str(trace)
+        return _read(self.predicted, "trace", str | None, None)
 
     @property
     def traced_bytes(self) -> dict[str, int]:
         """The traced peak of each phase, without corrections; empty without a prediction."""
-        traced = (self.predicted or {}).get("traced_bytes")
-        return {phase: peak for phase, peak in traced.items() if isinstance(peak, int)} if traced else {}
+        return _read(self.predicted, "traced_bytes", dict[str, int], {})
 
     @property
     def calibrated_tflops(self) -> dict[str, float]:
         """The TFLOP/s that were measured on this device, by precision; empty when not measured."""
-        measured = (self.calibration or {}).get("tflops")
-        return {name: float(value) for name, value in measured.items() if value > 0} if measured else {}
+        measured: dict[str, float] = _read(self.calibration, "tflops", dict[str, float], {})
+        return {name: value for name, value in measured.items() if value > 0}
 
     @property
     def devices_used(self) -> int:
@@ -170,3 +178,12 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     def gpu_uuids(self) -> list[str]:
         """The GPUs that the run is about: those its ranks use, else those that were joined to it with `watch`."""
         return self.device_uuids or self.watch_uuids
+
+
+def _read(table: dict[str, Any] | None, name: str, type: Any, default: T) -> T:
+    """A field of a table without a type of its own; `default` if it is absent, or of another type in its version."""
+    try:
+        value: T = msgspec.convert((table or {}).get(name, default), type)
+    except msgspec.ValidationError:
+        return default
+    return value

@@ -19,6 +19,7 @@ from trainfast_runner.records.json_lines import (
     remaining_records,
     write_atomically,
 )
+from trainfast_runner.records.regular_files import read_regular
 from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 
@@ -126,8 +127,7 @@ def thin_evenly(path: Path, level: int) -> None:
 
 
 def _file_lines(path: Path) -> list[bytes]:
-    with path.open("rb") as file:
-        return file.readlines()
+    return read_regular(path).splitlines(keepends=True)
 
 
 def _add(ticks: Thinned[bytes], line: bytes) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.regular_files import open_regular
 from trainfast_runner.records.run_directory import rank_files
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.step_lines import StepTail
@@ -87,7 +88,7 @@ def new_records(tail: Tail[T]) -> list[T]:
 def _at_recent_end(tail: Tail[T], recent_bytes: int) -> Tail[T]:
     """The tail, set to start at a line near the end where its file is longer than `recent_bytes`."""
     try:
-        with tail.path.open("rb") as file:
+        with os.fdopen(open_regular(tail.path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             if size > recent_bytes:
                 file.seek(size - recent_bytes)

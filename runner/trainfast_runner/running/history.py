@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
+from trainfast_runner.records.regular_files import read_regular
 from trainfast_runner.records.result import Doubt, Result, StepCount, Throughput, speed_doubt
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
@@ -84,7 +84,6 @@ class _Script(msgspec.Struct, frozen=True):
 class ResultHead(msgspec.Struct, frozen=True):
     """The part of `result.json` that a row shows; decoding no more keeps 10,000 runs under a second."""
 
-    run_id: str
     state: str
     reason: str = ""
     preset: str = ""
@@ -117,7 +116,7 @@ def iter_rows(home: Home, *, warm_processes: bool = False) -> Iterator[RunRow]:
     Runs in which a search only tried sizes or candidates are left out unless `warm_processes` is true.
     """
     for run_id in reversed(home.run_ids()):
-        row = _ended_row(f"{home.runs}/{run_id}/{RESULT_FILE}")
+        row = _ended_row(home, run_id)
         if row is None and home.directory(run_id).is_dir():
             row = row_of(home, run_id)
         if row is not None and (warm_processes or row.role not in WARM_ROLES):
@@ -127,12 +126,12 @@ def iter_rows(home: Home, *, warm_processes: bool = False) -> Iterator[RunRow]:
 def row_of(home: Home, run_id: str) -> RunRow:
     """The row of one run, live or ended."""
     directory = home.directory(run_id)
-    row = _ended_row(str(directory / RESULT_FILE))
+    row = _ended_row(home, run_id)
     if row is not None:
         return row
     result = recover_result(directory)
     if result is not None:
-        return _row_of_head(msgspec.convert(with_doubts(result), ResultHead, from_attributes=True))
+        return _row_of_head(msgspec.convert(with_doubts(result), ResultHead, from_attributes=True), run_id)
     run = read_run_file(directory)
     state = run_state(directory, run)
     return RunRow(
@@ -151,27 +150,21 @@ def row_of(home: Home, run_id: str) -> RunRow:
     )
 
 
-def _ended_row(path: str) -> RunRow | None:
+def _ended_row(home: Home, run_id: str) -> RunRow | None:
     """The row of a `result.json`; None when there is none, it is provisional, or it is damaged."""
     try:
-        # `open` would take three times as long.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        text = os.read(fd, os.fstat(fd).st_size + 1)
+        text = read_regular(f"{home.runs}/{run_id}/{RESULT_FILE}")
         head = _decoder.decode(text)
         if head.doubts is None:
             head = msgspec.structs.replace(head, doubts=doubts(msgspec.json.decode(text, type=Result)))
     except (OSError, *DAMAGE):
         return None
-    finally:
-        os.close(fd)
-    return None if head.provisional else _row_of_head(head)
+    return None if head.provisional else _row_of_head(head, run_id)
 
 
-def _row_of_head(head: ResultHead) -> RunRow:
+def _row_of_head(head: ResultHead, run_id: str) -> RunRow:
     return RunRow(
+        run_id=run_id,
         **{name: getattr(head, name) for name in _SHARED_FIELDS},
         samples_per_s=head.throughput.samples_per_s.typical,
         tokens_per_s=head.throughput.tokens_per_s.typical,

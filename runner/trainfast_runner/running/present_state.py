@@ -11,6 +11,7 @@ import msgspec
 from trainfast_runner.records.file_locks import READERS_WITHIN_S, is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
+from trainfast_runner.records.regular_files import read_regular
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE, read_result, read_run_file
 from trainfast_runner.records.run_file import SCHEMA, RunFile
@@ -76,7 +77,7 @@ def is_whole(result: Result | None) -> bool:
 def is_result_newer(directory: Path) -> bool:
     """True if the unreadable `result.json` is whole, and of a newer schema."""
     try:
-        return msgspec.json.decode((directory / RESULT_FILE).read_bytes(), type=_Versioned).schema > SCHEMA
+        return msgspec.json.decode(read_regular(directory / RESULT_FILE), type=_Versioned).schema > SCHEMA
     except (OSError, *DAMAGE):
         return False
 

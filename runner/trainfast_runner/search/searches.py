@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -12,6 +13,7 @@ import msgspec
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import STAMP_CHARACTERS, STAMP_FORMAT, Home, home_error, new_id
 from trainfast_runner.records.json_lines import DAMAGE, read_all
+from trainfast_runner.records.regular_files import open_regular
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.search_directories import (
     JOURNAL_FILE,
@@ -102,7 +104,7 @@ def _newest_open(directories: Sequence[Path], is_ours: Callable[[FirstLine], boo
 def first_line(directory: Path) -> FirstLine:
     """Return the first line of a search's journal; an empty kind and key if it is unreadable."""
     try:
-        with (directory / JOURNAL_FILE).open("rb") as file:
+        with os.fdopen(open_regular(directory / JOURNAL_FILE), "rb") as file:
             return msgspec.json.decode(file.readline(), type=FirstLine)
     except (OSError, *DAMAGE):
         return FirstLine()

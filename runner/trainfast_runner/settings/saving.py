@@ -19,6 +19,7 @@ from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset
+from trainfast_runner.settings.toml_source import read_toml
 
 PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
@@ -82,8 +83,8 @@ def write_preset(path: Path, text: str) -> None:
 
 def _document(preset: presets.Preset) -> TOMLDocument:
     try:
-        return tomlkit.parse(preset.files[0].read_text(encoding="utf-8"))
-    except (OSError, TOMLKitError) as error:
+        return tomlkit.parse(read_toml(preset.files[0])[0].content)
+    except TOMLKitError as error:
         raise UserError(f"cannot read preset {preset.files[0]}: {error}", key=preset.name) from None
 
 

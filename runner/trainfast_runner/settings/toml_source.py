@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.regular_files import read_regular
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import knob
 
@@ -78,7 +79,8 @@ class TomlSource(msgspec.Struct, frozen=True):
 def read_toml(path: Path) -> tuple[TomlSource, dict[str, Any]]:
     """Return the text of a preset's file and its table. Raises UserError for a file that is not TOML in UTF-8."""
     try:
-        text = path.read_text(encoding="utf-8")
+        # Editors of Windows begin a file with a byte-order mark.
+        text = read_regular(path).decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         raise UserError(f"there is no preset file {path}", key=str(path)) from None
     except IsADirectoryError:
@@ -86,7 +88,7 @@ def read_toml(path: Path) -> tuple[TomlSource, dict[str, Any]]:
     except OSError as error:
         raise UserError(f"cannot read preset {path}: {error.strerror}", key=str(path)) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"cannot read preset {path}: {error}", key=str(path)) from None
+        raise UserError(f"cannot read preset {path}: {error}; save it as UTF-8", key=str(path)) from None
     try:
         return TomlSource(path, text), tomllib.loads(text)
     except (ValueError, RecursionError) as error:

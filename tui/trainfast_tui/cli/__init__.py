@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_CUT_OFF
     except OSError as error:
         _drop_stdout()
-        print(f"trainfast-tui: {error.strerror or error}", file=sys.stderr)
+        _print_error(error.strerror or str(error))
         return EXIT_FAILED
 
 
@@ -57,16 +57,19 @@ def _run(arguments: list[str]) -> int:
 
 
 def _refuse(error: UserError, arguments: list[str]) -> int:
-    from trainfast_tui.text.format import plain
-
-    # The error may quote the output of a script.
-    print(f"trainfast-tui: {plain(error.line())}", file=sys.stderr)
+    _print_error(error.line())
     # A `--json` after `--` belongs to the script.
     if "--json" in itertools.takewhile(lambda word: word != "--", arguments):
-        import json
+        from trainfast_tui.cli.printing.output import print_json
 
-        print(json.dumps({"error": error.as_json()}))
+        print_json({"error": error.as_json()})
     return error.exit_code
+
+
+def _print_error(words: str) -> None:
+    from trainfast_tui.cli.printing.output import print_notice
+
+    print_notice(f"trainfast-tui: {words}")
 
 
 def _open_closed_streams() -> None:

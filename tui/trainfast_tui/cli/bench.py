@@ -22,7 +22,7 @@ from trainfast_tui.cli.printing.bench_table import bench_columns, table_notes
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_table
 from trainfast_tui.cli.printing.output_file import output_path, write_output
 from trainfast_tui.cli.signals import caught_signals
-from trainfast_tui.text.format import plain, with_sizes
+from trainfast_tui.text.format import with_sizes
 from trainfast_tui.text.tables import without_empty_columns
 
 MAX_BATCH_SCALE = 1_000_000
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif sys.stdout.isatty():
         _print_table(bench, table)
     else:
-        print_line(bench_markdown(bench, table, _command(arguments)).rstrip())
+        print_lines(bench_markdown(bench, table, _command(arguments)).rstrip().split("\n"))
     if output is not None:
         write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
     return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
@@ -113,13 +113,13 @@ def _print_table(bench: Bench, table: Table) -> None:
     del columns["settings"]
     # Why a row did not finish stands below the table.
     columns["state"] = [state_text(row.state) for row in table.rows]
-    rows = [[plain(cell) for cell in row] for row in zip(*columns.values(), strict=True)]
+    rows = list(zip(*columns.values(), strict=True))
     header, cells = without_empty_columns(list(columns), rows)
     dropped = ("process", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
     print_table(header, cells, drop=dropped)
     for row in table.rows:
         if row.state != "finished":
-            print_line(f"{plain(row.id)}: {state_text(row.state)}: {plain(with_sizes(row.reason))}")
+            print_line(f"{row.id}: {state_text(row.state)}: {with_sizes(row.reason)}")
     print_lines(table_notes(table))
 
 

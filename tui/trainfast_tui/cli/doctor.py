@@ -15,7 +15,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.units import counted
 from trainfast_tui.cli.printing.output import print_json, print_line
 from trainfast_tui.cli.printing.progress import progress_when_slow
-from trainfast_tui.text.format import milliseconds, number, plain, to_width
+from trainfast_tui.text.format import milliseconds, number, to_width
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.calibration import Ceiling
@@ -78,26 +78,24 @@ def _unusable_python(findings: list[Finding]) -> UserError | None:
 def _print_findings(findings: list[Finding]) -> None:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        print_line(f"{finding.state:<4}  {to_width(finding.name, width)}  {plain(finding.finding)}")
+        print_line(f"{finding.state:<4}  {to_width(finding.name, width)}  {finding.finding}")
         if finding.cure:
-            print_line(f"      {' ' * width}  cure: {plain(finding.cure)}")
+            print_line(f"      {' ' * width}  cure: {finding.cure}")
 
 
 def _print_verdict(findings: list[Finding]) -> None:
     """Print whether runs can start here, below the findings."""
     warnings = sum(finding.state == "warn" for finding in findings)
     if not is_healthy(findings):
-        print_line('\nRuns cannot start here. Fix the checks marked "fail" first.')
+        print_line("", 'Runs cannot start here. Fix the checks marked "fail" first.')
     else:
-        print_line("\nRuns can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else "."))
+        print_line("", "Runs can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else "."))
 
 
 def _print_ceiling(ceiling: Ceiling) -> None:
     """Print the measured speeds, with a warning if other processes slowed them down."""
     rates = ", ".join(f"{name} {number(tflops)} TFLOP/s" for name, tflops in ceiling.tflops.items())
-    print_line(
-        f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {number(ceiling.copy_gb_per_s)} GB/s (read and written)"
-    )
+    print_line("", f"measured on {ceiling.name}: {rates}; copy {number(ceiling.copy_gb_per_s)} GB/s (read and written)")
     if (launches_per_s := ceiling.launches_per_s) is not None:
         shortest_ms = milliseconds(1000 * EXAMPLE_OPERATIONS / launches_per_s)
         print_line(

@@ -11,8 +11,7 @@ from trainfast_runner.export.formats import Exported, export, read_oom_warning
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.cli.printing.output import print_exact, print_json, print_line, print_notice
-from trainfast_tui.text.format import plain
+from trainfast_tui.cli.printing.output import print_exact, print_json, print_lines, print_notice
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     exported = export(run_file, directory, arguments.to)
     warning = read_oom_warning(run_file, directory)
     if warning is not None:
-        print_notice(plain(f"warning: {warning}"))
+        print_notice(f"warning: {warning}")
     paths = [] if arguments.output is None else _write(exported, Path(arguments.output))
     _print_exported(exported, paths, arguments.json)
     return 0
@@ -50,7 +49,7 @@ def _print_exported(exported: Exported, paths: Sequence[Path], as_json: bool) ->
         print_json(exported)
         return
     if paths:
-        print_line("\n".join(map(str, paths)))
+        print_lines(map(str, paths))
     else:
         print_exact(exported.text + "\n")
     if exported.to == "deepspeed":

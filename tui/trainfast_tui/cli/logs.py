@@ -33,9 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     directory = directory_of(arguments)
     if arguments.follow:
         return _follow(directory, arguments.n)
-    lines = [plain(line) for line in read_log(directory / OUTPUT_FILE, arguments.n)]
+    lines = read_log(directory / OUTPUT_FILE, arguments.n)
     if arguments.json:
-        print_json({"run_id": directory.name, "lines": lines})
+        print_json({"run_id": directory.name, "lines": [plain(line) for line in lines]})
     else:
         print_lines(lines)
     return 0
@@ -49,7 +49,7 @@ def _follow(directory: Path, last_lines: int | None) -> int:
             alive = is_unfinished(directory)
             lines = log.read()
             if lines is not None:
-                print_lines(map(plain, lines))
+                print_lines(lines)
                 sys.stdout.flush()
             elif alive:
                 time.sleep(LOG_POLL_S)
@@ -58,5 +58,5 @@ def _follow(directory: Path, last_lines: int | None) -> int:
     finally:
         log.close()
     if rest := log.unfinished():
-        print_line(plain(rest))
+        print_line(rest)
     return 0

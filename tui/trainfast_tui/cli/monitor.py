@@ -27,7 +27,6 @@ from trainfast_tui.text.format import (
     megahertz,
     number,
     percent,
-    plain,
     size,
     watts,
 )
@@ -129,7 +128,7 @@ def _lines(tick: Tick) -> list[str]:
 
 
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
-    name = str(gpu.index), plain(gpu.name or ABSENT)
+    name = str(gpu.index), gpu.name or ABSENT
     if gpu.error:
         return (*name, *[ABSENT] * len(FIGURES), "does not answer")
     memory = f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_total_bytes)}"

@@ -27,7 +27,7 @@ from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_notice
 from trainfast_tui.cli.printing.prediction_table import PredictionTable, print_notes
 from trainfast_tui.cli.printing.progress import progress_when_slow
-from trainfast_tui.text.format import count, percent, plain, size
+from trainfast_tui.text.format import count, percent, size
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, phase_words
 from trainfast_tui.text.speed_words import speed_text
 from trainfast_tui.text.tables import pair_lines
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     began_s = time.monotonic()
     if (damage := corrections.unreadable_reason()) is not None:
-        print_notice(f"trainfast-tui: {plain(damage)}")
+        print_notice(f"trainfast-tui: {damage}")
     runs = runs_to_predict(arguments.preset, arguments.settings)
     table = PredictionTable(runs) if len(runs) > 1 and not arguments.json else None
     rows = _predict(runs, arguments.python, table)
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     limit_error = rows[0].limit_error if len(rows) == 1 else None
     if limit_error is None:
         return 0
-    print_notice(f"trainfast-tui: {plain(limit_error.line())}")
+    print_notice(f"trainfast-tui: {limit_error.line()}")
     return limit_error.exit_code
 
 
@@ -85,11 +85,11 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
 
     def show_tracing(tracing: TraceProgress) -> None:
         if tracing.importing:
-            progress.update(plain(importing_words(tracing.importing)))
+            progress.update(importing_words(tracing.importing))
         elif tracing.next_trace:
             words = TRACING_WORDS
             if len(runs) > 1:
-                words = f"tracing {plain(runs[tracing.index].id)}, {tracing.index + 1} of {len(runs)}"
+                words = f"tracing {runs[tracing.index].id}, {tracing.index + 1} of {len(runs)}"
             progress.update(f"{words}: {tracing.next_trace}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING_WORDS}…", on_any_stream=len(runs) > 1) as progress:
@@ -153,15 +153,15 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Ite
     if predicted.bytes_per_sample:
         yield "each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"
     if fit.refusal is not None:
-        yield "cannot run here", plain(fit.refusal.line())
+        yield "cannot run here", fit.refusal.line()
     if fit.available is not None:
         if fit.margin_bytes:
             yield "margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"
         yield "fits", _fit_words(fit)
     if isinstance(speed, UnknownSpeed):
-        yield "speed", f"not predicted: {plain(speed.reason)}"
+        yield "speed", f"not predicted: {speed.reason}"
     else:
-        yield "speed", f"{speed_text(speed)}, 90 % interval, by {plain(speed.basis)}"
+        yield "speed", f"{speed_text(speed)}, 90 % interval, by {speed.basis}"
     if predicted.attention:
         yield "attention", predicted.attention
     yield "basis", predicted.basis

@@ -11,7 +11,6 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_tui.cli.printing.output import print_json, print_table
-from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import FigureHeading
 
 
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
             row["name"],
             "shipped" if row["shipped"] else "yours",
             str(row["variants"] or ""),
-            plain(f"broken: {row['error']}" if row["error"] else row["title"]),
+            f"broken: {row['error']}" if row["error"] else row["title"],
         )
         for row in rows
     ]

@@ -61,5 +61,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"name": arguments.name, "path": str(path)})
     else:
-        print_line(f"{path}\nrun it with: trainfast-tui run {arguments.name}")
+        print_line(str(path), f"run it with: trainfast-tui run {arguments.name}")
     return 0

@@ -23,7 +23,6 @@ from trainfast_runner.units import counted
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_notice
 from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.discovery_words import default_words, discovery_words, warning_words
-from trainfast_tui.text.format import plain
 from trainfast_tui.text.tables import pair_lines, table
 
 FEW_FLAGS = 20
@@ -67,10 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     print_lines(_flag_lines(discovered, mapping, arguments.all))
-    print_lines(pair_lines((f"  {flag_mapping.knob}", plain(flag_mapping.reason)) for flag_mapping in mapping))
+    print_lines(pair_lines((f"  {flag_mapping.knob}", flag_mapping.reason) for flag_mapping in mapping))
     for way, knobs in ways.items():
         print_line(f"without a flag, through {way}: {', '.join(knobs)}")
-    print_line(f"{path}\nrun it with: trainfast-tui run {arguments.name}")
+    print_line(str(path), f"run it with: trainfast-tui run {arguments.name}")
     return 0
 
 
@@ -91,4 +90,4 @@ def _flag_lines(discovered: Discovered, mapping: list[FlagMapping], shows_all: b
 
 
 def _cells(flag: Flag) -> list[str]:
-    return [f"  {plain(', '.join(flag.names))}", flag.type, default_words(flag)]
+    return [f"  {', '.join(flag.names)}", flag.type, default_words(flag)]

@@ -21,7 +21,6 @@ from trainfast_runner.settings.presets import Preset, Variant
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, terminal_width
-from trainfast_tui.text.format import plain
 from trainfast_tui.text.overrides import field_text, typed_overrides
 from trainfast_tui.text.tables import figure_headings, pair_lines, table
 
@@ -61,19 +60,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice: list[Advice]) -> None:
-    print_line(f"{spec.name}: {plain(preset.title)}")
+    print_line(f"{spec.name}: {preset.title}")
     for path in preset.files:
         print_line(f"from {path}")
     for heading, fields in (("model", spec.model), ("data", spec.data)):
-        print_line(f"\n{heading}")
-        print_lines(pair_lines((f"  {key}", plain(field_text(value, ", "))) for key, value in fields.items()))
-    print_line("\nknobs")
+        print_line("", heading)
+        print_lines(pair_lines((f"  {key}", field_text(value, ", ")) for key, value in fields.items()))
+    print_line("", "knobs")
     print_lines(pair_lines(_knob_rows(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
     if preset.variants and variant is None:
-        print_line(f"\nvariants (run one with: trainfast-tui run {preset.name}/ID)")
+        print_line("", f"variants (run one with: trainfast-tui run {preset.name}/ID)")
         print_lines(_variant_lines(preset, terminal_width()))
-    print_line("\nadvice for this machine")
-    print_lines(pair_lines((f"  {entry.knob}", plain(entry.text)) for entry in advice))
+    print_line("", "advice for this machine")
+    print_lines(pair_lines((f"  {entry.knob}", entry.text) for entry in advice))
 
 
 def _print_script(path: Path, as_json: bool) -> None:
@@ -84,16 +83,14 @@ def _print_script(path: Path, as_json: bool) -> None:
             {"name": preset.name, "title": preset.title, "files": [str(path)], "script": script, "knobs": preset.knobs}
         )
         return
-    print_line(f"{preset.name}: {plain(preset.title)}\nfrom {path}")
-    folder_line = f"\nin {plain(preset.cwd)}" if preset.cwd else ""
-    print_line(f"\ncommand\n  {plain(shlex.join(preset.command))}{folder_line}")
-    print_line("\nflags of its knobs")
+    print_line(f"{preset.name}: {preset.title}", f"from {path}")
+    folder_line = [f"in {preset.cwd}"] if preset.cwd else []
+    print_line("", "command", f"  {shlex.join(preset.command)}", *folder_line)
+    print_line("", "flags of its knobs")
     print_lines(
-        pair_lines(
-            (f"  {name}", plain(script_preset.flag_words_text(place))) for name, place in preset.flag_words.items()
-        )
+        pair_lines((f"  {name}", script_preset.flag_words_text(place)) for name, place in preset.flag_words.items())
     )
-    print_line("\nknobs")
+    print_line("", "knobs")
     print_lines(pair_lines((f"  {name}", KNOBS_BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
 
 
@@ -139,4 +136,4 @@ def _settings(row: Variant) -> str:
     """Return a variant's settings as they are typed."""
     fields = {f"model.{name}": value for name, value in row.model.items()}
     fields |= {f"data.{name}": value for name, value in row.data.items()}
-    return plain(" ".join(typed_overrides({**fields, **row.knobs})))
+    return " ".join(typed_overrides({**fields, **row.knobs}))

@@ -11,7 +11,7 @@ from trainfast_tui.cli.printing.output_file import output_path, write_output
 from trainfast_tui.report.as_html import as_html
 from trainfast_tui.report.as_markdown import as_markdown
 from trainfast_tui.report.report_document import report_document
-from trainfast_tui.text.format import plain, size
+from trainfast_tui.text.format import size
 
 REPORT_SUFFIXES = (".html", ".md")
 
@@ -36,5 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"file": str(path), "runs": run_ids, "bytes": size_bytes})
         return 0
-    print_line(plain(f"{path}: {counted(len(run_ids), 'run')}, {size(size_bytes)}"))
+    print_line(f"{path}: {counted(len(run_ids), 'run')}, {size(size_bytes)}")
     return 0

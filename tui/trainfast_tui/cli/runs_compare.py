@@ -16,7 +16,7 @@ from trainfast_tui.text.comparison_words import (
     verdict_reasons,
     verdict_words,
 )
-from trainfast_tui.text.format import ABSENT, plain, signed_percent, with_sizes
+from trainfast_tui.text.format import ABSENT, signed_percent, with_sizes
 from trainfast_tui.text.tables import figure_headings
 
 
@@ -36,20 +36,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(comparison)
         return 0
-    print_line(f"A  {comparison.a}\nB  {comparison.b}\n")
+    print_line(f"A  {comparison.a}", f"B  {comparison.b}", "")
     if comparison.a == comparison.b:
-        print_line("A and B are one and the same run.\n")
+        print_line("A and B are one and the same run.", "")
     if (verdict := verdict_words(comparison)) is not None:
         print_line(verdict)
     for reason in verdict_reasons(comparison):
         print_line(f"? {reason}")
     for note in map(with_sizes, comparison.notes):
-        print_line(f"note: {plain(note)}")
+        print_line(f"note: {note}")
     print_line()
     if comparison.knobs:
-        settings = [
-            (plain(name), plain(value_text(name, a)), plain(value_text(name, b))) for name, a, b in comparison.knobs
-        ]
+        settings = [(name, value_text(name, a), value_text(name, b)) for name, a, b in comparison.knobs]
         print_table(("KNOB", "A", "B"), settings)
     else:
         print_line("the same settings")
@@ -63,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
             for row in comparison.conditions
         ]
-        print_table(("CONDITION", "A", "B", ""), [tuple(map(plain, row)) for row in cells])
+        print_table(("CONDITION", "A", "B", ""), cells)
     return 0
 
 

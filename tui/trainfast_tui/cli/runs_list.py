@@ -18,7 +18,7 @@ from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.set_by_searches import without_search_settings
 from trainfast_tui.cli.arguments import positive
 from trainfast_tui.cli.printing.output import print_json, print_line, print_table, terminal_width
-from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size, with_sizes
+from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, size, with_sizes
 from trainfast_tui.text.overrides import short_overrides
 from trainfast_tui.text.search.warm_process import ROLE_WORDS
 from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_MARK, doubt_words
@@ -101,11 +101,11 @@ def _cells(row: RunRow) -> list[str]:
     return [
         row.run_id,
         row.state,  # the name that --state takes
-        plain(short_overrides(without_search_settings(row.overrides, row.role), _cells_for_overrides())),
+        short_overrides(without_search_settings(row.overrides, row.role), _cells_for_overrides()),
         f"{DOUBT_SIGN} " * bool(row.doubts and row.samples_per_s) + per_second(row.samples_per_s, "samples"),
         milliseconds(row.step_ms_p50),
         size(row.peak_allocated_bytes),
         duration(row.seconds),
         started,
-        _cut_note(plain("; ".join(note for note in notes if note))),
+        _cut_note("; ".join(note for note in notes if note)),
     ]

@@ -14,7 +14,7 @@ from trainfast_runner.running.pruning import PrunePlan
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.cli.printing.output import print_json, print_line, print_lines
+from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, write_to_stderr
 from trainfast_tui.text.format import size
 
 MAX_NAMED = 12
@@ -70,7 +70,7 @@ def _agreed(plan: PrunePlan) -> bool:
         raise UserError(
             "nothing was deleted: there is no terminal to ask on; add --yes, or --dry-run to only look", key="--yes"
         )
-    print(f"Delete all of this, {size(plan.total_bytes)}? [y/N] ", end="", file=sys.stderr, flush=True)
+    write_to_stderr(f"Delete all of this, {size(plan.total_bytes)}? [y/N]", end=" ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

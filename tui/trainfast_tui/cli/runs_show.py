@@ -26,7 +26,7 @@ from trainfast_tui.text.diagnosis_words import (
     no_bottleneck_in_run,
     overlap_words,
 )
-from trainfast_tui.text.format import count, plain
+from trainfast_tui.text.format import count
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.overrides import typed_overrides
 
@@ -84,7 +84,7 @@ def explained_bottlenecks(diagnoses: Sequence[Diagnosis], nothing: str) -> list[
     width = terminal_width() or PIPE_WIDTH
     for diagnosis in diagnoses:
         title, section = diagnosis_section(diagnosis, width)
-        lines += ["", plain(title), *(plain(line_text(line)) for line in section)]
+        lines += ["", title, *(line_text(line) for line in section)]
     overlap = overlap_words(diagnoses)
     return [*lines[1:], *(["", overlap] if overlap else [])]
 
@@ -109,4 +109,4 @@ def _settings_line(result: Result, run_file: RunFile | None) -> str:
     # Results of older versions have their overrides only in `run.json`.
     overrides = result.overrides or (run_file.override_values() if run_file is not None else {})
     typed = typed_overrides(without_search_settings(overrides, result.role))
-    return f"settings: {plain(' '.join(typed))}" if typed else "settings: as the preset sets them"
+    return f"settings: {' '.join(typed)}" if typed else "settings: as the preset sets them"

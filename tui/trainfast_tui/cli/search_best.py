@@ -36,7 +36,6 @@ from trainfast_tui.cli.printing.output import print_json, print_lines, write_to_
 from trainfast_tui.cli.printing.output_file import refuse_unwritable, write_output
 from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.text.format import plain
 from trainfast_tui.text.search.best_answer import answer_lines
 from trainfast_tui.text.search.best_question import busy_lines, estimate_lines, question_lines
 
@@ -150,4 +149,4 @@ def _print_estimate(best_plan: BestPlan, home: Home, options: SearchOptions, as_
         print_json(dataclasses.asdict(best_estimate))
     else:
         question = question_lines(best_estimate.vary, best_estimate.left_alone, best_estimate.global_batch)
-        print_lines(plain(line) for line in [*question, *estimate_lines(best_estimate)])
+        print_lines([*question, *estimate_lines(best_estimate)])

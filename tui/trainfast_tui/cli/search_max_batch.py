@@ -30,7 +30,6 @@ from trainfast_tui.cli.printing.journal_printer import print_earlier_search
 from trainfast_tui.cli.printing.output import print_json, print_lines, print_notice
 from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.text.format import plain
 from trainfast_tui.text.search.batch_answer import batch_answer_lines
 
 
@@ -85,9 +84,9 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
     """Print that the variants are not searched, if the preset has any and none was named."""
     variants = presets.load(preset)[0].variants if spec.variant is None else ()
     if variants:
-        example = plain(f"{preset}/{variants[0].id}")
+        example = f"{preset}/{variants[0].id}"
         print_notice(
-            f"{plain(spec.preset)} itself is searched, not its {counted(len(variants), 'variant')};"
+            f"{spec.preset} itself is searched, not its {counted(len(variants), 'variant')};"
             f" name one, such as {example}"
         )
 
@@ -104,7 +103,7 @@ def _conduct(
     progress = Progress()
     for setting in settings:
         if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
-            progress.print_line(f"{plain(setting)} is not used: a search sets it itself")
+            progress.print_line(f"{setting} is not used: a search sets it itself")
     sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
     trial_words = f"which has tried {sizes}" if sizes else ""
     print_earlier_search(progress, home, directory, trial_words)

@@ -44,8 +44,7 @@ def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]
 
     The predicted bytes are empty without a prediction.
     """
-    predicted = (run.run_file.predicted if run.run_file is not None else None) or {}
-    by_phase, measured = predicted.get("phases") or {}, _measured(run)
+    by_phase, measured = run.run_file.predicted_phases if run.run_file is not None else {}, _measured(run)
     for phase in MEMORY_PHASES:
         if by_phase.get(phase) or phase in measured:
             yield (
@@ -55,6 +54,7 @@ def _peaks(run: ReportedRun) -> Iterator[tuple[str, dict[str, int], int | None]]
             )
     memory = run.result.memory
     if not measured and (memory.peak_allocated_bytes is not None or (memory.predicted_bytes and not by_phase)):
+        predicted = run.run_file.predicted_parts if run.run_file is not None else {}
         parts = {name: predicted[f"{name}_bytes"] for name in CATEGORIES if f"{name}_bytes" in predicted}
         yield WHOLE_STEP, parts, memory.peak_allocated_bytes
 

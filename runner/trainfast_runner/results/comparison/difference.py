@@ -204,14 +204,15 @@ class _Rows:
 
 def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow | None:
     """The row of a phase by its own spread; None when a result does not hold that, or has too few steps."""
-    value_a, value_b = (getattr(result.step_ms, name) for result in (a, b))
-    errors, steps = [], []
+    values, errors, steps = [], [], []
     for result in (a, b):
-        mad, step = result.step_ms.mad.get(name), result.step_ms.p50
-        if mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
+        value, mad, step = getattr(result.step_ms, name), result.step_ms.mad.get(name), result.step_ms.p50
+        if value is None or mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
             return None
+        values.append(value)
         errors.append(median_error(mad, result.steps.measured))
         steps.append(step)
+    value_a, value_b = values
     least_ms = MIN_STEP_SHARE * max(steps)
     if value_a <= 0 or value_b <= 0:
         # Without a ratio to take a logarithm of, the milliseconds themselves are compared.

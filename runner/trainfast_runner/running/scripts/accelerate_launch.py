@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
+
+from trainfast_runner.records.regular_files import read_regular
 
 DISTRIBUTED_OPTIONS = ("multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "tpu", "mpirun_hostfile")
 DISTRIBUTED_TYPES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
@@ -74,7 +75,7 @@ def _config(path: str | None, is_on_cpu: bool) -> dict[str, Any] | None:
     if path is None and is_on_cpu:
         return None
     try:
-        table = yaml.safe_load(Path(path or _default_config()).read_text(encoding="utf-8"))
+        table = yaml.safe_load(read_regular(path or _default_config()).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     return table if isinstance(table, dict) else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.regular_files import open_regular
 from trainfast_runner.records.script_in_command import (
     ACCELERATE_MODULES,
     PROGRAM_OPTION,
@@ -370,7 +371,7 @@ def _nearest_file(path: str, cwd: str) -> str | None:
 def _shebang(path: str) -> str | None:
     """The Python in the first line of a script such as torchrun; None for a binary, or another interpreter."""
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             first = file.readline(SHEBANG_BYTES)
     except OSError:
         return None

@@ -19,6 +19,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.records.discovered import DISCOVERED_FILE, Discovered
 from trainfast_runner.records.output_log import OUTPUT_FILE, last_line, read_log
+from trainfast_runner.records.regular_files import read_regular
 from trainfast_runner.running.scripts import contained
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER, RUN_VARIABLE
@@ -66,7 +67,7 @@ def discover(
         folder = Path(name)
         code = _run(command, command.interpreter, folder, limit_s, cancelled or threading.Event())
         try:
-            discovered = msgspec.json.decode((folder / DISCOVERED_FILE).read_bytes(), type=Discovered)
+            discovered = msgspec.json.decode(read_regular(folder / DISCOVERED_FILE), type=Discovered)
         except FileNotFoundError:
             discovered = Discovered(stopped_at="")
         if code:

@@ -23,7 +23,7 @@ from trainfast_tui.cli.launching.start_run import StartedT, predict_memory, star
 from trainfast_tui.cli.launching.waits import await_cooling
 from trainfast_tui.cli.printing.output import print_notice
 from trainfast_tui.cli.signals import Signals
-from trainfast_tui.text.format import plain, with_sizes
+from trainfast_tui.text.format import with_sizes
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class BenchRows:
                     return False
                 group = groups.get(planned.id)
                 row_words = f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}"
-                print_notice(plain(row_words))
+                print_notice(row_words)
                 has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
                 result = self._result_of(planned, group, warm, bench.varied, may_skip=has_measured)
                 if result is None:
@@ -156,9 +156,9 @@ def _print_row_result(result: RowResult) -> None:
     """Print why a row has no figure; nothing for one that finished."""
     if isinstance(result, UserError):
         state = "not run" if isinstance(result, DevicesBusy) else "refused"
-        print_notice(plain(f"{state}: {result.line()}"))
+        print_notice(f"{state}: {result.line()}")
     elif result.state != "finished":
-        print_notice(plain(f"{state_text(result.state)}: {with_sizes(result.reason)}"))
+        print_notice(f"{state_text(result.state)}: {with_sizes(result.reason)}")
 
 
 def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult:

@@ -23,7 +23,6 @@ from trainfast_tui.cli.launching.waits import await_devices
 from trainfast_tui.cli.printing.output import print_notice
 from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.text.format import plain
 
 StartedT = TypeVar("StartedT")
 
@@ -110,4 +109,4 @@ def predict_memory(plan: RunPlan, home: Home, cancelled: threading.Event | None 
     except ProgramCancelled:
         return
     except UserError as error:
-        print_notice(plain(f"memory is not predicted: {error.line()}"))
+        print_notice(f"memory is not predicted: {error.line()}")

@@ -22,7 +22,7 @@ from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.search_roles import TRIAL
 from trainfast_tui.cli.printing.journal_printer import JournalPrinter
 from trainfast_tui.cli.printing.progress import Progress
-from trainfast_tui.text.format import duration, plain, size, with_sizes
+from trainfast_tui.text.format import duration, size, with_sizes
 from trainfast_tui.text.search.best_figures import objective_words, typed_knobs
 from trainfast_tui.text.search.best_question import question_lines
 from trainfast_tui.text.search.best_state import best_words, chance_words, doing_words, instruction_words
@@ -39,7 +39,7 @@ class BestPrinter(JournalPrinter[BestLine]):
     def print_question(self, question: BestQuestion) -> None:
         """Print the knobs that are varied and those left alone, with the reasons."""
         for line in question_lines(question.vary, question.left_alone, question.global_batch):
-            self._progress.print_line(plain(line))
+            self._progress.print_line(line)
 
     def print_line(self, line: BestLine) -> None:
         """Print a line of the journal."""

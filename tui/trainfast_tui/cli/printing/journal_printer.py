@@ -18,7 +18,7 @@ from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.units import counted
 from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.cli.signals import Signals
-from trainfast_tui.text.format import duration, plain
+from trainfast_tui.text.format import duration
 from trainfast_tui.text.wait_words import search_cooling_words
 
 TICK_S = 2.0
@@ -78,7 +78,7 @@ class JournalPrinter(ABC, Generic[LineT]):
         """Print a line of the journal, and show the work that it begins from now on."""
         words = COMMON_WORDS.get(type(line)) or self.words(line)
         if words:
-            self._progress.print_line(plain(words))
+            self._progress.print_line(words)
         self._cooling = None
         if isinstance(line, CoolingDown):
             self._cooling, self._printed_at_s = line, time.monotonic()

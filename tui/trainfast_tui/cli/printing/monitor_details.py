@@ -8,7 +8,7 @@ from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.processes.identity import sees_host_pids
 from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_tui.text.format import ABSENT, count, plain, size
+from trainfast_tui.text.format import ABSENT, count, size
 from trainfast_tui.text.tables import FigureHeading, table
 
 
@@ -39,7 +39,7 @@ def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for process in gpu.processes or ():
         uid = owner_uid(process.pid) if sees_host_pids() else None
-        owner = ABSENT if uid is None else plain(user_name(uid))
-        command = ABSENT if uid is None else plain(command_line(process.pid)) or ABSENT
+        owner = ABSENT if uid is None else user_name(uid)
+        command = ABSENT if uid is None else command_line(process.pid) or ABSENT
         rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
     return rows

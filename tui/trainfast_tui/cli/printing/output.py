@@ -1,4 +1,7 @@
-"""Printing of commands: aligned tables for people, one JSON object as the last line for programs."""
+"""Printing of commands: aligned tables for people, one JSON object as the last line for programs.
+
+Every text passes `plain` here, whichever file it came from: no command prints a control sequence but its own bar.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ import msgspec
 from rich.cells import cell_len
 
 from trainfast_runner.machine.terminal import can_move_cursor
+from trainfast_runner.plain_text import escaped
 from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.text.format import truncate
+from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.tables import GAP_CELLS, MAX_COLUMN_CELLS, aligned_line, figure_columns
 
 BAR_CELLS = 20
@@ -29,18 +33,22 @@ def print_json(value: Any) -> None:
     except (UnicodeEncodeError, LookupError):
         # A stdout or a file name that is not UTF-8: json escapes what msgspec leaves or refuses.
         line = json.dumps(msgspec.to_builtins(value))
-    print(line)
+    print(escaped(line))
 
 
-def print_line(text: str = "") -> None:
-    """Print a line on stdout, in ASCII if its encoding cannot hold the text."""
-    print(_encodable(text, sys.stdout.encoding))
+def print_line(*lines: str) -> None:
+    """Print each text as one line on stdout, in ASCII if its encoding cannot hold the text; without any an empty line.
+
+    A line end within a text becomes a space.
+    """
+    for line in lines or ("",):
+        print(_encodable(plain(line), sys.stdout.encoding))
 
 
 def print_exact(text: str) -> None:
     """Print the text of a file, in UTF-8 whatever the encoding of stdout; on a terminal as `print_line` does."""
     if sys.stdout.isatty():
-        print_line(text.removesuffix("\n"))
+        print_lines(text.removesuffix("\n").split("\n"))
         return
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
@@ -48,13 +56,13 @@ def print_exact(text: str) -> None:
 
 def print_notice(text: str) -> None:
     """Print a line on stderr; while a progress bar is shown, use `Progress.print_line`."""
-    write_to_stderr(text + "\n")
+    write_to_stderr(text, end="\n")
 
 
-def write_to_stderr(text: str) -> None:
-    """Write on stderr, in ASCII if its encoding cannot hold the text."""
+def write_to_stderr(text: str, *, begin: str = "", end: str = "") -> None:
+    """Write one line on stderr, in ASCII if its encoding cannot hold the text; `begin` and `end` as they are."""
     try:
-        sys.stderr.write(_encodable(text, sys.stderr.encoding))
+        sys.stderr.write(f"{begin}{_encodable(plain(text), sys.stderr.encoding)}{end}")
         sys.stderr.flush()
     except OSError:
         pass  # the terminal has gone; the command goes on, and its exit code still counts
@@ -101,7 +109,7 @@ def progress_bar(fraction: float) -> str:
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], drop: Sequence[str] = ()) -> None:
     """Print a table with its widest cells cut; `drop` as in `GrowingTable`."""
-    cells = [[truncate(cell, MAX_COLUMN_CELLS) for cell in row] for row in rows]
+    cells = [[plain(cell, MAX_COLUMN_CELLS) for cell in row] for row in rows]
     table = GrowingTable(header, [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)], drop)
     for row in cells:
         table.add(row)
@@ -136,7 +144,7 @@ class GrowingTable:
 
     def add(self, row: Sequence[str]) -> None:
         """Print a row; a cell wider than its column moves the rest of its row."""
-        cells = [row[column] for column in self._columns]
+        cells = [plain(row[column]) for column in self._columns]
         self._print_cut(aligned_line(cells, map(max, self._widths, map(cell_len, cells)), self._right))
 
     def add_note(self, name: str, text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict, published_bytes
 from trainfast_tui.cli.printing.output import GrowingTable, print_line
-from trainfast_tui.text.format import ABSENT, count, delta, plain, size
+from trainfast_tui.text.format import ABSENT, count, delta, size
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, PHASE_WORDS, phase_words, short_category
 from trainfast_tui.text.tables import FigureHeading, figure_headings
 
@@ -20,7 +20,7 @@ class PredictionTable:
     """A row for each variant, in order, printed as soon as the rows before it are there."""
 
     def __init__(self, runs: list[RunToPredict]) -> None:
-        self._names = [plain(run.id) for run in runs]
+        self._names = [run.id for run in runs]
         self._left_out = () if any(run.published for run in runs) else PUBLISHED_COLUMNS
         self._printed = 0
         self._table: GrowingTable | None = None
@@ -35,7 +35,7 @@ class PredictionTable:
         while self._printed in rows:
             row = rows[self._printed]
             if row.error is not None:
-                table.add_note(self._names[self._printed], plain(row.error.line()))
+                table.add_note(self._names[self._printed], row.error.line())
             else:
                 table.add(_cells(row))
             self._printed += 1
@@ -57,7 +57,7 @@ def _cells(row: PredictedRow) -> list[str]:
     fits = ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{size(-fit.left_bytes)}"
     published = published_bytes(row.run.published)
     return [
-        plain(row.run.id),
+        row.run.id,
         size(predicted.total_bytes),
         ABSENT if published is None else size(published),
         delta(predicted.total_bytes, published, size) if published else ABSENT,
@@ -72,7 +72,7 @@ def print_notes(rows: list[PredictedRow]) -> None:
     """Print the runs that cannot run here, and the meaning of the published figures."""
     for row in rows:
         if row.fit is not None and row.fit.refusal is not None:
-            print_line(plain(f"{row.run.id} cannot run here: {row.fit.refusal.line()}"))
+            print_line(f"{row.run.id} cannot run here: {row.fit.refusal.line()}")
     if unpublished := next((row.run.unpublished for row in rows if row.run.unpublished), ""):
         print_line(unpublished)
     if any("memory_mb" in row.run.published for row in rows):

@@ -12,12 +12,13 @@ from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.cli.printing.output import (
     USUAL_COLUMNS,
     can_redraw,
+    print_notice,
     progress_bar,
     terminal_width,
     write_to_stderr,
 )
 from trainfast_tui.cli.printing.run_status import status_line
-from trainfast_tui.text.format import plain, truncate
+from trainfast_tui.text.format import plain
 
 PLAIN_EVERY_S = 5.0
 """Seconds between two lines of progress when stderr is not a terminal."""
@@ -103,7 +104,7 @@ class Progress:
         for event in snapshot.events:
             if event.kind == "no_step" and event.t_ns not in self._notices:
                 self._notices.add(event.t_ns)
-                self.print_line(plain(event.detail or ""))
+                self.print_line(event.detail or "")
         if self.redraws:
             self._paint(status_line(snapshot, with_bar=True))
             return
@@ -114,12 +115,12 @@ class Progress:
             text = status_line(snapshot)
             if text != self._last:
                 self._last = text
-                write_to_stderr(text + "\n")
+                print_notice(text)
 
     def print_line(self, text: str) -> None:
         """Print a line in place of the bar."""
         self.close()
-        write_to_stderr(text + "\n")
+        print_notice(text)
 
     def show_activity(self, text: str) -> None:
         """Show the work or the wait under way, elsewhere than on a terminal at most every 5 s."""
@@ -127,16 +128,16 @@ class Progress:
             self._paint(text)
         elif time.monotonic() - self._printed_at_s >= PLAIN_EVERY_S:
             self._printed_at_s = time.monotonic()
-            write_to_stderr(text + "\n")
+            print_notice(text)
 
     def close(self) -> None:
         """Take the bar away."""
         if self.redraws and self._last:
-            write_to_stderr("\r\x1b[K")
+            write_to_stderr("", begin="\r\x1b[K")
             self._last = ""
 
     def _paint(self, text: str) -> None:
-        text = truncate(text, (terminal_width(sys.stderr) or USUAL_COLUMNS) - 1)
+        text = plain(text, (terminal_width(sys.stderr) or USUAL_COLUMNS) - 1)
         if text != self._last:
             self._last = text
-            write_to_stderr(f"\r{text}\x1b[K")
+            write_to_stderr(text, begin="\r", end="\x1b[K")

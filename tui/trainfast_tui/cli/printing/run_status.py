@@ -11,7 +11,7 @@ from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.cli.printing.output import progress_bar
 from trainfast_tui.live.figures import planned_steps, run_figures, seconds_left
-from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size
+from trainfast_tui.text.format import duration, milliseconds, number, per_second, size
 from trainfast_tui.text.search.warm_process import warm_words
 from trainfast_tui.text.wait_words import start_words
 
@@ -24,7 +24,7 @@ def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:
     parts = [_state_words(snapshot)]
     if snapshot.tried:
         parts.append(warm_words(snapshot.run_file.role if snapshot.run_file else None, batch_sizes(snapshot.tried)))
-        return plain("  ".join(parts))
+        return "  ".join(parts)
     total = planned_steps(snapshot)
     if snapshot.steps:
         steps_done = snapshot.steps[-1].step
@@ -33,7 +33,7 @@ def status_line(snapshot: RunSnapshot, *, with_bar: bool = False) -> str:
         parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:
         parts.append(start_words(snapshot.phase, snapshot.detail))
-    return plain("  ".join(part for part in parts if part))
+    return "  ".join(part for part in parts if part)
 
 
 def live_record(snapshot: RunSnapshot) -> dict[str, Any]:

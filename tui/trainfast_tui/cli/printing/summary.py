@@ -6,7 +6,6 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import exit_code_of
 from trainfast_tui.cli.printing.output import print_json, print_lines
 from trainfast_tui.text import oom_words
-from trainfast_tui.text.format import plain
 from trainfast_tui.text.result_figures import figure_rows, headline, result_notes
 from trainfast_tui.text.tables import pair_lines
 
@@ -29,7 +28,7 @@ def figure_lines(result: Result) -> list[str]:
     """Return the verdict, the figures, notes and bottlenecks in lines of text."""
     lines = [headline(result), *pair_lines(figure_rows(result)), *(f"note: {note}" for note in result_notes(result))]
     for number, diagnosis in enumerate(result.diagnosis):
-        lines += [f"{'also' if number else 'bottleneck'}: {plain(diagnosis.line)}", f"  try: {plain(diagnosis.advice)}"]
+        lines += [f"{'also' if number else 'bottleneck'}: {diagnosis.line}", f"  try: {diagnosis.advice}"]
     return lines
 
 
