@@ -8,10 +8,11 @@ import io
 import json
 import operator
 import os
+import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,11 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from cli.command import Done
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import write_cached
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.running.present_state import live_runs
 from trainfast_tui.cli import main
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
@@ -47,7 +51,7 @@ COMMANDS = [
 ]
 SEQUENCES = ["\x1b]52;c;eA==\x07", "\x1b[2J", "\x9b31m", "\x9d52;c;eA==\x9c", "\u202e", "\x85", "\r", "\x7f", "\x08"]
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-UNFILLED = ("script", "provisional", "search_id", "role", "tried")
+UNFILLED = ("script", "host", "number", "provisional", "search_id", "role", "tried")
 """Fields that make another run of it."""
 JsonPath = tuple[str | int, ...]
 
@@ -56,7 +60,12 @@ def run_in_process(home: Path, command: str) -> Done:
     """Run a command in this process; an exception of it is the test's."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
     words = command.replace("FOLDER", str(home)).split()
-    with patch.dict(os.environ, TRAINFAST_HOME=str(home)), redirect_stdout(out), redirect_stderr(err):
+    folders = {"TRAINFAST_HOME": home, "XDG_CACHE_HOME": home / "cache", "XDG_CONFIG_HOME": home / "config"}
+    with (
+        patch.dict(os.environ, {name: str(folder) for name, folder in folders.items()}),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
         code = main(words)
     texts = []
     for stream in (out, err):
@@ -156,3 +165,171 @@ def test_f12_any_value_of_a_record_is_a_missing_figure_or_one_line(
     with tempfile.TemporaryDirectory() as folder:
         done = run_in_process(home_with(folder, *place, change), command)
     assert done.code != 2 or len(done.refused().splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "device", "huge"])
+@pytest.mark.parametrize("name", [*RECORDS, "alive.lock", "control.jsonl"])
+def test_f04_a_file_that_is_not_regular_costs_only_its_own_run(name: str, kind: str, tmp_path: Path) -> None:
+    file = home_with(str(tmp_path), "run.json", ("title",), "x") / "runs" / RECORDED.name / name
+    file.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "link to itself":
+            file.symlink_to(file.name)
+        case "device":
+            file.symlink_to("/dev/zero")
+        case "huge":
+            with file.open("wb") as stream:
+                stream.truncate(1 << 40)
+    listed = run_in_process(tmp_path, "runs list --json").json["runs"]
+    assert OTHER in [row["run_id"] for row in listed]
+    for command in COMMANDS[: len(COMMANDS) - 2]:
+        done = run_in_process(tmp_path, command)
+        assert done.code in (0, 2, 3, 4, 5), command
+        assert done.code != 2 or len(done.refused().splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "device", "utf-16"])
+def test_f04_f09_a_preset_that_cannot_be_read_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    match kind:
+        case "pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "link to itself":
+            file.symlink_to(file.name)
+        case "device":
+            file.symlink_to("/dev/zero")
+        case "utf-16":
+            file.write_text("schema = 1\n", "utf-16")
+    assert str(file) in run_in_process(tmp_path, f"presets show {file}").refused()
+
+
+def test_f09_a_preset_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    text = '# By an editor of Windows.\r\nschema = 1\r\nmodel.family = "llama"\r\n'
+    (tmp_path / "mine.toml").write_text(text, "utf-8-sig", newline="")
+    assert run_in_process(tmp_path, f"presets show {tmp_path}/mine.toml").code == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_f04_an_output_that_is_not_regular_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+    file = home_with(str(tmp_path), "run.json", ("title",), "x") / "runs" / RECORDED.name / "output.log"
+    file.unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](file)
+    assert "output.log" in run_in_process(tmp_path, "logs last").refused()
+
+
+OF_ANOTHER_USER = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+def as_another(work: Callable[[], Done]) -> Done:
+    """Do the work in a fork as an unprivileged user, who may not be able to start this Python."""
+    read_fd, write_fd = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.setgroups([])
+        os.setgid(OF_ANOTHER_USER)
+        os.setuid(OF_ANOTHER_USER)
+        try:
+            os.write(write_fd, pickle.dumps(work()))
+        finally:
+            os._exit(0)
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as stream:
+        answer = stream.read()
+    os.waitpid(pid, 0)
+    done = pickle.loads(answer)
+    assert isinstance(done, Done)
+    return done
+
+
+@as_root
+@pytest.mark.parametrize("name", ["", "run.json", "result.json", "alive.lock"])
+def test_f03_a_run_of_another_user_is_listed_with_its_owner_and_hides_no_other(name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = home_with(folder, "run.json", ("title",), "x")
+        for command in ("runs list --json", "runs prune --keep 9 --yes"):  # imports what the fork cannot read
+            run_in_process(home, command)
+        directory = home / "runs" / RECORDED.name
+        if name == "alive.lock":
+            (directory / "result.json").unlink()
+            (directory / name).touch()
+        for path in (home, *home.rglob("*")):
+            os.chown(path, OF_ANOTHER_USER, OF_ANOTHER_USER)
+        for path in (directory / name, home / "launch.lock"):
+            path.touch()
+            os.chown(path, 0, 0)
+            path.chmod(0o600 if path.is_file() else 0o700)
+        listed = as_another(lambda: run_in_process(home, "runs list --json"))
+        assert listed.code == 0, listed.err
+        rows = {row["run_id"]: row for row in listed.json["runs"]}
+        assert rows[OTHER]["state"] == "finished"
+        if name != "run.json":
+            # The result alone is enough for a row.
+            assert rows[RECORDED.name]["state"] == "unreadable"
+            assert "belongs to root" in rows[RECORDED.name]["reason"]
+            assert "belongs to root" in as_another(lambda: run_in_process(home, f"stop {RECORDED.name}")).refused()
+        assert as_another(lambda: run_in_process(home, "runs prune --keep 0 --yes")).code == 0
+        assert not (home / "runs" / OTHER).exists()
+        assert directory.exists()
+
+
+@as_root
+def test_f03_the_launch_lock_of_another_user_is_replaced() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lock = Path(folder) / "launch.lock"
+        lock.touch(0o600)
+        os.chown(folder, OF_ANOTHER_USER, OF_ANOTHER_USER)
+
+        def launch() -> Done:
+            with Home(Path(folder)).launching():
+                return Done(0, "", "")
+
+        as_another(launch)
+        assert lock.stat().st_uid == OF_ANOTHER_USER
+
+
+def test_f10_folders_are_private_under_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Home(tmp_path / "a" / "home").create()
+        write_cached(tmp_path / "cache" / "python" / "facts.json", {})
+    finally:
+        os.umask(before)
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(made) == 5
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+
+
+def test_f11_last_is_the_run_that_was_launched_last(tmp_path: Path) -> None:
+    home = Home(home_with(str(tmp_path), "run.json", ("title",), "x"))
+    future = "20310101-000000-tiny-llama-d704"
+    shutil.copytree(home.directory(OTHER), home.directory(future))
+    assert [home.number_launch(run_id) for run_id in (future, OTHER)] == [1, 2]
+    assert home.run_ids() == [RECORDED.name, future, OTHER]
+    assert (home.find("last"), home.find("1"), home.find("2")) == (OTHER, future, OTHER)
+    rows = run_in_process(tmp_path, "runs list --json").json["runs"]
+    assert [(row["run_id"], row["number"]) for row in rows] == [(OTHER, 2), (future, 1), (RECORDED.name, None)]
+    assert run_in_process(tmp_path, "runs prune --keep 1 --yes").code == 0
+    assert home.run_ids() == [OTHER]
+
+
+def test_f17_a_run_of_another_host_is_shown_as_such_and_left_alone(tmp_path: Path) -> None:
+    home = home_with(str(tmp_path), "run.json", ("host",), "node7")
+    directory = home / "runs" / RECORDED.name
+    (directory / "result.json").unlink()
+    (directory / "alive.lock").touch()
+    text = run_in_process(tmp_path, "runs list").out
+    assert "on host node7" in text
+    assert "lost" not in text
+    assert "unsupervised" not in text
+    for command in ("stop last", "runs rm last"):
+        assert "node7" in run_in_process(tmp_path, command).refused()
+    assert run_in_process(tmp_path, "runs prune --keep 0 --yes").code == 0
+    assert not (directory / "result.json").exists()
+    assert directory.exists()
+    assert live_runs(Home(home)) == []

@@ -30,6 +30,7 @@ from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.shared.lock_files import OnWait
+from trainfast_runner.worker.shared.private_folder import make_private
 
 TraceOrError = Trace | UserError
 """The answer to a request."""
@@ -323,7 +324,7 @@ def _trace_lock(model_requests: ModelRequests, on_wait: OnWait) -> Iterator[None
     file = cache_directory() / "traced" / f"{model_requests.name}.lock"
     with ExitStack() as locks:
         with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_private(file.parent)
             locks.enter_context(locked(file, on_wait=on_wait))
         yield
 

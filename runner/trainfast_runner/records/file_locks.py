@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from trainfast_runner.records.regular_files import UNREADABLE, open_regular
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE, OnWait, print_holder, wait_for_lock
 
 READERS_WITHIN_S = 0.1
@@ -59,11 +60,15 @@ def shared_lock(directory: Path) -> AbstractContextManager[int]:
 
 
 def is_alive(directory: Path) -> bool:
-    """True if any process of the run still holds its lock."""
+    """True if any process of the run still holds its lock, or if this user cannot look at the lock."""
     try:
         return is_locked(directory / ALIVE_LOCK_FILE, fcntl.LOCK_EX)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno in UNREADABLE:
+            return True
+        raise
 
 
 def open_lock(path: Path) -> int:
@@ -74,4 +79,4 @@ def open_lock(path: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return open_regular(path)

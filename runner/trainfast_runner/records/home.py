@@ -16,8 +16,11 @@ import platformdirs
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.file_locks import locked
-from trainfast_runner.records.run_directory import is_alive_after_grace, is_listed, is_unfinished
+from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.regular_files import read_regular
+from trainfast_runner.records.run_directory import is_alive_after_grace, is_listed, is_unfinished, read_run_file
 from trainfast_runner.worker.shared.lock_files import OnWait
+from trainfast_runner.worker.shared.private_folder import make_private
 
 LAUNCH_LOCK_FILE = "launch.lock"
 STAMP_FORMAT = "%Y%m%d-%H%M%S"
@@ -29,8 +32,8 @@ MAX_NAME_CHARACTERS = 40
 """Chosen, not measured: the most characters of a preset's name in an id."""
 MATCHES_SHOWN, IDS_COMPARED = 5, 200
 """The newest ids that an error lists for a prefix of several, and those among which it looks for the nearest."""
-MAX_AHEAD_S = 60
-"""Most seconds that a newest run may be ahead of now: one stamped further came from a wrong clock and is ignored."""
+LAUNCHES_FILE = "launches"
+"""The ids of all runs in the order of their launches, one a line: the number of a launch is that of its line."""
 
 
 def new_id(stamp: str, name: str, fallback: str) -> str:
@@ -112,7 +115,7 @@ class Home:
         """Make the directories, mode 0700. Raises UserError when they cannot be used."""
         try:
             for directory in (self.path, self.runs):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(directory)
             probe = self.runs / f".probe-{os.getpid()}-{secrets.token_hex(2)}"
             probe.write_bytes(b"0" * 4096)
             probe.unlink()
@@ -125,14 +128,23 @@ class Home:
         return self.run_ids()[::-1][:count]
 
     def run_ids(self) -> list[str]:
-        """Ids of all runs, oldest first: the folders named by an id, since TensorBoard too writes into `runs`."""
+        """Ids of all runs in the order of their launches: the folders named by an id, as TensorBoard too writes there.
+
+        Runs without a launch number, of earlier versions, come first, in the order of their ids.
+        """
         try:
             with os.scandir(self.runs) as entries:
-                return sorted(entry.name for entry in entries if ID_PATTERN.fullmatch(entry.name) and entry.is_dir())
+                ids = [entry.name for entry in entries if ID_PATTERN.fullmatch(entry.name) and _is_folder(entry)]
+            numbers = self.launch_numbers()
+            return sorted(ids, key=lambda run_id: (numbers.get(run_id, 0), run_id))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise home_error(self.path, error) from None
+
+    def launch_numbers(self) -> dict[str, int]:
+        """The number of each launch of this home by the run's id; also of deleted runs."""
+        return {run_id: number for number, run_id in enumerate(self._launched_ids(), 1)}
 
     def live_directories(self) -> Iterator[Path]:
         """Yield the directories of live runs, newest first."""
@@ -147,7 +159,9 @@ class Home:
         return self.searches / search_id
 
     def find(self, reference: str, searches: Sequence[str] = ()) -> str:
-        """Return the id of a run by its id, a unique prefix of one, or `last`, the newest run that is listed.
+        """Return the id of a run by its id, a unique prefix of one, its launch number, or `last`.
+
+        `last` is the run that was launched last, of those that are listed.
 
         The ids of `searches` are looked through too. Raises UserError.
         """
@@ -160,6 +174,10 @@ class Home:
         ids = [*searches, *runs]
         if reference in ids:
             return reference
+        numbers = self.launch_numbers() if reference.isdecimal() else {}
+        numbered = next((run_id for run_id in runs if numbers.get(run_id) == int(reference)), None) if numbers else None
+        if numbered is not None:
+            return numbered
         matching_ids = [run_id for run_id in ids if run_id.startswith(reference)] if reference else []
         if len(matching_ids) == 1:
             return matching_ids[0]
@@ -183,7 +201,7 @@ class Home:
     def new_run(self, slug: str) -> tuple[str, Path]:
         """A new, empty run directory. Raises UserError when the home cannot be written."""
         self.create()
-        stamp = self._next_stamp()
+        stamp = time.strftime(STAMP_FORMAT, time.gmtime())  # UTC, in which no hour comes twice
         while True:
             run_id = new_id(stamp, slug, "run")
             try:
@@ -194,20 +212,30 @@ class Home:
                 raise home_error(self.path, error) from None
             return run_id, self.directory(run_id)
 
-    def _next_stamp(self) -> str:
-        """Timestamp of this second, or of the one after the newest run's, so that the later of two runs is `last`."""
-        now_s = time.time()
-        newest_stamp = "".join(self.run_ids()[-1:])[:STAMP_CHARACTERS]
-        # UTC, in which no hour comes twice.
-        for ahead_s in range(MAX_AHEAD_S):
-            stamp = time.strftime(STAMP_FORMAT, time.gmtime(now_s + ahead_s))
-            if stamp > newest_stamp:
-                return stamp
-        return time.strftime(STAMP_FORMAT, time.gmtime(now_s))
+    def number_launch(self, run_id: str) -> int:
+        """Note a launch and return its number; the caller holds the launch lock. Raises OSError."""
+        lines = self._launched_ids()
+        if not lines:
+            # Lost, or never there: the records have the numbers of the runs that are left.
+            runs = filter(None, map(read_run_file, map(self.directory, self.run_ids())))
+            numbers = {run.number: run.run_id for run in runs if run.number}
+            lines = [numbers.get(number, "") for number in range(1, max(numbers, default=0) + 1)]
+        lines.append(run_id)
+        write_atomically(self.path / LAUNCHES_FILE, "".join(f"{line}\n" for line in lines).encode())
+        return len(lines)
+
+    def _launched_ids(self) -> list[str]:
+        try:
+            return read_regular(self.path / LAUNCHES_FILE).decode(errors="replace").splitlines()
+        except OSError:
+            return []
 
     def launching(self, on_wait: OnWait) -> AbstractContextManager[int]:
         """Hold the launch lock: a device that is free within stays free for this launch."""
-        return locked(self.path / LAUNCH_LOCK_FILE, on_wait=on_wait)
+        path = self.path / LAUNCH_LOCK_FILE
+        if path.exists() and not os.access(path, os.W_OK):
+            path.unlink()  # another user's, as after a launch with sudo
+        return locked(path, on_wait=on_wait)
 
     def remove(self, run_id: str) -> None:
         """Delete a run's directory. Raises UserError while a process of the run is alive."""
@@ -215,6 +243,13 @@ class Home:
         if is_alive_after_grace(directory):
             raise UserError(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")
         shutil.rmtree(directory)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def home_error(path: Path, error: OSError) -> UserError:

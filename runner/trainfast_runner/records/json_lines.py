@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from trainfast_runner.records.regular_files import open_regular, read_regular
+from trainfast_runner.worker.shared.private_folder import make_private
 
 T = TypeVar("T")
 
@@ -81,8 +82,10 @@ class Tail(Generic[T]):
         lines_before = chunk[: chunk.rfind(b"\n", 0, hole_begin) + 1]
         try:
             data_offset = os.lseek(fd, self.offset + hole_begin, os.SEEK_DATA)
-        except OSError:
-            return chunk  # this file system lists no holes, or nothing follows
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                return chunk  # this file system lists no holes
+            data_offset = os.fstat(fd).st_size  # nothing follows
         if data_offset == self.offset + hole_begin:
             return chunk
         if lines_before:
@@ -157,7 +160,7 @@ def read_cached(path: Path, type: type[T]) -> T | None:
 def write_cached(path: Path, content: object) -> None:
     """Keep this in the cache if it can be written; without it the same is only computed again."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         write_atomically(path, msgspec.json.encode(content))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -11,9 +12,11 @@ import msgspec
 
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.json_lines import DAMAGE
+from trainfast_runner.records.regular_files import UNREADABLE, open_regular, owner_of, read_regular
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 
 T = TypeVar("T")
 
@@ -52,18 +55,29 @@ def rank_files(directory: Path, name: str) -> dict[int, Path]:
 
 
 def read_run_file(directory: Path) -> RunFile | None:
-    """`run.json`, or None when it is missing or damaged. Raises OSError if it cannot be read."""
+    """`run.json`, or None when it is missing, damaged, or not this user's to read."""
     return _decoded_file(directory / RUN_FILE, _run_decoder)
 
 
 def is_listed(directory: Path) -> bool:
-    """True unless a search tried settings in the run: its search shows it, and a list of runs leaves it out."""
+    """True unless a search tried settings in the run, which its search shows, or it is unreadable."""
     run = read_run_file(directory)
-    return run is None or run.role not in WARM_ROLES
+    return unreadable_reason(directory) is None if run is None else run.role not in WARM_ROLES
+
+
+def unreadable_reason(directory: Path) -> str | None:
+    """The reason that a run's files cannot be read, with their owner; None if each can, or is missing."""
+    for name in (RUN_FILE, RESULT_FILE, ALIVE_LOCK_FILE):
+        try:
+            os.close(open_regular(directory / name))
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                return f"{name} cannot be read: {error.strerror}; it belongs to {owner_of(directory / name)}"
+    return None
 
 
 def read_result(directory: Path) -> Result | None:
-    """`result.json`, or None when the run has not ended or the file is damaged. Raises OSError if it cannot be read.
+    """`result.json`, or None when the run has not ended, or the file is damaged or not this user's to read.
 
     Also None while the supervisor computes the figures of a provisional result.
     """
@@ -72,16 +86,13 @@ def read_result(directory: Path) -> Result | None:
 
 
 def read_written_result(directory: Path) -> Result | None:
-    """`result.json`, a provisional one included, or None when it is missing or damaged.
-
-    Raises OSError if it cannot be read.
-    """
+    """`result.json`, a provisional one included, or None when it is missing, damaged, or not this user's to read."""
     return _decoded_file(directory / RESULT_FILE, _result_decoder)
 
 
 def is_unfinished(directory: Path) -> bool:
     """True while a process of the run is alive and its result, figures included, is not written."""
-    return is_alive(directory) and not _has_whole_result(directory)
+    return is_alive(directory) and unreadable_reason(directory) is None and not _has_whole_result(directory)
 
 
 def is_alive_after_grace(directory: Path) -> bool:
@@ -103,6 +114,10 @@ def _has_whole_result(directory: Path) -> bool:
 
 def _decoded_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
     try:
-        return decoder.decode(path.read_bytes())
+        return decoder.decode(read_regular(path))
     except (FileNotFoundError, NotADirectoryError, *DAMAGE):
         return None
+    except OSError as error:
+        if error.errno in UNREADABLE:
+            return None
+        raise

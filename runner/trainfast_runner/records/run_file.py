@@ -109,6 +109,10 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     versions: dict[str, str | None] = {}
     cwd: str = ""
     git_commit: str | None = None
+    host: str = ""
+    """The name of the machine that the run is on; empty in records of earlier versions."""
+    number: int | None = None
+    """The number of its launch in this home; None in records of earlier versions."""
     boot_id: str = ""
     clock: ClockAnchor
     cache_dir: str = ""

@@ -10,9 +10,10 @@ EXIT_CODES = {
     "killed": 4,
     "lost": 5,
     "failed_to_start": 4,
+    "unreadable": 2,
 }
 END_STATES = frozenset(EXIT_CODES)
-"""States of an ended run; all others are starting, running or stopping."""
+"""States of a run that is not followed: it has ended, or this user cannot read it."""
 STATES = ("starting", "running", "stopping", *EXIT_CODES)
 """Every state, in the order in which they are listed."""
 STATE_WORDS = {"oom": "out of memory", "failed_to_start": "failed to start"}

@@ -67,7 +67,7 @@ def conducted_search_of(home: Home, run: RunFile) -> Path | None:
 
 def has_journal(directory: Path) -> bool:
     """True for the directory of a search, False for that of a bench."""
-    return (directory / JOURNAL_FILE).exists()
+    return os.path.exists(directory / JOURNAL_FILE)  # False for another user's folder, where `Path.exists` raises
 
 
 def may_start_a_run(directory: Path) -> bool:

@@ -39,9 +39,17 @@ def unneeded_entries(cache: Path, older_than_s: float, now_s: float, *, is_train
     return [
         UnneededEntry(path, disk_bytes(path), reason)
         for name in (*FOLDERS_OF_FILES, *(() if is_training else FOLDERS_OF_FOLDERS))
-        for path in sorted((cache / name).glob("*"))
+        for path in _entries(cache / name)
         if (reason := _unneeded_reason(path, older_than_s, now_s)) is not None
     ]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """The entries of a folder of the cache; empty if it is missing, or another user's."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def remove(entry: UnneededEntry) -> bool:

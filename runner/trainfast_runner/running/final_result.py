@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import EXIT_CODES
@@ -17,12 +16,12 @@ from trainfast_runner.running.recovery import recover_result
 def result_or_none_while_live(directory: Path) -> Result | None:
     """Return the result, or None while the run is alive; raises UserError for a directory without records."""
     result = recover_result(directory)
-    if result is None and not is_alive(directory):
-        state = run_state(directory)
-        if state.ended:
-            raise UserError(
-                f"{directory.name} has no result: {state.reason}", key=directory.name, exit_code=EXIT_CODES["lost"]
-            )
+    if result is None and (state := run_state(directory)).ended:
+        raise UserError(
+            f"{directory.name} has no result: {state.reason}",
+            key=directory.name,
+            exit_code=EXIT_CODES["unreadable" if state.state == "unreadable" else "lost"],
+        )
     return None if result is None else with_doubts(result)
 
 

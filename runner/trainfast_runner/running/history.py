@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
@@ -15,7 +16,7 @@ from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, name_of
 from trainfast_runner.results.doubts import doubts, with_doubts
-from trainfast_runner.running.present_state import run_state
+from trainfast_runner.running.present_state import other_host, run_state
 from trainfast_runner.running.recovery import recover_result
 
 
@@ -50,6 +51,10 @@ class RunRow(msgspec.Struct, frozen=True):
     """The reason its speed ranks against no other, as `Result.measured_under`."""
     command: list[str] = []
     """The command of a script; empty for a preset's model."""
+    number: int | None = None
+    """The number of its launch; None for a run of an earlier version."""
+    host: str | None = None
+    """The other machine that the run is on; None for one on this machine, and for an ended one."""
 
     @property
     def name(self) -> str:
@@ -115,12 +120,13 @@ def iter_rows(home: Home, *, warm_processes: bool = False) -> Iterator[RunRow]:
 
     Runs in which a search only tried sizes or candidates are left out unless `warm_processes` is true.
     """
+    numbers = home.launch_numbers()
     for run_id in reversed(home.run_ids()):
         row = _ended_row(home, run_id)
         if row is None and home.directory(run_id).is_dir():
             row = row_of(home, run_id)
         if row is not None and (warm_processes or row.role not in WARM_ROLES):
-            yield row
+            yield replace(row, number=numbers.get(run_id))
 
 
 def row_of(home: Home, run_id: str) -> RunRow:
@@ -146,6 +152,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         clean=run.clean if run else True,
         role=run.role if run else None,
         command=run.script.command if run and run.script else [],
+        host=None if state.ended else other_host(run),
         supervised=None if state.ended else state.supervised or state.state == "starting",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -76,7 +77,7 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
                 run_id, directory = home.new_run(plan.spec.name)
                 # Held until the supervisor holds it too: a reader never sees a started run without a holder.
                 locks.enter_context(shared_lock(directory))
-                _write_run_file(_in_directory(run, plan, run_id, directory), directory)
+                _write_run_file(_in_directory(run, plan, run_id, home.number_launch(run_id), directory), directory)
             _spawn_supervisor(directory)
         except OSError as error:
             raise home_error(home.path, error) from None
@@ -106,11 +107,12 @@ def _write_run_file(run: RunFile, directory: Path) -> None:
         raise
 
 
-def _in_directory(run: RunFile, plan: RunPlan, run_id: str, directory: Path) -> RunFile:
+def _in_directory(run: RunFile, plan: RunPlan, run_id: str, number: int, directory: Path) -> RunFile:
     """Return the run file with the fields that its directory and its start decide."""
     return msgspec.structs.replace(
         run,
         run_id=run_id,
+        number=number,
         argv=plan.argv(directory),
         env=_launch_variables(plan, directory),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
@@ -122,6 +124,7 @@ def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
     temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
     return RunFile(
         run_id="",
+        host=socket.gethostname(),
         **plan.spec.record_fields(),
         device=plan.device,
         world_size=plan.world_size,

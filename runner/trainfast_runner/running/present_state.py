@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.file_locks import READERS_WITHIN_S, is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.regular_files import read_regular
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE, read_result, read_run_file
+from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE, read_result, read_run_file, unreadable_reason
 from trainfast_runner.records.run_file import SCHEMA, RunFile
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.running.run_processes import StateEvents, recorded_process
 from trainfast_runner.worker.shared.lock_files import LOCK_PAUSE_S
@@ -47,11 +51,15 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
 
     `run` is its `run.json`, if the caller has read it; `events` is kept by a caller who asks more than once.
     """
+    if (reason := unreadable_reason(directory)) is not None:
+        return RunState(state="unreadable", reason=reason)
     # `run.json` is read before the lock is tried: a launch takes the lock before it writes `run.json`.
     run = run or read_run_file(directory)
     is_being_made = not (directory / RUN_FILE).exists() and _is_young(directory)
     result = read_result(directory)
     if not is_whole(result):
+        if (host := other_host(run)) is not None:
+            return _recorded_state(host, (events or StateEvents(directory)).read())
         if is_alive(directory):
             live = _live_state(run or read_run_file(directory), events or StateEvents(directory))
             if live.supervised or _is_still_alive(directory):
@@ -87,8 +95,35 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 def live_runs(home: Home) -> list[RunFile]:
-    """The live runs of this home, newest first."""
-    return [run for directory in home.live_directories() if (run := read_run_file(directory)) is not None]
+    """The live runs of this home on this machine, newest first."""
+    runs = map(read_run_file, home.live_directories())
+    return [run for run in runs if run is not None and other_host(run) is None]
+
+
+def other_host(run: RunFile | None) -> str | None:
+    """The name of the machine that a run is on, if it is another that shares the home; None on this one.
+
+    Locks, pids and clocks of another machine mean nothing here. A container has a name of its own and the boot of its
+    machine.
+    """
+    is_here = run is None or run.host in ("", socket.gethostname()) or run.boot_id == boot_id()
+    return None if is_here or run is None else run.host
+
+
+def refuse_left_alone(directory: Path) -> None:
+    """Raise UserError for a run that is only looked at: one of another machine without an end, or an unreadable one."""
+    reason, host = unreadable_reason(directory), other_host(read_run_file(directory))
+    if reason is not None:
+        raise UserError(f"{directory.name} is left alone: {reason}", key=directory.name)
+    if host is not None and not is_whole(read_result(directory)):
+        raise UserError(f"{directory.name} is a run of host {host}: stop or delete it there", key=directory.name)
+
+
+def _recorded_state(host: str, events: list[Event]) -> RunState:
+    """The state of a run of another machine, as it recorded it last."""
+    state = next((event.state for event in reversed(events) if event.kind == "state" and event.state), "starting")
+    is_live = state not in END_STATES
+    return RunState(state if is_live else "stopping", supervised=True, reason=f"on host {host}, as recorded")
 
 
 def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:

@@ -14,11 +14,11 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import STAMP_CHARACTERS, STAMP_FORMAT, Home
-from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_run_file
+from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_result, read_run_file, unreadable_reason
 from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
 from trainfast_runner.running import cache_entries
 from trainfast_runner.running.cache_entries import UnneededEntry, disk_bytes
-from trainfast_runner.running.present_state import BEING_MADE_S
+from trainfast_runner.running.present_state import BEING_MADE_S, is_whole, other_host
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 
 CACHE_UNUSED_S = 30 * 86400.0
@@ -69,7 +69,11 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
     search while a run of it stays.
     """
     now_s = time.time()
-    cutoff = _cutoff(home, keep, older_than_s, now_s)
+    kept_ids = [] if keep is None else _kept_runs(home, keep)
+    older_cutoff = NEWER_THAN_ALL if older_than_s is None else _stamp_of(now_s - older_than_s)
+    is_limited = keep is not None or older_than_s is not None
+    cutoff = min([older_cutoff, *kept_ids]) if is_limited else ""
+    """The id before which searches may be deleted; ids sort by time."""
     every_search = search_directories(home)
     conducted_names = {directory.name for directory in every_search if is_conducted(directory)}
     runs: dict[str, int] = {}
@@ -79,11 +83,14 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
         if not _is_from_launch(directory):
             continue
         run = read_run_file(directory)
+        if other_host(run) is not None and not is_whole(read_result(directory)):
+            continue
         search_id = None if run is None else run.search_id
         is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names
-        if is_live and run_id < cutoff:
+        is_old = is_limited and run_id < older_cutoff and run_id not in kept_ids
+        if is_live and is_old:
             live_ids.append(run_id)
-        if is_live or run_id >= cutoff:
+        if is_live or not is_old:
             needed_searches.add(search_id or "")
         else:
             runs[run_id] = disk_bytes(directory)
@@ -119,35 +126,32 @@ def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
     return {name: disk_bytes(path) for name, path in paths.items() if os.path.lexists(path)}
 
 
-def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: float) -> str:
-    """The id before which all ids may be deleted; ids sort by time."""
-    cutoffs = [] if keep is None else [_oldest_kept(home, keep)]
-    if older_than_s is not None:
-        cutoffs.append(time.strftime(STAMP_FORMAT, time.gmtime(max(0.0, now_s - older_than_s))))
-    return min(cutoffs, default="")
+def _stamp_of(time_s: float) -> str:
+    return time.strftime(STAMP_FORMAT, time.gmtime(max(0.0, time_s)))
 
 
-def _oldest_kept(home: Home, keep: int) -> str:
-    """The oldest id among the newest `keep` runs of `runs list`; empty when there are no more."""
-    if keep == 0:
-        return NEWER_THAN_ALL
-    for run_id in reversed(home.run_ids()):
+def _kept_runs(home: Home, keep: int) -> list[str]:
+    """The newest `keep` runs of `runs list`, and the runs between them that it leaves out."""
+    kept: list[str] = []
+    for run_id in reversed(home.run_ids() if keep else []):
+        kept.append(run_id)
         keep -= is_listed(home.directory(run_id))
         if keep == 0:
-            return run_id
-    return ""
+            break
+    return kept
 
 
 def _is_from_launch(directory: Path) -> bool:
     """True for a directory with `run.json` or the run's lock in it, and for an empty one: a dead launch left it.
 
-    Another program's folder may be named like an id. It is listed as a lost run, but never deleted here.
+    Another program's folder may be named like an id. It is listed as a lost run, but never deleted here; nor is a run
+    that this user cannot read.
     """
     try:
         names = os.listdir(directory)
     except OSError:
         return False
-    return not names or RUN_FILE in names or ALIVE_LOCK_FILE in names
+    return (not names or RUN_FILE in names or ALIVE_LOCK_FILE in names) and unreadable_reason(directory) is None
 
 
 def _is_being_made(directory: Path, now_s: float) -> bool:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from trainfast_runner.records.file_locks import open_lock, try_exclusive_lock
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import read_result, read_run_file, read_written_result
+from trainfast_runner.records.run_directory import read_result, read_run_file, read_written_result, unreadable_reason
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, error_of
 from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
 from trainfast_runner.results.verdict import Verdict, one_line
-from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, is_whole
+from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, is_whole, other_host
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
@@ -24,11 +24,13 @@ from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 def recover_result(directory: Path) -> Result | None:
     """The result of a run that has ended, written now from its records when its supervisor could not.
 
-    None while anything of it is alive, where there is no readable `run.json`, and where a newer version wrote the
-    result in a way that this one cannot read. In a home that cannot be written the result is given all the same.
+    None while anything of it is alive, where a file is unreadable, on another machine than the run's, and where a newer
+    version wrote the result in a way that this one cannot read. In a home that cannot be written the result is given
+    all the same.
     """
     result = read_result(directory)
-    if is_whole(result) or read_run_file(directory) is None:
+    run = read_run_file(directory)
+    if is_whole(result) or run is None or other_host(run) is not None or unreadable_reason(directory) is not None:
         return result
     with _exclusive_lock(directory) as is_ours:
         if not is_ours:

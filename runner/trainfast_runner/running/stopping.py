@@ -12,7 +12,7 @@ from trainfast_runner.machine.processes.family import descendants
 from trainfast_runner.machine.processes.identity import Identity, is_running, send
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.result import Result
-from trainfast_runner.running.present_state import run_state
+from trainfast_runner.running.present_state import refuse_left_alone, run_state
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.run_processes import forks_left_by, launched_child_of, running_ranks, supervisor_of
 
@@ -76,6 +76,7 @@ def _with_descendants(processes: set[Identity]) -> set[Identity]:
 
 
 def _signal_supervisor(directory: Path, signum: int) -> bool:
+    refuse_left_alone(directory)
     supervisor = supervisor_of(directory)
     if supervisor is not None and send(supervisor, signum):
         return True

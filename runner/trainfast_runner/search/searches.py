@@ -25,6 +25,7 @@ from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.journal.batch import BatchEnded, BatchQuestion, ConfirmationRun, Probe
 from trainfast_runner.search.journal.best import BestEnded, BestQuestion, ColdRun, Trial
 from trainfast_runner.search.journal.lines import newest_conducted
+from trainfast_runner.worker.shared.private_folder import make_private
 
 BATCH_KIND, BEST_KIND = (str(question.__struct_config__.tag) for question in (BatchQuestion, BestQuestion))
 """Kinds of search, by the first line of their journals."""
@@ -143,7 +144,7 @@ def new_search(home: Home, name: str) -> Path:
     """Make an empty search directory, its id made as a run's. Raises UserError when the home cannot be written."""
     directory = home.searches / new_id(time.strftime(STAMP_FORMAT, time.gmtime()), name, "search")
     try:
-        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory.parent)
         directory.mkdir(mode=0o700)
     except OSError as error:
         raise home_error(home.path, error) from None

@@ -20,6 +20,7 @@ from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset
 from trainfast_runner.settings.toml_source import read_toml
+from trainfast_runner.worker.shared.private_folder import make_private
 
 PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
@@ -75,7 +76,7 @@ def write_preset(path: Path, text: str) -> None:
         word = text[: error.end].split()[-1]
         raise UserError(f"{os.fsencode(word)!r} is not UTF-8 and cannot be saved", key="name") from None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot use {path.parent}: {reason_of(error)}", key="XDG_CONFIG_HOME") from None

@@ -43,7 +43,7 @@ def finite(text: str) -> float:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the argument RUN, which `directory_of` reads."""
-    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, its number, or last")
 
 
 def directory_of(arguments: argparse.Namespace) -> Path:

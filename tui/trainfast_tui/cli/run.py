@@ -84,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.detach:
             return _print_detached(directory, arguments.json)
         reason_words = f", {plan.devices_reason}" if plan.devices_reason else ""
-        print_notice(f"{directory.name} is starting{reason_words}")
+        number = Home.of_run(directory).launch_numbers().get(directory.name)
+        print_notice(f"{directory.name}, run {number}, is starting{reason_words}")
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return EXIT_HUNG_UP

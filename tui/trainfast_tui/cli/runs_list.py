@@ -25,8 +25,8 @@ from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_MARK, doubt_words
 from trainfast_tui.text.tables import figure_headings
 
 FIGURES = figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
-HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NOTE")
-DROPPED_COLUMNS = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
+HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NO.", "NOTE")
+DROPPED_COLUMNS = ("NOTE", "NO.", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
 """The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
 MAX_OVERRIDES_CELLS = 48
 MAX_NOTE_CELLS = 40
@@ -94,6 +94,7 @@ def _cells(row: RunRow) -> list[str]:
     notes = [
         ROLE_WORDS.get(row.role or "", ""),
         doubt_words(row.doubts),
+        f"on host {row.host}" if row.host else "",
         "unsupervised" if row.supervised is False else "",
         SYNTHETIC_MARK if row.synthetic_data else "",
         with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",
@@ -107,5 +108,6 @@ def _cells(row: RunRow) -> list[str]:
         size(row.peak_allocated_bytes),
         duration(row.seconds),
         started,
+        ABSENT if row.number is None else str(row.number),
         _cut_note("; ".join(note for note in notes if note)),
     ]

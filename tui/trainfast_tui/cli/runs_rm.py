@@ -7,6 +7,7 @@ import argparse
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive_after_grace
+from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_tui.cli.printing.output import print_json, print_line
 
 
@@ -20,6 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Delete the runs and print their ids."""
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
+    for run_id in ids:
+        refuse_left_alone(home.directory(run_id))
     live_ids = [run_id for run_id in ids if is_alive_after_grace(home.directory(run_id))]
     if live_ids:
         raise UserError(

@@ -32,7 +32,7 @@ from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching.waits import await_devices
 from trainfast_tui.cli.printing.best_printer import BestPrinter
 from trainfast_tui.cli.printing.journal_printer import print_earlier_search
-from trainfast_tui.cli.printing.output import print_json, print_lines, write_to_stderr
+from trainfast_tui.cli.printing.output import print_json, print_lines, print_notice
 from trainfast_tui.cli.printing.output_file import refuse_unwritable, write_output
 from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.wait:
         began_ns += await_devices(best_plan.plan, home)
     for line in busy_lines(estimate(best_plan, home, options)):
-        write_to_stderr(f"{line}\n")
+        print_notice(line)
     directory = open_best(best_plan, home, options)
     with caught_signals() as signals:
         ended = _conduct(directory, best_plan, home, options, signals, began_ns)

@@ -12,6 +12,7 @@ from trainfast_runner.records.run_states import state_text
 from trainfast_runner.records.search_directories import conducted_search_of, has_journal
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
+from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_tui.cli.arguments import add_run
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching.follow_run import stop
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Stop the run and return 0 once its processes have ended; 130 if Ctrl-C came first, 129 if the terminal closed."""
     directory = directory_to_stop(arguments.reference)
+    refuse_left_alone(directory)
     result = result_or_none_while_live(directory)
     if result is not None:
         raise UserError(f"{directory.name} is not running: it is {state_text(result.state)}", key=directory.name)

@@ -12,6 +12,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_states import state_text
 from trainfast_runner.running.history import RunRow, row_of
+from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_tui.control.messages import Notified, ScreenMessage
 from trainfast_tui.control.threads import as_warning, start_thread
 from trainfast_tui.screens.base import AppScreen, PostedMessage
@@ -165,6 +166,7 @@ class RunsScreen(AppScreen):
 
     def _delete(self, run_id: str) -> None:
         try:
+            refuse_left_alone(self._home.directory(run_id))
             self._home.remove(run_id)
         except UserError as error:
             self.show_refusal(error)

@@ -39,6 +39,7 @@ _RUN_SIGNS: dict[str, Piece] = {
     "stopped": ("■", "warning"),
     "killed": ("✗", "warning"),
     "lost": ("✗", "warning"),
+    "unreadable": ("○", "warning"),
 }
 _SEARCH_SIGNS: dict[str, Piece] = {
     "starting": ("○", "secondary"),

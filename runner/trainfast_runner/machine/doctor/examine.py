@@ -28,6 +28,7 @@ from trainfast_runner.machine.training_python import NEEDED_PACKAGES, find_pytho
 from trainfast_runner.machine.worker_programs import ask_worker
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.units import counted, gibibytes
+from trainfast_runner.worker.shared.private_folder import make_private
 
 OPTIONAL_PACKAGES = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
 SETTLE_S = 0.05
@@ -130,7 +131,7 @@ def _home(home: Home) -> Iterator[Finding]:
     )
     cache = cache_directory()
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_private(cache)
         writable = os.access(cache, os.W_OK)
     except OSError:
         writable = False

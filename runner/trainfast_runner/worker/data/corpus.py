@@ -22,6 +22,7 @@ from typing import Any
 
 from ..invalid import InvalidInput, one_line
 from ..shared.lock_files import wait_for_lock
+from ..shared.private_folder import make_private
 
 ENTRY_VERSION = 3
 """The version of an entry, a part of its key: entries of another version are made again."""
@@ -102,7 +103,7 @@ def make_once(folder: Path, last_file: str, make: Callable[[Path], None], on_wai
     """
     if (folder / last_file).is_file():
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_private(folder.parent)
     with open(folder.with_suffix(".lock"), "w") as lock:
         wait_for_lock(lock.fileno(), fcntl.LOCK_EX, lambda holder: on_wait(f"waiting for {holder}") if holder else None)
         if (folder / last_file).is_file():

@@ -34,7 +34,7 @@ class Scratch:
             self._alive = _Lock(self._folder, within_s=0)
             (self._folder / MARKER_FILE).write_bytes(self._alive.mark())
         self.path = self._folder / "states"
-        self.path.mkdir()
+        self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
         """Delete the directory with everything in it."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..shared.lock_files import wait_for_lock
+from ..shared.private_folder import make_private
 
 REASON_CHARACTERS = 100
 """Chosen, not measured: the most that a reason quotes of a compiler's error, which output.log has whole."""
@@ -59,7 +60,7 @@ def build_lock(extension: str) -> Iterator[None]:
         yield
         return
     folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     fd = os.open(folder / "builder.flock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         wait_for_lock(fd, fcntl.LOCK_EX)

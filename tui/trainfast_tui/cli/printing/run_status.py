@@ -9,6 +9,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.run_states import state_text
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
+from trainfast_runner.running.present_state import other_host
 from trainfast_tui.cli.printing.output import progress_bar
 from trainfast_tui.live.figures import planned_steps, run_figures, seconds_left
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, size
@@ -65,7 +66,8 @@ def live_record(snapshot: RunSnapshot) -> dict[str, Any]:
 
 def _state_words(snapshot: RunSnapshot) -> str:
     is_unsupervised = not snapshot.supervised and snapshot.state != "starting"
-    words = state_text(snapshot.state) + (" (unsupervised)" if is_unsupervised else "")
+    host = other_host(snapshot.run_file)
+    words = state_text(snapshot.state) + (f" on host {host}" if host else " (unsupervised)" if is_unsupervised else "")
     if snapshot.stop_deadline_ns is not None:
         left_s = max(0.0, (snapshot.stop_deadline_ns - time.monotonic_ns()) / 1e9)
         words += f", SIGKILL in {left_s:.0f} s"
