@@ -225,8 +225,9 @@ class Home:
         return len(lines)
 
     def _launched_ids(self) -> list[str]:
+        path = self.path / LAUNCHES_FILE
         try:
-            return read_regular(self.path / LAUNCHES_FILE).decode(errors="replace").splitlines()
+            return read_regular(path).decode(errors="replace").splitlines() if path.is_file() else []
         except OSError:
             return []
 

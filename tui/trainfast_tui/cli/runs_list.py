@@ -25,8 +25,8 @@ from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_MARK, doubt_words
 from trainfast_tui.text.tables import figure_headings
 
 FIGURES = figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
-HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NO.", "NOTE")
-DROPPED_COLUMNS = ("NOTE", "NO.", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
+HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NOTE")
+DROPPED_COLUMNS = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
 """The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
 MAX_OVERRIDES_CELLS = 48
 MAX_NOTE_CELLS = 40
@@ -92,6 +92,7 @@ def _cells(row: RunRow) -> list[str]:
     if row.started_wall_ns is not None:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
+        "" if row.number is None else f"run {row.number}",
         ROLE_WORDS.get(row.role or "", ""),
         doubt_words(row.doubts),
         f"on host {row.host}" if row.host else "",
@@ -108,6 +109,5 @@ def _cells(row: RunRow) -> list[str]:
         size(row.peak_allocated_bytes),
         duration(row.seconds),
         started,
-        ABSENT if row.number is None else str(row.number),
         _cut_note("; ".join(note for note in notes if note)),
     ]
