@@ -17,6 +17,9 @@ def result_or_none_while_live(directory: Path) -> Result | None:
     """Return the result, or None while the run is alive; raises UserError for a directory without records."""
     result = recover_result(directory)
     if result is None and (state := run_state(directory)).ended:
+        # It may have ended between the two looks.
+        result = recover_result(directory)
+    if result is None and state.ended:
         raise UserError(
             f"{directory.name} has no result: {state.reason}",
             key=directory.name,
