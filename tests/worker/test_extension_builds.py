@@ -76,7 +76,6 @@ def test_extensions_are_built_below_the_users_directory_not_in_it(
 
 
 @pytest.mark.long
-@pytest.mark.ci
 def test_the_build_of_an_extension_is_a_phase_of_its_own_once(
     start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str], tmp_path: Path
 ) -> None:
