@@ -1,85 +1,227 @@
-"""One check of `gpu.sh`: a command with a limit of time, its result in a JSON file, and one line about it.
+"""Run the checks of `gpu.sh`: side by side in lanes where nothing is timed, then alone; one table, one JSON file.
 
-    python -m benchmarks.gpu_check [--expect 0] [--limit 180] [--needs PACKAGE] [--gpus N] [-o DIR] NAME -- ARGUMENT...
-
-The arguments are those of Python (`-m trainfast_tui.cli run ...`). Exit code 0 when it ended as expected or was left
-out for want of a package or of GPUs, 1 when it did not.
+Each lane has a home of its own, empty before each check, so that no earlier run corrects a prediction. The file has the
+device, the driver, the versions and one row a check; the newest row of a check in `results/` tells its expected time.
 """
 
 import argparse
+import fnmatch
 import importlib.metadata
 import json
 import os
+import platform
+import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.budget import Row, at_most
+from benchmarks.gpu_checks import APART, HERE, SPEED, Check, all_checks
+
+from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.training_python import torch_build
+
+RESULTS = HERE / "results"
+LANES = 6
+ALONE = "alone"
 PACKAGES = ("torch", "transformers", "accelerate", "bitsandbytes", "deepspeed", "nvidia-ml-py", "textual")
-DEVICE = (
-    "name",
-    "driver_version",
-    "memory.total",
-    "power.limit",
-    "clocks.max.sm",
-    "pcie.link.gen.max",
-    "mig.mode.current",
+KEPT = (
+    *("preset", "state", "reason", "seconds", "changed", "actual", "steps", "throughput", "step_ms", "flops", "memory"),
+    *("energy", "throttle", "compile", "diagnosis", "conditions"),
 )
+"""Fields of a run's result that its row keeps; a row has the whole answer of another command."""
 TAIL_LINES = 40
 LADDER_S = 20.0
 """After the limit: SIGINT, which is the first Ctrl-C of a run, then SIGINT again, which kills it, then SIGKILL."""
+MEMORY_WITHIN_PERCENT = 3.0
+AFTER_OOM_S = 6.0
+SPEED_AT_LEAST = 0.95
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Session:
+    """One call of `gpu.sh`: where its rows go, and what ends it early."""
+
+    head: Json
+    file: Path
+    limit_s: float
+    gpus: int
+    homes: Path
+    rows: list[Json] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, row: Json) -> None:
+        """Keep a row, write the file, report progress."""
+        with self.lock:
+            self.rows.append(row)
+            self.write()
+        print(f"{_verdict(row):4} {row.get('wall_seconds', 0):5.0f} s  {row['check']}", file=sys.stderr, flush=True)
+
+    def write(self) -> None:
+        """Write the file whole, one row a line: a machine that is taken away leaves what was checked so far."""
+        rows = ",\n  ".join(json.dumps(row) for row in self.rows)
+        head = json.dumps(self.head)[1:-1]
+        temporary = self.file.with_suffix(".part")
+        temporary.write_text(f'{{{head},\n "rows": [\n  {rows}\n ]}}\n')
+        temporary.replace(self.file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description="One check of gpu.sh.")
-    parser.add_argument("name")
-    parser.add_argument("--expect", type=int, default=0, metavar="CODE", help="the exit code that is right (0)")
-    parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="seconds it may take (180)")
-    parser.add_argument("--needs", metavar="PACKAGE", help="left out where this distribution is not installed")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="left out where there are fewer GPUs (1)")
-    parser.add_argument("-o", "--output", default=".", metavar="DIRECTORY", help="where NAME.json goes")
-    parser.add_argument("command", nargs="+", metavar="ARGUMENT", help="what Python is given")
+    checks = list(all_checks())
+    groups = list(dict.fromkeys(check.group for check in checks))
+    parser = argparse.ArgumentParser(prog="gpu.sh", description="Checks that need a GPU.")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"{', '.join(groups)}; by default all but {APART}")
+    parser.add_argument("-n", action="store_true", help="list the checks: lane, expected seconds, exit code, command")
+    parser.add_argument("-o", metavar="FILE", type=Path, help="the JSON file (results/DEVICE-DATE.json)")
+    parser.add_argument("-l", metavar="SECONDS", type=float, default=300.0, help="the longest of one check (300)")
+    parser.add_argument("-k", metavar="PATTERN", default="*", help="only checks whose names match, as 'precision-*'")
     options = parser.parse_args(arguments)
-    report: dict[str, Any] = {
-        "check": options.name,
-        "command": ["python", *options.command],
-        "expected_exit_code": options.expect,
-        "devices": devices(),
-        "versions": {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}},
-    }
-    why_not = why_left_out(options.needs, options.gpus, report["devices"])
-    if why_not is not None:
-        report |= {"left_out": why_not}
-        passed, remark = True, f"left out: {report['left_out']}"
+    if unknown := set(options.groups) - set(groups):
+        parser.error(f"no group {', '.join(sorted(unknown))}; groups are {', '.join(groups)}")
+    wanted = options.groups or [group for group in groups if group not in APART]
+    chosen = [check for check in checks if check.group in wanted and fnmatch.fnmatch(check.name, options.k)]
+    if options.n:
+        print_plan(plan(chosen, recorded := recorded_seconds(), gpus=1), recorded)
+        return 0
+    machine = detect_machine(torch_build(sys.executable), sys.executable)
+    if machine.refusal is not None or not machine.gpus:
+        print(f"no GPU: {machine.refusal or machine.no_gpu_reason}", file=sys.stderr)
+        return 2
+    head = describe(machine)
+    file = options.o or RESULTS / f"{re.sub(r'[^A-Za-z0-9.]+', '-', head['device'])}-{head['date']}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as homes:
+        session = Session(head, file.resolve(), options.l, len(machine.gpus), Path(homes))
+        return run_all(session, chosen)
+
+
+def run_all(session: Session, checks: Sequence[Check]) -> int:
+    """Run the lanes, then the checks alone; print the table. Ctrl-C and SIGTERM end what runs, and still print it."""
+    began_s = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        in_lanes = [check for _, check, _ in plan(checks, recorded_seconds(), session.gpus) if not check.alone]
+        lanes = [threading.Thread(target=_lane, args=(session, in_lanes, number)) for number in range(1, LANES + 1)]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        for check in checks:
+            if check.alone:
+                session.add(run_check(session, check, ALONE))
+    except KeyboardInterrupt:
+        session.stopped.set()
+        for lane in lanes:
+            lane.join()
+    session.head["seconds"] = round(time.monotonic() - began_s, 1)
+    if (speed := speed_row(session.rows)) is not None:
+        session.rows.append({"check": "speed", "alone": True, "ok": speed[-1], "judged": [speed]})
+    done = {row["check"] for row in session.rows}
+    not_run = [check.name for check in checks if check.name not in done]
+    session.head["ok"] = all(row["ok"] for row in session.rows) and not not_run
+    session.write()
+    print_table(session, not_run)
+    return 0 if session.head["ok"] else 1
+
+
+def _lane(session: Session, waiting: list[Check], number: int) -> None:
+    """Take the next check until none is left."""
+    while not session.stopped.is_set():
+        with session.lock:
+            if not waiting:
+                return
+            check = waiting.pop(0)
+        session.add(run_check(session, check, f"lane {number}"))
+
+
+def run_check(session: Session, check: Check, lane: str) -> Json:
+    """Run one check in the emptied home of its lane; return its row."""
+    row: Json = {"check": check.name, "command": check.words, "alone": check.alone}
+    if (reason := why_left_out(check, session.gpus)) is not None:
+        return row | {"ok": True, "left_out": reason}
+    home = session.homes / lane.replace(" ", "-")
+    shutil.rmtree(home, ignore_errors=True)
+    report = run([sys.executable, *check.arguments], session.limit_s, {"TRAINFAST_HOME": str(home)}, session.stopped)
+    judged = judge(check, report)
+    held = report["exit_code"] == check.expect and all(held for *_, held in judged)
+    row |= {"ok": held, "exit_code": report["exit_code"], "wall_seconds": report["wall_seconds"], "judged": judged}
+    output = report["output"]
+    if isinstance(output, dict):
+        row |= {name: output[name] for name in KEPT if name in output} if "run_id" in output else {"result": output}
     else:
-        report |= run([sys.executable, *options.command], options.limit)
-        passed = report["exit_code"] == options.expect and not report["timed_out"]
-        remark = "" if passed else _what_went_wrong(report)
-    Path(options.output, f"{options.name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    took = f"{report['seconds']:5.0f} s" if "seconds" in report else "    – s"
-    print(f"{'ok  ' if passed else 'FAIL'}  {took}  {options.name}{f': {remark}' if remark else ''}", flush=True)
-    return 0 if passed else 1
+        row["lines"] = report["lines"]
+    return row if held else row | {"error": _what_went_wrong(check, report)}
 
 
-def why_left_out(package: str | None, gpus: int, seen: list[str] | str) -> str | None:
-    """Why a check cannot run here: a package or GPUs that it needs; None where it can. `seen` is `devices()`."""
-    if package and version(package) is None:
-        return f"{package} is not installed"
-    # The first line is the heading.
-    there = len(seen) - 1 if isinstance(seen, list) else 0
-    if gpus > 1 and there < gpus:
-        return f"needs {gpus} GPUs, and there {'is 1' if there == 1 else f'are {there}'} here"
+def judge(check: Check, report: Json) -> list[Row]:
+    """The figures of a check beside their bounds, by what its command printed."""
+    output = report["output"]
+    if not isinstance(output, dict):
+        # A line of `budget.print_table`.
+        cells = [re.split(r"\s{2,}", line) for line in report["lines"]]
+        budgets = [row for row in cells if len(row) == 4 and row[3] in ("held", "NOT HELD")]
+        return [(what, text, bound, held == "held") for what, text, bound, held in budgets]
+    rows: list[Row] = [tuple(row) for row in output.get("judged", ())]
+    for path, most, unit in check.at_most:
+        value: Any = output
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        absent: Row = (path, "absent", f"<= {most:g} {unit}", False)
+        rows.append(absent if value is None else at_most(path, value, most, unit, digits=1))
+    memory = output.get("memory") or {}
+    predicted, measured = memory.get("predicted_bytes"), memory.get("peak_allocated_bytes")
+    if predicted and measured and output.get("state") == "finished":
+        off = 100 * (predicted / measured - 1)
+        sizes = f"{predicted / 2**20:,.0f} for {measured / 2**20:,.0f} MiB ({off:+.2f} %)"
+        bound = f"within {MEMORY_WITHIN_PERCENT:g} %"
+        rows.append(("predicted memory", sizes, bound, abs(off) <= MEMORY_WITHIN_PERCENT))
+    if output.get("state") == "oom":
+        ended_s = output["started_wall_ns"] / 1e9 + output["seconds"]
+        rows.append(at_most("over after the training", report["ended_s"] - ended_s, AFTER_OOM_S, "s", digits=1))
+    return rows
+
+
+def speed_row(rows: Sequence[Json]) -> Row | None:
+    """The speed of `run` against the plain loop, A B B A; None unless all four were measured."""
+    speeds = {}
+    for row in rows:
+        if row["check"] in SPEED and row["ok"]:
+            found = (
+                row["throughput"]["samples_per_s"]["median"] if "throughput" in row else row["result"]["samples_per_s"]
+            )
+            speeds[row["check"]] = found
+    if len(speeds) < len(SPEED) or None in speeds.values():
+        return None
+    ours, plain = (statistics.mean(speeds[name] for name in SPEED if kind in name) for kind in ("run", "plain"))
+    text = f"{ours:.1f} against {plain:.1f} samples/s ({ours / plain:.3f})"
+    return "run against a plain loop", text, f">= {SPEED_AT_LEAST}", ours / plain >= SPEED_AT_LEAST
+
+
+def why_left_out(check: Check, gpus: int) -> str | None:
+    """Why a check cannot run here: a package or GPUs that it needs; None where it can."""
+    if check.needs and version(check.needs) is None:
+        return f"{check.needs} is not installed"
+    if gpus < check.gpus:
+        return f"needs {check.gpus} GPUs, and there {'is 1' if gpus == 1 else f'are {gpus}'} here"
     return None
 
 
-def run(command: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """Run it, in a session of its own, for at most so long: exit code, seconds, its JSON or its last lines."""
-    began = time.monotonic()
+def run(command: Sequence[str], limit_s: float, variables: Mapping[str, str], stopped: threading.Event) -> Json:
+    """Run a command in a session of its own until it ends, the limit is reached or `stopped` is set."""
+    began_s = time.monotonic()
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -88,38 +230,106 @@ def run(command: Sequence[str], limit_s: float) -> dict[str, Any]:
         text=True,
         errors="replace",
         start_new_session=True,
+        env={**os.environ, **variables},
     )
+    ladder = [(limit_s, signal.SIGINT), (limit_s + LADDER_S, signal.SIGINT), (limit_s + 2 * LADDER_S, signal.SIGKILL)]
     timed_out = False
-    for limit, signum in ((limit_s, signal.SIGINT), (LADDER_S, signal.SIGINT), (LADDER_S, signal.SIGKILL)):
+    while True:
         try:
-            out, err = process.communicate(timeout=limit)
+            out, err = process.communicate(timeout=0.5)
             break
         except subprocess.TimeoutExpired:
-            timed_out = True
-            os.killpg(process.pid, signum)
-    else:
-        out, err = process.communicate()
+            if stopped.is_set() or time.monotonic() - began_s > ladder[0][0]:
+                timed_out = True
+                os.killpg(process.pid, signal.SIGKILL if len(ladder) == 1 else ladder.pop(0)[1])
     return {
-        "exit_code": process.returncode,
-        "timed_out": timed_out,
-        "seconds": round(time.monotonic() - began, 2),
+        "exit_code": "timeout" if timed_out else process.returncode,
+        "ended_s": time.time(),
+        "wall_seconds": round(time.monotonic() - began_s, 1),
         "output": _as_json(out),
-        "stdout_tail": None if _as_json(out) is not None else out.splitlines()[-TAIL_LINES:],
-        "stderr_tail": err.splitlines()[-TAIL_LINES:],
+        "lines": out.splitlines()[-TAIL_LINES:],
+        "errors": err.splitlines()[-TAIL_LINES:],
     }
 
 
-def devices() -> list[str] | str:
-    """The output of nvidia-smi for each GPU, or why there is none."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return "no nvidia-smi"
-    query = [smi, f"--query-gpu={','.join(DEVICE)}", "--format=csv"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
-    except subprocess.TimeoutExpired:
-        return "nvidia-smi does not answer"
-    return done.stdout.splitlines() if done.returncode == 0 else (done.stdout + done.stderr).strip()[-300:]
+def recorded_seconds() -> dict[str, float]:
+    """Seconds of each check in the committed results: its newest row with the right exit code."""
+    files = sorted((json.loads(file.read_text()) for file in RESULTS.glob("*.json")), key=lambda each: each["date"])
+    expected_ends = {(check.name, check.expect) for check in all_checks()}
+    rows = [row for each in files for row in each["rows"] if (row["check"], row.get("exit_code")) in expected_ends]
+    return {row["check"]: row["wall_seconds"] for row in rows}
+
+
+Planned = tuple[str | None, Check, float]
+"""Lane, check, expected seconds; no lane if there are too few GPUs."""
+
+
+def plan(checks: Sequence[Check], recorded: Mapping[str, float], gpus: int) -> list[Planned]:
+    """The checks in the order of their starts: the longest first into the lane that is free first, then those alone."""
+    usual_s = statistics.median(recorded.values()) if recorded else 30.0
+    expected = {check.name: recorded.get(check.name, check.about_s or usual_s) for check in checks}
+    planned: list[Planned] = []
+    free_s = dict.fromkeys(range(1, LANES + 1), 0.0)
+    for check in sorted(checks, key=lambda each: (each.alone, 0.0 if each.alone else -expected[each.name])):
+        if check.gpus > gpus:
+            planned.append((None, check, 0.0))
+        elif check.alone:
+            planned.append((ALONE, check, expected[check.name]))
+        else:
+            lane = min(free_s, key=free_s.__getitem__)
+            free_s[lane] += expected[check.name]
+            planned.append((f"lane {lane}", check, expected[check.name]))
+    return planned
+
+
+def print_plan(planned: Sequence[Planned], recorded: Mapping[str, float]) -> None:
+    """Print each check's lane, expected seconds (~ if none are recorded), right exit code and command; then the sum."""
+    in_lanes: dict[str, float] = {}
+    for lane, check, seconds in planned:
+        in_lanes[lane or ""] = in_lanes.get(lane or "", 0.0) + seconds
+        guessed = "" if check.name in recorded else "~"
+        where, expected = (lane, f"{guessed}{seconds:.0f} s") if lane else (f"{check.gpus} GPUs", "-")
+        print(f"{where:6}  {expected:>6}  {check.name:28}  {check.expect}  {check.words}")
+    alone_s = in_lanes.pop(ALONE, 0.0)
+    side_by_side_s = max(in_lanes.values(), default=0.0)
+    print(
+        f"{side_by_side_s + alone_s:.0f} s in all: {side_by_side_s:.0f} s in {LANES} lanes, then {alone_s:.0f} s alone"
+    )
+
+
+def print_table(session: Session, not_run: Sequence[str]) -> None:
+    """Print one line a figure: ok or FAIL, the check, the figure, its bound."""
+    lines = []
+    for row in session.rows:
+        remark = row.get("error") or (f"left out: {row['left_out']}" if "left_out" in row else "")
+        figures = [("ok" if held else "FAIL", what, text, bound) for what, text, bound, held in row.get("judged", ())]
+        if not figures or remark:
+            figures.append((_verdict(row), remark, "", ""))
+        lines += [(verdict, row["check"], *rest) for verdict, *rest in figures]
+    lines += [("FAIL", name, "not run", "", "") for name in not_run]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    failed = sum(not row["ok"] for row in session.rows) + len(not_run)
+    print(f"{session.head['seconds']:.0f} s, {len(session.rows)} checks, {failed} FAIL; {session.file}")
+
+
+def _verdict(row: Json) -> str:
+    return "–" if "left_out" in row else "ok" if row["ok"] else "FAIL"
+
+
+def describe(machine: Machine) -> Json:
+    """The device, the driver and the versions."""
+    return {
+        "device": machine.gpus[0].name,
+        "gpus": len(machine.gpus),
+        "driver": machine.driver_version,
+        "python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+        "cores": machine.cores,
+        "date": time.strftime("%Y-%m-%d"),
+        "note": f"rows with alone=false ran beside up to {LANES - 1} others: their memory counts, their speed does not",
+    }
 
 
 def version(package: str) -> str | None:
@@ -131,21 +341,19 @@ def version(package: str) -> str | None:
 
 
 def _as_json(text: str) -> Any:
-    """The last line as JSON, else the whole text, else None."""
-    for candidate in (text.splitlines()[-1:], [text]):
-        try:
-            return json.loads("".join(candidate))
-        except ValueError:
-            continue
-    return None
+    """The last line as JSON, else None."""
+    try:
+        return json.loads("".join(text.splitlines()[-1:]))
+    except ValueError:
+        return None
 
 
-def _what_went_wrong(report: dict[str, Any]) -> str:
-    if report["timed_out"]:
-        return f"did not end in time, exit code {report['exit_code']}"
+def _what_went_wrong(check: Check, report: Json) -> str:
+    if report["exit_code"] == check.expect:
+        return ""
     output = report["output"] if isinstance(report["output"], dict) else {}
-    message = (output.get("error") or {}).get("message") or output.get("reason") or "".join(report["stderr_tail"][-1:])
-    return f"exit code {report['exit_code']}, not {report['expected_exit_code']}: {str(message)[:200]}"
+    message = (output.get("error") or {}).get("message") or output.get("reason") or "".join(report["errors"][-1:])
+    return f"exit code {report['exit_code']}, not {check.expect}: {str(message)[:200]}"
 
 
 if __name__ == "__main__":

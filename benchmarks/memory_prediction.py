@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -13,13 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 from trainfast_runner.machine import training_python
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.tracing import cached_model, trace_model, trace_uncached
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import RunSpec, resolve
 
@@ -133,29 +129,6 @@ def _empty_home() -> Iterator[None]:
                 os.environ["TRAINFAST_HOME"] = before
 
 
-def recorded_runs() -> Iterator[dict[str, Any]]:
-    """Every finished run of the home that was predicted: on a GPU the other checks fill this table."""
-    home = Home()
-    for run_id in home.run_ids():
-        result = read_result(home.directory(run_id))
-        if result is None or result.state != "finished" or not result.memory.predicted_bytes:
-            continue
-        measured = result.memory.peak_allocated_bytes
-        if measured:
-            off = result.memory.predicted_bytes / measured - 1
-            yield {
-                "preset": result.preset,
-                "device": result.actual.device or "",
-                "changed": result.overrides,
-                "predicted_bytes": result.memory.predicted_bytes,
-                "peak_allocated_bytes": measured,
-                "peak_reserved_bytes": result.memory.peak_reserved_bytes,
-                "device_peak_used_bytes": result.memory.device_peak_used_bytes,
-                "off_percent": round(100 * off, 2),
-                "within": abs(off) <= MEASURED_WITHIN,
-            }
-
-
 def speed_rows() -> Iterator[Row]:
     """Seconds to a first answer of the command with nothing remembered, and milliseconds after a knob."""
     firsts_s, imports_s = zip(*((_first_answer_s(*DEEP), _import_s()) for _ in range(PAIRS)), strict=True)
@@ -196,17 +169,6 @@ def _import_s() -> float:
     began = time.monotonic()
     subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     return time.monotonic() - began
-
-
-def print_recorded() -> bool:
-    """Print `recorded_runs` as a table and, as the last line, in JSON; whether there are any, all within the bound."""
-    runs = list(recorded_runs())
-    for run in runs:
-        sizes = (f"{run[name] / 2**20:,.1f} MiB" for name in ("predicted_bytes", "peak_allocated_bytes"))
-        name = " ".join([run["preset"], run["device"], *(f"{key}={value}" for key, value in run["changed"].items())])
-        print("".join(f"{size:>16}" for size in sizes), f"{run['off_percent']:+8.2f} %  {name}")
-    print(json.dumps({"bound_percent": 100 * MEASURED_WITHIN, "runs": runs}))
-    return bool(runs) and all(run["within"] for run in runs)
 
 
 def print_tables(some: int | None = None) -> bool:
@@ -251,8 +213,3 @@ def _run(preset: str, settings: Sequence[str]) -> int:
         raise RuntimeError(f"{preset}: {result.get('reason') or result}")
     peak: int = result["memory"]["peak_allocated_bytes"]
     return peak
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(description="Predicted memory beside what GPUs are recorded to have taken.").parse_args()
-    sys.exit(0 if print_recorded() else 1)

@@ -2,7 +2,7 @@
 
     python benchmarks/monitor.py [--seconds 20] [--pairs 30] [--no-attached]
 
-The GPUs are the tests' compiled stand-in with readings that change all the time, or with --real those of this machine.
+The GPUs are the tests' compiled stand-in with readings that change all the time.
 nvitop and gpustat are installed into an environment of their own, kept below the user's cache directory; where the
 registry cannot be reached, their lines say that they were not run. Below stands our own CPU time by function
 (`cpu_shares`); the other two tables are `sampler_cost` and `attached`. The figures are of a machine with nothing else
@@ -10,7 +10,6 @@ to do: beside other work first paints are late and CPU shares a little high.
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -139,10 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each window (default 20)")
     parser.add_argument("--pairs", type=int, default=attached.PAIRS, help="of windows with and without the app")
     parser.add_argument("--no-attached", action="store_true", help="leave out what an attached app costs a training")
-    parser.add_argument("--real", action="store_true", help="this machine's own driver and GPUs")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ) if options.real else sampler_cost.stand_in(Path(folder))
+        environment = sampler_cost.stand_in(Path(folder))
         environment["TRAINFAST_HOME"] = str(Path(folder) / "home")
         measurements, absent = side_by_side(environment, options.seconds)
         print(table(measurements))
@@ -150,9 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: not run: {why}")
         print(cpu_shares.words(cpu_shares.shares(environment, options.seconds)))
         lines = budgets(measurements["trainfast-tui, m"])
-        if not options.real:
-            lines += under_throttling(Path(folder), options.seconds)
-        lines += sampler_cost.rows(sampler_cost.measure(options.seconds, real=options.real, environment=environment))
+        lines += under_throttling(Path(folder), options.seconds)
+        lines += sampler_cost.rows(sampler_cost.measure(options.seconds, environment=environment))
     if not options.no_attached:
         lines += attached.rows(attached.measure(options.pairs))
     print()

@@ -1,10 +1,11 @@
 """Facts about NVML that only a real GPU has: the time of each call, the live counters, the agreement of energy and
 power.
 
-    python -m benchmarks.nvml_truth [--seconds 30] [-o FILE.json]
+    python -m benchmarks.nvml_truth [--seconds 30]
 
-One JSON object, idle and under a load of matrix products (left out where torch sees no GPU). Changes no setting. Exit
-code 2 where NVML has no GPU; a GPU or a call that fails stands in the object with its error.
+One JSON object, idle and under a load of matrix products (left out where torch sees no GPU), with its judgement under
+`judged`. Changes no setting. Exit code 1 when a bound is not held, 2 where NVML has no GPU; a GPU or a call that fails
+stands in the object with its error.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from importlib.metadata import version
 from typing import Any
 
 import pynvml
+from benchmarks.budget import Row, at_most
 
 from trainfast_runner.machine.telemetry import failures, throttle
 from trainfast_runner.machine.telemetry.binding import Guarded
@@ -33,6 +35,8 @@ from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 nv = Guarded(pynvml)
 CALLS = 100
 PERIOD_S = 0.1
+APART = 0.1
+"""Chosen: an A100's and an H100's power sensor looks at a quarter of the time (arXiv 2312.02741)."""
 LOAD = """
 import time, torch
 n = 8192
@@ -53,7 +57,6 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="What only a real GPU can tell about NVML.")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of each watch, idle and loaded")
-    parser.add_argument("-o", "--output", help="the file for the JSON (default: stdout)")
     options = parser.parse_args()
     try:
         nv.nvmlInit()
@@ -64,13 +67,31 @@ def main() -> int:
     if not count:
         print(f"no GPU: {failures.NO_DEVICES}", file=sys.stderr)
         return 2
-    text = json.dumps(examine(options.seconds), indent=1)
-    if options.output:
-        with open(options.output, "w") as file:
-            file.write(text + "\n")
-    else:
-        print(text)
-    return 0
+    report = examine(options.seconds)
+    report["judged"] = judge(report)
+    print(json.dumps(report))
+    return 0 if all(held for *_, held in report["judged"]) else 1
+
+
+def judge(report: Json) -> list[Row]:
+    """The load ran, counters agree with the sampled reasons, energy with integrated power."""
+    rows: list[Row] = [("load", report["load_missing"] or "ran", "runs", report["load_missing"] is None)]
+    for situation in ("idle", "loaded"):
+        for gpu, watched in enumerate((report[situation] or {}).get("watched", ())):
+            where = f"GPU {gpu} {situation}"
+            apart = {
+                name: abs(shares["share_by_counter"] - shares["share_of_samples"])
+                for name, shares in watched.get("counters", {}).items()
+                if shares["share_by_counter"] is not None
+            }
+            if apart:
+                worst = max(apart, key=apart.__getitem__)
+                rows.append(at_most(f"{where}: {worst} beside the sampled reasons", apart[worst], APART, "", digits=3))
+            power_j, energy_j = watched.get("integrated_j", {}).get("power_w"), watched.get("energy_j")
+            if power_j and energy_j is not None:
+                off = abs(energy_j / power_j - 1)
+                rows.append(at_most(f"{where}: energy beside integrated power", off, APART, "", digits=3))
+    return rows
 
 
 def examine(seconds: float) -> Json:
@@ -131,7 +152,7 @@ def _load() -> Iterator[str | None]:
         up = process.stdout.readline()
         if up:
             time.sleep(5)  # the clocks and the one-second averages have to arrive first
-        yield None if up else process.stderr.read()[-300:] or "the load ended without a word"
+        yield None if up else process.stderr.read().strip().rpartition("\n")[2] or "the load ended without a word"
     finally:
         process.kill()
         process.wait()
@@ -196,14 +217,16 @@ def _watch(devices: list[Device], seconds: float) -> list[Json]:
             with contextlib.suppress(nv.NVMLError):
                 readings.append(device.read(nv, time.monotonic_ns(), sparse=False)[0])
         time.sleep(max(0.0, began_s + PERIOD_S - time.monotonic()))
-    return [_judged(readings) if len(readings) > 1 else {"samples": len(readings)} for readings in seen]
+    return [_summary(readings) if len(readings) > 1 else {"samples": len(readings)} for readings in seen]
 
 
-def _judged(readings: list[Any]) -> Json:
+def _summary(readings: list[Any]) -> Json:
     first, last = readings[0], readings[-1]
     wall_ns = last.t_ns - first.t_ns
     counters = {}
     for name, reasons in REASONS_OF_COUNTER.items():
+        if not hasattr(first, name):
+            continue  # a counter of earlier records
         before, after = getattr(first, name), getattr(last, name)
         shown = [bool(reasons & set(r.throttle_reasons or ())) for r in readings]
         counters[name] = {

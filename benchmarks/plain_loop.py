@@ -1,8 +1,9 @@
 """A training loop as a user writes it, timed: no part of the product is imported, nor any of its settings made.
 
-    python benchmarks/plain_loop.py PRESET.toml --steps 30 --warmup 5
+    python benchmarks/plain_loop.py PRESET.toml --steps 30 --warmup 5 [--batch-size N] [--precision bf16]
 
-PRESET.toml names the model, the data's kind and the knobs; the loop prints one JSON object with its samples/s.
+PRESET.toml, or a shipped preset by its name, names the model, the data's kind and the knobs; the loop prints one JSON
+object with its samples/s. It trains on the GPU where torch sees one.
 """
 
 import argparse
@@ -23,11 +24,16 @@ def main() -> None:
     parser.add_argument("preset", type=Path)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, help="instead of the preset's")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 by autocast")
     options = parser.parse_args()
-    print(json.dumps(train(tomllib.loads(options.preset.read_text()), options.steps, options.warmup)))
+    shipped = Path(__file__).parents[1] / "presets" / f"{options.preset}.toml"
+    preset = tomllib.loads((shipped if shipped.exists() else options.preset).read_text())
+    preset["knobs"]["batch_size"] = options.batch_size or preset["knobs"]["batch_size"]
+    print(json.dumps(train(preset, options.steps, options.warmup, options.precision)))
 
 
-def train(preset: dict[str, Any], steps: int, warmup: int) -> dict[str, float]:
+def train(preset: dict[str, Any], steps: int, warmup: int, precision: str = "fp32") -> dict[str, float]:
     """The loop: data, forward, loss, backward, step."""
     import torch
     import transformers
@@ -39,13 +45,16 @@ def train(preset: dict[str, Any], steps: int, warmup: int) -> dict[str, float]:
         "masked-lm": transformers.AutoModelForMaskedLM,
         "image-classification": transformers.AutoModelForImageClassification,
     }
-    model = heads[preset["data"]["objective"]].from_config(config).train()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = heads[preset["data"]["objective"]].from_config(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     times_s = []
     batches = images(preset, config) if preset["data"]["kind"] == "jpeg" else tokens(preset, config)
     for _ in range(steps):
         began_s = time.perf_counter()
-        loss = model(**next(batches)).loss
+        batch = {name: values.to(device, non_blocking=True) for name, values in next(batches).items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(**batch).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -58,17 +58,15 @@ def compare_losses(strategy: str, devices: int, settings: Sequence[str], *, on_c
     """Train the same global batches with `single` and with the strategy, and compare each step's loss."""
     ranks = 1 if strategy in ONE_BATCH else devices // 2 if "+" in strategy else devices
     count = f"cpu:{devices}" if on_cpu else str(devices)
-    single = run([*SMALL_MODEL, f"batch_size={GLOBAL_BATCH}", *(["devices=cpu"] if on_cpu else [])])
     batch = f"batch_size={GLOBAL_BATCH // ranks}"
+    report: Json = {"strategy": strategy, "settings": list(settings)}
     other = run([*SMALL_MODEL, f"strategy={strategy}", f"devices={count}", batch, *settings])
-    report: Json = {
-        "strategy": strategy,
-        "settings": list(settings),
-        "single": single["run_id"],
-        "run": other["run_id"],
-    }
-    if other["state"] != "finished" or single["state"] != "finished":
-        return report | {"held": False, "reason": other["reason"] or single["reason"]}
+    if other["state"] != "finished":
+        return report | {"held": False, "run": other["run_id"], "reason": other["reason"]}
+    single = run([*SMALL_MODEL, f"batch_size={GLOBAL_BATCH}", *(["devices=cpu"] if on_cpu else [])])
+    report |= {"single": single["run_id"], "run": other["run_id"]}
+    if single["state"] != "finished":
+        return report | {"held": False, "reason": single["reason"]}
     pairs = list(zip(losses_of(single["run_id"]), losses_of(other["run_id"]), strict=True))
     apart = max(abs(ours - theirs) for ours, theirs in pairs)
     fall = 1 - pairs[-1][0] / pairs[0][0]

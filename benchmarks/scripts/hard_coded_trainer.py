@@ -14,7 +14,6 @@ with tempfile.TemporaryDirectory() as folder:
         num_train_epochs=1,
         save_strategy="no",
         report_to=[],
-        use_cpu=True,
         disable_tqdm=True,
     )
     Trainer(model=small_model(), args=arguments, train_dataset=rows(), callbacks=[StepEnds()]).train()

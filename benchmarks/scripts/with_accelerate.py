@@ -9,7 +9,7 @@ from sizes import BATCH, DEPTH, STEPS, WIDTH
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+accelerator = Accelerator(gradient_accumulation_steps=2)
 torch.manual_seed(0)
 model = nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -33,7 +33,7 @@ torch.manual_seed(0)
 loader = DataLoader(TensorDataset(torch.randn(BATCH * STEPS, WIDTH)), batch_size=BATCH)
 trainer = lightning.Trainer(
     max_epochs=1,
-    accelerator="cpu",
+    accelerator="auto",
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

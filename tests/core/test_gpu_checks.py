@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks.gpu_check import why_left_out
+from benchmarks.gpu_check import RESULTS, Session, judge, run_all, speed_row, why_left_out
+from benchmarks.gpu_checks import Check, all_checks
+from benchmarks.sampler_cost import stand_in
 from benchmarks.several_gpus import matrix_of
 
 from trainfast_runner.machine.devices import Machine
@@ -43,23 +47,30 @@ INSTALLED = {
     "accelerate": "1.15.0",
     "bitsandbytes": "0.50.0",
     "deepspeed": "0.19.8",
+    "flash-attn": "2.8.3",
 }
 
 
-def commands(*arguments: str) -> list[list[str]]:
-    words = subprocess.run(["bash", str(SCRIPT), "-n", *arguments], capture_output=True, text=True, check=True)
-    assert words.stderr == ""
-    return [line.split() for line in words.stdout.splitlines()]
+def listed(*arguments: str) -> tuple[list[list[str]], str]:
+    """The lines of `-n` in their columns (lane, seconds, name, exit code, command), and the line of the sum."""
+    done = subprocess.run(["bash", str(SCRIPT), "-n", *arguments], capture_output=True, text=True, check=True)
+    *lines, total = done.stdout.splitlines()
+    return [re.split(r"\s{2,}", line) for line in lines], total
 
 
-def test_every_run_it_starts_is_valid_on_the_gpus_it_needs() -> None:
-    names = [name for name, *_ in commands()]
-    assert len(set(names)) == len(names), "each check has a file of its own"
-    trainings = [words[3:] for words in commands() if words[2] == "trainfast-tui"]
-    assert len(trainings) > 25
+def commands(*arguments: str) -> list[tuple[str, list[str]]]:
+    return [(name, command.split()) for _, _, name, _, command in listed(*arguments)[0]]
+
+
+@pytest.mark.parametrize("groups", [(), ("search", "levers")])
+def test_every_run_it_starts_is_valid_on_the_gpus_it_needs(groups: tuple[str, ...]) -> None:
+    names = [name for name, _ in commands(*groups)]
+    assert len(set(names)) == len(names), "each check has a row of its own"
+    trainings = [words[1:] for _, words in commands(*groups) if words[0] == "trainfast-tui"]
+    assert len(trainings) > (3 if groups else 30)
     for words in trainings:
         _, parsed = parser.parse(words)
-        if words[0] not in ("run", "search"):
+        if words[0] not in ("run", "search") or "--" in words:
             continue
         preset = words[2] if words[0] == "search" else words[1]
         spec = resolve(preset, [value for flag, value in itertools.pairwise(words) if flag == "--set"])
@@ -69,38 +80,213 @@ def test_every_run_it_starts_is_valid_on_the_gpus_it_needs() -> None:
 
 
 def test_a_part_of_it_can_be_asked_for() -> None:
-    whole = [name for name, *_ in commands()]
-    before = ("nvml", "first", "precision", "optimizer", "technique", "strategy", "several")
-    groups = (*before, "memory", "slowdown", "screen")
-    assert [name for group in groups for name, *_ in commands(group)] == whole
-    assert [name for name, *_ in commands("-k", "optimizer-adamw-f*", "run")] == [
+    everything = {name for name, _ in commands()}
+    strategies = {name for name, _ in commands("strategy", "several")}
+    assert strategies < everything
+    assert everything.isdisjoint({name for name, _ in commands("search", "levers")})
+    assert {name for name, _ in commands("-k", "optimizer-adamw-f*")} == {
         "optimizer-adamw-foreach",
         "optimizer-adamw-fused",
+    }
+    done = subprocess.run(["bash", str(SCRIPT), "-n", "no-such-group"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "no group no-such-group; groups are nvml, models" in done.stderr
+
+
+def test_all_but_search_and_levers_ends_within_ten_minutes() -> None:
+    lines, total = listed()
+    lanes = {lane for lane, *_ in lines}
+    assert {f"lane {number}" for number in range(1, 7)} | {"alone"} <= lanes
+    alone_s = sum(float(seconds.strip("~ s")) for lane, seconds, *_ in lines if lane == "alone")
+    seconds_of = {
+        lane: sum(float(seconds.strip("~ s")) for where, seconds, *_ in lines if where == lane)
+        for lane in lanes
+        if lane.startswith("lane")
+    }
+    assert max(seconds_of.values()) + alone_s < 600
+    assert float(total.split()[0]) < 600
+    assert not all(seconds.startswith("~") for _, seconds, *_ in lines), "seconds are of committed results"
+
+
+def test_the_committed_results_are_rows_of_checks() -> None:
+    names = {each.name for each in all_checks()}
+    for file in RESULTS.glob("*.json"):
+        results = json.loads(file.read_text())
+        assert {"device", "driver", "torch", "transformers", "date"} <= results.keys()
+        assert len(names & {row["check"] for row in results["rows"]}) > 30
+        for row in results["rows"]:
+            assert row["ok"] in (True, False)
+
+
+SCRIPTS = sorted(
+    {words[2] for groups in ((), ("search", "levers")) for _, words in commands(*groups) if words[1] == "-m"}
+)
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of two stand-in GPUs, and of an nvidia-smi that shows their links."""
+    folder = tmp_path_factory.mktemp("gpus")
+    smi = folder / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\ncat <<'END'\n{MATRIX}END\n")
+    smi.chmod(0o755)
+    variables = stand_in(folder, gpus=2)
+    return {**variables, "PATH": f"{folder}:{variables['PATH']}", "TRAINFAST_HOME": str(folder / "home")}
+
+
+def start(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **variables})
+
+
+@pytest.mark.parametrize("module", ["benchmarks.gpu_check", *SCRIPTS])
+def test_every_gpu_script_starts(module: str) -> None:
+    done = start(module, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: " in done.stdout
+
+
+def test_nvml_truth_runs_to_its_judgement(gpus: dict[str, str]) -> None:
+    done = start("benchmarks.nvml_truth", "--seconds", "0.5", **gpus)
+    report = json.loads(done.stdout)
+    verdicts = {what: held for what, _, _, held in report["judged"]}
+    assert verdicts["load"] is False, "no torch of a GPU multiplies matrices here"
+    assert verdicts["GPU 1 idle: energy beside integrated power"] is True
+    assert done.returncode == 1
+
+
+def test_the_sampler_is_measured_with_the_machines_own_driver(gpus: dict[str, str]) -> None:
+    done = start("benchmarks.sampler_cost", "--real", "--seconds", "1", **gpus)
+    assert done.returncode in (0, 1), done.stderr
+    judged = judge(CHECK, {"output": None, "lines": done.stdout.splitlines()})
+    assert [what.split(",")[0] for what, *_ in judged] == ["sampler", "sampler", "telemetry.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "topology",
+        pytest.param("losses ddp", marks=pytest.mark.ci),
+        pytest.param("search", marks=pytest.mark.long),
+    ],
+)
+def test_a_check_of_several_gpus_runs_to_its_judgement(words: str, gpus: dict[str, str]) -> None:
+    done = start("benchmarks.several_gpus", *words.split(), **gpus)
+    held = json.loads(done.stdout)["held"]
+    # The links of the stand-in are not those of MATRIX; trainings are two processes here.
+    assert (held, done.returncode) == ((False, 1) if words == "topology" else (True, 0))
+
+
+@pytest.mark.ci
+def test_the_monitors_view_is_measured_in_a_terminal(gpus: dict[str, str]) -> None:
+    app = ("--", sys.executable, "-m", "trainfast_tui.cli")
+    done = start("benchmarks.pty_meter", "--json", "--seconds", "1", "--key", "0.5:m", *app, **gpus)
+    [view] = [each for each in all_checks() if each.name == "monitor-view"]
+    assert len(judge(view, {"output": json.loads(done.stdout), "lines": []})) == len(view.at_most) == 2
+
+
+@pytest.mark.ci
+def test_the_plain_loop_trains_a_shipped_preset() -> None:
+    done = start("benchmarks.plain_loop", "tiny-llama", "--steps", "3", "--warmup", "1", "--precision", "bf16")
+    assert json.loads(done.stdout)["samples_per_s"] > 0, done.stderr
+
+
+CHECK = Check(name="check", group="group", arguments=())
+PRINTS_7 = 'print(\'{"a": {"b": 7}}\')'
+WRITES_HOME = "import json, os; print(json.dumps({'home': os.environ['TRAINFAST_HOME']}))"
+
+
+def session_of(folder: Path, limit_s: float = 60.0) -> Session:
+    return Session(
+        head={"device": "a GPU"}, file=folder / "results.json", limit_s=limit_s, gpus=1, homes=folder / "homes"
+    )
+
+
+def test_checks_run_in_lanes_with_homes_of_their_own_and_then_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first six pass only while all six run: each waits for the files of the others.
+    meet = (
+        f"import os, pathlib, time; place = pathlib.Path({str(tmp_path)!r}); "
+        "(place / f'here-{os.getpid()}').touch(); until = time.monotonic() + 60\n"
+        "while len(list(place.glob('here-*'))) < 6 and time.monotonic() < until: time.sleep(0.01)\n"
+        f"assert not (place / 'alone').exists() and len(list(place.glob('here-*'))) >= 6; {WRITES_HOME}"
+    )
+    alone = f"import pathlib; (pathlib.Path({str(tmp_path)!r}) / 'alone').touch(); {WRITES_HOME}"
+    checks = [Check(name=f"check-{number}", group="group", arguments=("-c", meet)) for number in range(6)]
+    checks += [
+        Check(name="timed", group="group", arguments=("-c", alone), alone=True),
+        Check(
+            name="bounded", group="group", arguments=("-c", 'print(\'{"a": {"b": 7}}\')'), at_most=(("a.b", 5, "ms"),)
+        ),
+        Check(name="package", group="group", arguments=("-c", ""), needs="no-such-package"),
+        Check(name="failing", group="group", arguments=("-c", "raise SystemExit('broken')")),
     ]
+    assert run_all(session_of(tmp_path), checks) == 1
+    report = json.loads((tmp_path / "results.json").read_text())
+    rows = {row["check"]: row for row in report["rows"]}
+    assert report["ok"] is False
+    assert len({rows[f"check-{number}"]["result"]["home"] for number in range(6)}) == 6
+    assert (rows["timed"]["ok"], rows["timed"]["alone"], rows["check-0"]["ok"]) == (True, True, True)
+    assert rows["bounded"]["judged"] == [["a.b", "7.0 ms", "<= 5 ms", False]]
+    assert rows["package"]["left_out"] == "no-such-package is not installed"
+    table = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+    assert ["FAIL", "bounded", "a.b", "7.0 ms", "<= 5 ms"] in table
+    assert ["ok", "timed"] in table
+    assert ["–", "package", "left out: no-such-package is not installed"] in table
+    assert ["FAIL", "failing", "exit code 1, not 0: broken"] in table
 
 
-def test_every_measurement_it_starts_exists() -> None:
-    modules = {words[3] for words in commands() if words[2] == "-m"}
-    assert {"benchmarks.nvml_truth", "benchmarks.attached", "benchmarks.memory_prediction"} <= modules
-    for module in modules:
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
-    assert importlib.util.find_spec("trainfast_tui.cli.__main__"), "it is run as a module"
+def test_the_limit_ends_each_check(tmp_path: Path) -> None:
+    slow = Check(name="slow", group="group", arguments=("-c", "import time; time.sleep(600)"))
+    assert run_all(session_of(tmp_path, limit_s=0.5), [slow]) == 1
+    [row] = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert (row["ok"], row["exit_code"]) == (False, "timeout")
+
+
+RUN = {"run_id": "r", "state": "finished", "memory": {"predicted_bytes": 104 << 20, "peak_allocated_bytes": 100 << 20}}
+
+
+def test_a_run_is_judged_by_its_predicted_memory_and_by_its_end_after_out_of_memory() -> None:
+    assert judge(CHECK, {"output": RUN}) == [("predicted memory", "104 for 100 MiB (+4.00 %)", "within 3 %", False)]
+    close = {**RUN, "memory": {"predicted_bytes": 98 << 20, "peak_allocated_bytes": 100 << 20}}
+    assert [held for *_, held in judge(CHECK, {"output": close})] == [True]
+    oom = {"run_id": "r", "state": "oom", "started_wall_ns": 100 * 10**9, "seconds": 10.0, "memory": {}}
+    assert judge(CHECK, {"output": oom, "ended_s": 117.5}) == [("over after the training", "7.5 s", "<= 6 s", False)]
+
+
+def test_the_speed_is_that_of_both_runs_against_both_plain_loops() -> None:
+    rows = [
+        {"check": "plain-1", "ok": True, "result": {"samples_per_s": 400.0}},
+        {"check": "run-1", "ok": True, "throughput": {"samples_per_s": {"median": 380.0}}},
+        {"check": "run-2", "ok": True, "throughput": {"samples_per_s": {"median": 360.0}}},
+    ]
+    assert speed_row(rows) is None
+    assert speed_row([*rows, {**rows[0], "check": "plain-2"}]) == (
+        "run against a plain loop",
+        "370.0 against 400.0 samples/s (0.925)",
+        ">= 0.95",
+        False,
+    )
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(["bash", str(SCRIPT), "-o", str(tmp_path / "out")], capture_output=True, text=True)
+    done = subprocess.run(["bash", str(SCRIPT), "-o", str(tmp_path / "out.json")], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("no GPU: ")
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_with_one_gpu_the_checks_of_several_say_that_they_were_left_out() -> None:
-    seen = ["name, driver_version", "NVIDIA H200, 580.82"]
-    assert why_left_out(None, 2, seen) == "needs 2 GPUs, and there is 1 here"
-    assert why_left_out(None, 2, [*seen, seen[1]]) is None
-    assert why_left_out(None, 1, seen) is None
-    assert why_left_out("no-such-package", 1, seen) == "no-such-package is not installed"
+    two_gpus, package = (
+        Check(name="a", group="b", arguments=(), gpus=2),
+        Check(name="a", group="b", arguments=(), needs="no-such-package"),
+    )
+    assert why_left_out(two_gpus, 1) == "needs 2 GPUs, and there is 1 here"
+    assert why_left_out(two_gpus, 2) is None
+    assert why_left_out(CHECK, 1) is None
+    assert why_left_out(package, 1) == "no-such-package is not installed"
 
 
 def test_the_matrix_of_nvidia_smi_is_read_without_its_other_columns() -> None:
@@ -108,5 +294,5 @@ def test_the_matrix_of_nvidia_smi_is_read_without_its_other_columns() -> None:
 
 
 def test_every_strategy_of_several_gpus_has_a_check_of_its_losses() -> None:
-    checked = {words[5] for words in commands("several") if words[3:5] == ["benchmarks.several_gpus", "losses"]}
+    checked = {words[4] for _, words in commands("several") if words[2:4] == ["benchmarks.several_gpus", "losses"]}
     assert checked == set(STRATEGIES) - {"single"}
