@@ -43,6 +43,7 @@ def test_rows_that_differ_in_warm_knobs_share_a_process_and_a_refused_one_keeps_
         assert result["memory"]["peak_allocated_bytes"] > 0
         assert result["flops"]["model_tflops_per_device"] > 0
         assert result["step_ms"]["forward"] is None
+        assert result["step_ms"]["data"] >= 0, "without the wait for data nothing tells an idle GPU's cause"
     assert "<td>batch_size=4 optimizer=sgd strategy=single</td>" in page.read_text()
     assert "<td>warm</td>" in page.read_text()
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
+from trainfast_runner.records.result import Diagnosis, Result, Spread, StepCount, Throughput
 from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, needs_no_repeat, tabulate
@@ -90,6 +90,23 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     assert rows[2].endswith("| out of memory: could not allocate |")
     # A reason cannot break the table.
     assert "no such \\| unit" in rows[3]
+
+
+def test_a_diagnosis_stands_beside_the_ratio() -> None:
+    bench = prepare_variants("guide-single-gpu/accum+ckpt+fp16")
+    found = [Diagnosis(rule="launch-bound", line="the GPU is idle"), Diagnosis(rule="small-batch", line="too small")]
+    slow = msgspec.structs.replace(ended(6.1), diagnosis=found)
+    table = tabulate(bench, {"vanilla": [ended(36.6)], "accum+ckpt+fp16": [slow]})
+    assert [row.diagnosis for row in table.rows] == [None, "launch-bound"]
+    assert [row["diagnosis"] for row in msgspec.to_builtins(table.fields())["rows"]] == [None, "launch-bound"]
+    heading, _, vanilla, launch_bound = [
+        [cell.strip() for cell in line.split("|")]
+        for line in bench_markdown(bench, table, "x").splitlines()
+        if line.startswith("|")
+    ]
+    at = heading.index("diagnosis")
+    assert heading[at - 1] == "ours / published"
+    assert (vanilla[at], launch_bound[at - 1 : at + 1]) == ("", ["0.605", "launch-bound"])
 
 
 def test_a_preset_without_variants_is_refused_with_presets_that_have_some() -> None:

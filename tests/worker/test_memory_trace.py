@@ -14,17 +14,19 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from worker_knobs import knob_values
 
 from trainfast_runner.memory.prediction import Prediction
+from trainfast_runner.memory.trace_requests import request_fields
 from trainfast_runner.memory.tracing import trace_uncached
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
-from trainfast_runner.worker.memory_trace import answers
+from trainfast_runner.worker.memory_trace import answers, step_timeline
 from trainfast_runner.worker.memory_trace.answers import InProcess
 from trainfast_runner.worker.memory_trace.envelope import envelope, extrapolate_blocks
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
 from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes, trace_optimizer
 from trainfast_runner.worker.memory_trace.trace_request import read_request
-from trainfast_runner.worker.shared.traced import GRADS, OPTIMIZER, PARAMS
+from trainfast_runner.worker.memory_trace.without_memory import choose_foreach
+from trainfast_runner.worker.shared.traced import GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
 Train = Callable[..., Any]
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
@@ -123,6 +125,21 @@ def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: 
     standing = trace_optimizer(read_request({**about, "knobs": knobs, "unused": []}), 0)["segment"].start
     if not entry.eight_bit:  # its small states are not quantized
         assert standing[OPTIMIZER] // standing[GRADS] == entry.state_tensors
+
+
+@pytest.mark.parametrize(("weight_decay", "copies"), [(0.0, 0), (0.01, 1)])
+def test_sgd_with_weight_decay_copies_all_gradients_on_a_gpu(
+    weight_decay: float, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch/optim/sgd.py, _multi_tensor_sgd: `torch._foreach_add(grads, params, alpha=weight_decay)`."""
+    monkeypatch.setattr(step_timeline, "choose_foreach", lambda optimizer, _: choose_foreach(optimizer, "cuda"))
+    settings = ["model.num_hidden_layers=2", "optimizer=sgd", f"weight_decay={weight_decay}"]
+    _, fields = request_fields(resolve("tiny-llama", settings), "cpu")
+    knobs = knob_values(**fields["knobs"])
+    segment = trace_optimizer(read_request({**fields, "knobs": knobs, "unused": []}), 0)["segment"]
+    vectors = 4 * 192 * (2 * 2 + 1)
+    copied = max(point[TEMPORARY] for point in [segment.start, *segment.points])
+    assert copied == copies * (segment.start[GRADS] - vectors)
 
 
 def test_a_parameter_of_the_repeated_block_stands_for_one_in_each() -> None:

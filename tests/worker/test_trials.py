@@ -246,6 +246,7 @@ def a_step(step: int, warmup: bool, loss: float = 2.0, peak: int | None = None, 
         "warmup": warmup,
         "loss": loss,
         "step_ms": 10.0 * step,
+        "data_ms": 1.0 * step,
         "samples": 2,
         "tokens": tokens,
         **memory,
@@ -262,6 +263,7 @@ def test_a_step_that_compiled_is_not_timed_and_tokens_are_a_mean() -> None:
     steps = [a_step(1, True, peak=7), a_step(2, True, peak=9), a_step(3, False, tokens=60), a_step(4, False, tokens=70)]
     fields = trial_fields(steps)
     assert (fields["untimed_ms"], fields["step_ms"], fields["tokens"]) == ([10.0, 20.0], [30.0, 40.0], 65)
+    assert fields["data_ms"] == [3.0, 4.0]
     assert fields["peak_allocated_bytes"] == 9
 
 

@@ -119,6 +119,8 @@ def request_fields(spec: RunSpec, device: str, *, whole: bool = False) -> tuple[
         "precision": "fp32" if precision == "bf16" else precision,
         # Every model has eager attention, which has no parameters.
         "attention": "eager",
+        # Without decay SGD has no copy of its gradients: how much decay changes nothing.
+        "weight_decay": float(bool(spec.knobs["weight_decay"])),
     }
     return step, {**shared_fields, "part": "optimizer", "knobs": knobs}
 

@@ -115,6 +115,8 @@ class TrialLine(WarmLine, frozen=True, kw_only=True):
 
     tokens: Count | None = None
     """Mean number of this rank's tokens in one step, without padding."""
+    data_ms: list[float | None] = []
+    """The wait for data in each timed step."""
     untimed_ms: list[float] = []
     switch_s: float | None = None
     """Seconds from the order to the first step."""

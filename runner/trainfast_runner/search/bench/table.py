@@ -40,6 +40,8 @@ class Row:
     published: Mapping[str, Any]
     ratio: float | None
     """The measured over the published samples/s."""
+    diagnosis: str | None = None
+    """The rule of the first diagnosis of `result`: what holds the row back; None without any."""
     verdict: str | None = None
     samples_per_s: list[float] = field(default_factory=list)
     """Those of every finished run."""
@@ -134,6 +136,7 @@ def _row(
         vs_baseline_percent=0.0 if is_baseline and rate else _percent(rate, baseline_rate),
         published=planned_row.published,
         ratio=rate / published_rate if rate and published_rate else None,
+        diagnosis=result.diagnosis[0].rule if result is not None and result.diagnosis else None,
         verdict=verdict,
         samples_per_s=rates,
         interval_percent=interval,

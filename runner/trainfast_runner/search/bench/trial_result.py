@@ -24,7 +24,8 @@ from trainfast_runner.results.verdict import Verdict
 def trial_result(directory: Path, knobs: Mapping[str, Any], answers: Mapping[int, TrialLine]) -> Result:
     """Summarise the process's last trial, which had these knobs and got these answers by rank.
 
-    Phases of a step, which a trial does not record, are None, as is every figure without a reading in its time.
+    Phases of a step but the wait for data, which a trial does not record, are None, as is every figure without a reading
+    in its time.
     """
     records = read_records(directory)
     began_ns = min(line.t_ns - round(1e9 * (line.seconds or 0.0)) for line in answers.values())
@@ -61,9 +62,12 @@ def _verdict(trial_records: RunRecords, answers: Mapping[int, TrialLine]) -> Ver
 def _steps(line: TrialLine) -> Iterator[Step]:
     """Yield a rank's steps, the untimed ones as warm-up; the last one ended with the answer."""
     times = [*line.untimed_ms, *line.step_ms]
-    losses = [*[None] * len(line.untimed_ms), *line.losses]
+    untimed = [None] * len(line.untimed_ms)
+    losses = [*untimed, *line.losses]
+    waits = [*untimed, *(line.data_ms or [None] * len(line.step_ms))]
     left_ms = sum(times)
-    for number, (step_ms, done_ms, loss) in enumerate(zip(times, accumulate(times), losses, strict=True), start=1):
+    steps = zip(times, accumulate(times), losses, waits, strict=True)
+    for number, (step_ms, done_ms, loss, data_ms) in enumerate(steps, start=1):
         is_warmup = number <= len(line.untimed_ms)
         yield Step(
             t_ns=line.t_ns - round(1e6 * (left_ms - done_ms)),
@@ -74,6 +78,7 @@ def _steps(line: TrialLine) -> Iterator[Step]:
             loss=loss,
             loss_not_finite=loss is None and not is_warmup,
             step_ms=step_ms,
+            data_ms=data_ms,
             # The peak over all steps, whichever of them reached it.
             peak_allocated_bytes=line.peak_allocated_bytes,
             peak_reserved_bytes=line.peak_reserved_bytes,

@@ -166,6 +166,7 @@ def trial_fields(records: list[dict[str, Any]]) -> dict[str, Any]:
         "samples": records[-1]["samples"],
         "tokens": round(statistics.fmean(record["tokens"] for record in timed or records)),
         "step_ms": [record["step_ms"] for record in timed],
+        "data_ms": [record["data_ms"] for record in timed],
         "untimed_ms": [record["step_ms"] for record in records if record["warmup"]],
         "losses": [record["loss"] for record in timed],
         **peaks,

@@ -38,6 +38,7 @@ def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
         },
         FigureHeading("published vs baseline"): [_published_gain(row) for row in rows],
         FigureHeading("ours / published"): [_figure(row.ratio) for row in rows],
+        "diagnosis": [row.diagnosis or "" for row in rows],
         "process": [process_word(row) for row in rows],
         "state": [_state(row) for row in rows],
     }
