@@ -16,8 +16,16 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.pipeline import PipelineCut, StageCut, stage_count
 from trainfast_runner.memory.prediction import CATEGORIES
-from trainfast_runner.memory.sharding import PIPELINE_STRATEGIES, PREDICTED_STRATEGIES, STAGED_STRATEGIES
+from trainfast_runner.memory.sharding import (
+    PIPELINE_STRATEGIES,
+    PREDICTED_STRATEGIES,
+    STAGED_STRATEGIES,
+    WholeModel,
+    memory_rule,
+)
+from trainfast_runner.memory.timeline import BlockPosition, BlockStack, Moment
 from trainfast_runner.memory.tracing import cached_model, cached_models
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 
@@ -230,3 +238,20 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(
     step = 4 if knobs["strategy"] in PIPELINE_STRATEGIES else 1
     assert most == 0 or total(most) <= limit
     assert total(most + step) > limit
+
+
+def test_zero_has_its_bucket_from_the_first_gradient_on() -> None:
+    """DeepSpeed 0.19.8, stage_1_and_2.py: `process_gradients` allocates it, after the loss's backward began."""
+    model = WholeModel([BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True)
+    rule = memory_rule({**resolve("tiny-llama").knobs, "strategy": "zero2", "precision": "bf16"}, 1, model)
+    loss = Moment((80.0, 0.0, 0.0, 50.0, 50.0), None, 1, True)
+    in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0), BlockPosition(0, 2, True), 1, True)
+    assert [rule.at(moment).communication for moment in (loss, in_last_block)] == [0, 80]
+
+
+def test_a_single_rank_of_zero3_gathers_nothing() -> None:
+    model = WholeModel([BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True)
+    knobs = {**resolve("tiny-llama").knobs, "strategy": "zero3", "precision": "bf16"}
+    loss = Moment((80.0, 0.0, 0.0, 50.0, 50.0), None, 1, True)
+    part = 2 * 10
+    assert [memory_rule(knobs, ranks, model).at(loss).communication for ranks in (1, 2)] == [part, 3 * part]

@@ -137,7 +137,11 @@ class FullySharded(MemoryRule):
     def at(self, moment: Moment) -> RankBytes:
         """Shards, the gathered part of the model, and gradients that are not reduced yet."""
         model, live = self.model, RankBytes(*moment.live)
+        # The step is traced with the gathered weights, and gradients have their width until they are reduced.
         gathered_width = self.formats.compute_bytes if self.formats.is_mixed else model.weight_width
+        made_grads = live.grads / gathered_width
+        whole_grads = made_grads if self.accumulates else max(0.0, made_grads - self._reduced_grads(moment, made_grads))
+        whole_width = model.gradient_width if self.accumulates else gathered_width
         block = model.size_of(moment.position)
         communication = gathered_width * (model.outside_blocks + block)
         if self.knobs.get("reshard") == "off":
@@ -146,16 +150,11 @@ class FullySharded(MemoryRule):
             communication += gathered_width * block
         if moment.backward:
             communication += FP32_BYTES * block
-        activations = live.activations
-        if self.formats.is_mixed:
-            # The gathered weights are the cast ones that autocast would have made.
-            activations -= min(activations, max(0.0, moment.unscaled))
-        whole_grads = live.grads if self.accumulates else max(0.0, live.grads - self._reduced_grads(moment))
         return RankBytes(
             params=live.params / self.ranks,
-            grads=whole_grads + (live.grads - whole_grads) / self.ranks,
+            grads=whole_grads * whole_width + (made_grads - whole_grads) * model.gradient_width / self.ranks,
             optimizer=live.optimizer / self.ranks,
-            activations=activations,
+            activations=live.activations,
             temporary=live.temporary,
             communication=communication,
         )
@@ -165,14 +164,14 @@ class FullySharded(MemoryRule):
         shards = RankBytes(*(value / self.ranks for value in live))
         return shards._replace(activations=live[ACTIVATIONS])
 
-    def _reduced_grads(self, moment: Moment) -> float:
-        """Bytes of the gradients of the blocks whose backward is over."""
+    def _reduced_grads(self, moment: Moment, made_grads: float) -> float:
+        """Elements of the gradients of the blocks whose backward is over."""
         if not moment.backward:
-            return moment.live[GRADS]
+            return made_grads
         if moment.position is None:
-            block_grads = self.model.gradient_width * sum(self.model.block_sizes)
-            return block_grads if moment.live[GRADS] >= block_grads else 0.0
-        return self.model.gradient_width * self.model.size_after(moment.position)
+            block_grads = sum(self.model.block_sizes)
+            return block_grads if made_grads >= block_grads else 0.0
+        return self.model.size_after(moment.position)
 
 
 class ZeroPartitioned(MemoryRule):
@@ -213,10 +212,14 @@ class ZeroPartitioned(MemoryRule):
         )
 
     def _bucket(self, moment: Moment) -> float:
-        """Bytes of the bucket: the whole bucket on a GPU, only the written part on a CPU."""
+        """Bytes of the bucket from the first gradient on: the whole bucket on a GPU, only the written part on a CPU.
+
+        DeepSpeed allocates the bucket when it processes that gradient (stage_1_and_2.py, process_gradients).
+        """
         if not moment.backward:
             return 0.0
-        return self.weights if self.model.on_gpu else self._new_grads(moment)
+        new_grads = self._new_grads(moment)
+        return self.weights if self.model.on_gpu and (new_grads or moment.position is not None) else new_grads
 
     def _new_grads(self, moment: Moment) -> float:
         """Bytes of the gradients that the running micro-batch has made."""
@@ -241,7 +244,11 @@ class ZeroPartitioned(MemoryRule):
 
 
 class ZeroParameters(ZeroPartitioned):
-    """ZeRO-3: weights are partitioned too; at most two parts of the model are gathered, and one bucket is reduced."""
+    """ZeRO-3: weights are partitioned too, and at most two parts of the model are gathered.
+
+    One bucket of a part's gradients is there from the start; a single rank gathers nothing (partition_parameters.py,
+    `_no_gather_coalesced`).
+    """
 
     @property
     def largest_part(self) -> float:
@@ -254,26 +261,31 @@ class ZeroParameters(ZeroPartitioned):
         return min(self.masters, FP32_BYTES * self.largest_part / self.width)
 
     def at(self, moment: Moment) -> RankBytes:
-        """Parts, the gathered weights and the gradients being reduced."""
+        """Parts, the bucket, the gathered weights, and a part's gradients from the first of them on."""
+        makes_grads = moment.backward and (moment.position is not None or self._new_grads(moment) > 0)
         return RankBytes(
             params=self.weights / self.ranks,
             grads=self.weights / self.ranks,
             optimizer=self.masters + self.states,
             activations=moment.live[ACTIVATIONS],
             temporary=moment.live[TEMPORARY],
-            communication=(4 if moment.backward else 2) * self.largest_part,
+            communication=(1 + self._gathered_parts + makes_grads) * self.largest_part,
         )
 
     def in_optimizer(self, live: Vector) -> RankBytes:
-        """Groups no larger than the largest part are updated and gathered one after another."""
+        """Groups no larger than the largest part are cast, updated and gathered one after another."""
         return RankBytes(
             params=self.weights / self.ranks,
-            grads=self.weights / self.ranks + self.masters,
+            grads=self.weights / self.ranks + self.largest_group,
             optimizer=self.masters + self.states,
             activations=live[ACTIVATIONS],
             temporary=self._scratch(live, self.largest_group),
-            communication=self.largest_part,
+            communication=(1 + min(1, self._gathered_parts)) * self.largest_part,
         )
+
+    @property
+    def _gathered_parts(self) -> int:
+        return 2 if self.ranks > 1 else 0
 
 
 class ZeroOffloaded(ZeroPartitioned):
@@ -333,7 +345,8 @@ class ZeroParametersOffloaded(ZeroParameters):
         """No states and no update on the device; on a CPU both are in the host's memory, as in ZeRO-3."""
         if self.model.on_gpu:
             return RankBytes(activations=live[ACTIVATIONS])
-        return super().in_optimizer(live)._replace(temporary=self._host_scratch(live, self.largest_group))
+        grads, scratch = self.weights / self.ranks + self.masters, self._host_scratch(live, self.largest_group)
+        return super().in_optimizer(live)._replace(grads=grads, temporary=scratch)
 
 
 MEMORY_RULES = {"Unshared": MemoryRule} | {

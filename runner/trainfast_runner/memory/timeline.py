@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.worker.shared.traced import ACTIVATIONS, NO_WORK, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.traced import NO_WORK, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
 
 Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""
@@ -63,8 +63,6 @@ class Moment(NamedTuple):
     """The block that runs; None outside of all blocks."""
     micro: int
     backward: bool
-    unscaled: float
-    """Bytes of the activations that do not grow with the batch: weights cast by autocast."""
     is_last: bool = False
     """True at the end of the last backward."""
 
@@ -80,7 +78,7 @@ def moments(
 
     `start` is the live bytes before the step. The last traced micro-batch stands for all that follow it.
     """
-    level, unscaled = start, 0.0
+    level = start
     for segment in segments:
         if segment.micro > micro_batches:
             break
@@ -88,22 +86,17 @@ def moments(
         blocks = blocks_of(segment, stacks)
         backward = segment.phase == "backward"
         delta = _live_at(segment.delta, batch, share)
-        cast_bytes = segment.delta[0][ACTIVATIONS] * share
         peaks = [_live_at(line, batch, share) for line in segment.lines]
         # Live bytes are linear in the copy's number, so only the first and the last copy can hold the peak.
         for copy in dict.fromkeys((0, blocks.copies - 1)):
             block = blocks.first + (blocks.copies - 1 - copy if backward else copy)
             position = None if blocks.stack is None else BlockPosition(blocks.stack, block, backward)
             base = add(level, delta, copy)
-            unscaled_here = unscaled + copy * cast_bytes
-            yield Moment(base, position, segment.micro, backward, unscaled_here)
-            for (fixed, _), peak in zip(segment.lines, peaks, strict=True):
-                yield Moment(
-                    add(base, peak), position, segment.micro, backward, unscaled_here + fixed[ACTIVATIONS] * share
-                )
+            yield Moment(base, position, segment.micro, backward)
+            for peak in peaks:
+                yield Moment(add(base, peak), position, segment.micro, backward)
         level = add(level, delta, blocks.copies)
-        unscaled += blocks.copies * cast_bytes
-    yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
+    yield Moment(level, None, micro_batches, True, is_last=True)
 
 
 class Blocks(NamedTuple):

@@ -27,7 +27,7 @@ from trainfast_runner.worker.shared.traced import NO_WORK
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own
 step; all other knobs only change the number of repetitions and of ranks."""
-TRACE_FORMAT = "6"
+TRACE_FORMAT = "7"
 """Format of the cached traces; a trace of another format is made again."""
 
 
@@ -108,6 +108,8 @@ def request_fields(spec: RunSpec, device: str, *, whole: bool = False) -> tuple[
         shared_fields["tp_degree"] = spec.knobs["tp_degree"]
     step = {**shared_fields, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
     step["knobs"]["precision"] = precision
+    if strategy.memory_rule == "FullySharded" and precision in MIXED_PRECISIONS:
+        step["half_weights"] = True
     # The trace is the whole model's; the number of stages says where the worker cuts it.
     if strategy.is_pipeline:
         step["stages"] = stage_count(spec.knobs)

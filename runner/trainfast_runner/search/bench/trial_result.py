@@ -24,8 +24,8 @@ from trainfast_runner.results.verdict import Verdict
 def trial_result(directory: Path, knobs: Mapping[str, Any], answers: Mapping[int, TrialLine]) -> Result:
     """Summarise the process's last trial, which had these knobs and got these answers by rank.
 
-    Phases of a step but the wait for data, which a trial does not record, are None, as is every figure without a reading
-    in its time.
+    Of a step's phases a trial records the wait for data; the others are None, as is every figure without a reading in
+    its time.
     """
     records = read_records(directory)
     began_ns = min(line.t_ns - round(1e9 * (line.seconds or 0.0)) for line in answers.values())

@@ -26,6 +26,7 @@ from ..model.model_config import (
 )
 from ..model.objective import Objective
 from ..model.optimizer import build_optimizer
+from ..model.precision import HALF_DTYPE
 from ..shared.sequence_lengths import split_tokens
 from ..shared.traced import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
 from ..spec import Knobs
@@ -157,6 +158,9 @@ def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
         from .slices import keep_one_slice
 
         keep_one_slice(model, request.tp_degree, request.device)
+    if request.half_weights:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(HALF_DTYPE[knobs.precision])
     return model
 
 

@@ -24,6 +24,8 @@ class TraceRequest:
     """True to trace every block, not three of a stack of identical ones."""
     tp_degree: int | None = None
     """Number of ranks that share the layers under tp; the slice of one is traced. None for a whole model."""
+    half_weights: bool = False
+    """True for the weights that FSDP gathers in mixed precision: half ones, under autocast."""
     stages: int | None = None
     """Stages of a pipeline; None without one."""
     spread: bool = False
