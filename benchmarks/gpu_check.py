@@ -175,19 +175,20 @@ def judge(check: Check, report: Json) -> list[Row]:
         budgets = [row for row in cells if len(row) == 4 and row[3] in ("held", "NOT HELD")]
         return [(what, text, bound, held == "held") for what, text, bound, held in budgets]
     rows: list[Row] = [tuple(row) for row in output.get("judged", ())]
-    for path, most, unit in check.at_most:
+    bounds = [("<=", *bound) for bound in check.at_most] + [(">=", *bound) for bound in check.at_least]
+    for sign, path, bound, unit in bounds:
         value: Any = output
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
-        absent: Row = (path, "absent", f"<= {most:g} {unit}", False)
-        rows.append(absent if value is None else at_most(path, value, most, unit, digits=1))
+        held = value is not None and (value <= bound if sign == "<=" else value >= bound)
+        rows.append((path, "absent" if value is None else f"{value:,.1f} {unit}", f"{sign} {bound:g} {unit}", held))
     memory = output.get("memory") or {}
     predicted, measured = memory.get("predicted_bytes"), memory.get("peak_allocated_bytes")
     if predicted and measured and output.get("state") == "finished":
         off = 100 * (predicted / measured - 1)
         sizes = f"{predicted / 2**20:,.0f} for {measured / 2**20:,.0f} MiB ({off:+.2f} %)"
-        bound = f"within {MEMORY_WITHIN_PERCENT:g} %"
-        rows.append(("predicted memory", sizes, bound, abs(off) <= MEMORY_WITHIN_PERCENT))
+        within = f"within {MEMORY_WITHIN_PERCENT:g} %"
+        rows.append(("predicted memory", sizes, within, abs(off) <= MEMORY_WITHIN_PERCENT))
     if output.get("state") == "oom":
         ended_s = output["started_wall_ns"] / 1e9 + output["seconds"]
         rows.append(at_most("over after the training", report["ended_s"] - ended_s, AFTER_OOM_S, "s", digits=1))

@@ -242,7 +242,9 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(
 
 def test_zero_has_its_bucket_from_the_first_gradient_on() -> None:
     """DeepSpeed 0.19.8, stage_1_and_2.py: `process_gradients` allocates it, after the loss's backward began."""
-    model = WholeModel([BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True)
+    model = WholeModel(
+        [BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True, largest_parameter=10
+    )
     rule = memory_rule({**resolve("tiny-llama").knobs, "strategy": "zero2", "precision": "bf16"}, 1, model)
     loss = Moment((80.0, 0.0, 0.0, 50.0, 50.0), None, 1, True)
     in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0), BlockPosition(0, 2, True), 1, True)
@@ -250,7 +252,9 @@ def test_zero_has_its_bucket_from_the_first_gradient_on() -> None:
 
 
 def test_a_single_rank_of_zero3_gathers_nothing() -> None:
-    model = WholeModel([BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True)
+    model = WholeModel(
+        [BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True, largest_parameter=10
+    )
     knobs = {**resolve("tiny-llama").knobs, "strategy": "zero3", "precision": "bf16"}
     loss = Moment((80.0, 0.0, 0.0, 50.0, 50.0), None, 1, True)
     part = 2 * 10
