@@ -75,7 +75,7 @@ def test_f14_a_launch_that_is_cancelled_while_another_one_is_under_way_starts_no
 @pytest.mark.parametrize(
     "command", [["run"], pytest.param(["search", "max-batch"], marks=[pytest.mark.ci, pytest.mark.long])]
 )
-def test_f5_a_wait_for_a_trace_says_who_makes_it_and_can_be_cancelled(
+def test_f05_a_wait_for_a_trace_says_who_makes_it_and_can_be_cancelled(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], number: signal.Signals
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cli.cache))

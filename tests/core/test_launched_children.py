@@ -98,7 +98,7 @@ def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path: Path) -> Non
     until(lambda: identify(fork) is None, "the fork to be ended")
 
 
-def test_f7_a_program_of_the_worker_ends_with_the_command_that_asked_it(tmp_path: Path) -> None:
+def test_f07_a_program_of_the_worker_ends_with_the_command_that_asked_it(tmp_path: Path) -> None:
     (tmp_path / "transformers.py").write_text(
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"
     )

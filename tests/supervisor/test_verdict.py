@@ -65,7 +65,7 @@ PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598
         ),
     ],
 )
-def test_f6_f8_an_end_that_a_limit_explains_names_the_limit(
+def test_f06_f08_an_end_that_a_limit_explains_names_the_limit(
     limit: str, phase: str, error: tuple[str, str], output: str, state: str, words: str
 ) -> None:
     run = msgspec.structs.replace(RUN, world_size=1, limits={limit: 600_000 << 10})

@@ -34,7 +34,7 @@ def test_a_size_below_one_is_no_model(family: str, field: str, value: int) -> No
         ({"family": "mixtral", "num_local_experts": 10**6}, "num_local_experts", 2_000),
     ],
 )
-def test_f7_a_size_beyond_every_model_is_refused_with_the_largest_allowed(
+def test_f07_a_size_beyond_every_model_is_refused_with_the_largest_allowed(
     model: dict[str, Any], field: str, most: int
 ) -> None:
     with pytest.raises(InvalidInput, match=f"{field}=[0-9,]+ is too large") as refused:
@@ -42,7 +42,7 @@ def test_f7_a_size_beyond_every_model_is_refused_with_the_largest_allowed(
     assert (refused.value.key, refused.value.allowed) == (f"model.{field}", [f"at most {most:,}"])
 
 
-def test_f7_a_stored_configuration_has_the_same_bounds(tmp_path: Path) -> None:
+def test_f07_a_stored_configuration_has_the_same_bounds(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "num_hidden_layers": 1000000000}')
     with pytest.raises(InvalidInput, match=r"config.json.num_hidden_layers=1,000,000,000 is too large"):
         resolve_config({"path": str(tmp_path)})
