@@ -119,9 +119,10 @@ def test_a_run_can_be_deleted_the_moment_its_result_is_there(cli: Cli) -> None:
     assert started.end().code in (0, 5)
 
 
-def test_ids_sort_in_the_order_of_the_launches(tmp_path: Path) -> None:
+def test_runs_sort_in_the_order_of_their_launches(tmp_path: Path) -> None:
     home = Home(tmp_path)
     made = [home.new_run(word)[0] for word in ("zebra", "monkey", "ant")]
+    assert [home.number_launch(run_id) for run_id in made] == [1, 2, 3]
     assert home.run_ids() == made
     assert home.find("last") == made[-1]
     # A clock that once was years ahead does not lead the ids along.
