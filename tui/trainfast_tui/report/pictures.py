@@ -180,7 +180,7 @@ def whisker_picture(title: str, x_title: str, whiskers: Sequence[Whisker], forma
 
     def draw(axes: Axes) -> None:
         for row, one in enumerate(whiskers):
-            ends = [[one.middle - one.low], [one.high - one.middle]]
+            ends = [[max(0.0, one.middle - one.low)], [max(0.0, one.high - one.middle)]]
             axes.errorbar(one.middle, row, xerr=ends, fmt="o", capsize=4, color=LIGHT_COLOURS[one.tone])
             axes.annotate(plain(one.words), (one.high, row), (8, 0), textcoords="offset points", va="center")
         axes.axvline(0, color=LIGHT_COLOURS["muted"], linewidth=0.8)
