@@ -70,7 +70,7 @@ def test_what_a_search_sets_in_its_runs_is_not_shown_as_changed(cli: Cli) -> Non
         "".join(text for text, _ in RunsTable().row_line(row, 160)) for row in iter_rows(Home(cli.home))
     )
     assert "steps=11 memory_limit=none" in by_itself
-    assert of_a_search.endswith("data.kind=random batch_size=4")
+    assert of_a_search.endswith("data.kind=random batch_size=4  a search's run")
     shown = cli("runs", "show", "20261101").out.splitlines()[-1]
     assert shown == "settings: data.kind=random batch_size=4"
     assert cli("runs", "list", "--json").json["runs"][1]["changed"] == searched

@@ -226,7 +226,7 @@ def farewell_lines(session: Session) -> Iterator[str]:
         if run_id is not None:
             yield f"{run_id} goes on without this screen."
             # A line for the command: a terminal of 80 columns would break the id.
-            yield f"Come back with: trainfast-tui\nFollow it with:\ntrainfast-tui attach {run_id}"
+            yield from ("Come back with: trainfast-tui", "Follow it with:", f"trainfast-tui attach {run_id}")
     if session.run_control.is_waiting:
         yield "The run that waited was not started."
     elif session.run_control.pending.is_pending:

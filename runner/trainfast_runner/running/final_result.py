@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import EXIT_CODES
@@ -17,14 +18,17 @@ def result_or_none_while_live(directory: Path) -> Result | None:
     """Return the result, or None while the run is alive; raises UserError for a directory without records."""
     result = recover_result(directory)
     if result is None and (state := run_state(directory)).ended:
+        is_unreadable = state.state == "unreadable"
+        if not is_unreadable and is_alive(directory):
+            return None  # its supervisor is about to write the result
         # It may have ended between the two looks.
         result = recover_result(directory)
-    if result is None and state.ended:
-        raise UserError(
-            f"{directory.name} has no result: {state.reason}",
-            key=directory.name,
-            exit_code=EXIT_CODES["unreadable" if state.state == "unreadable" else "lost"],
-        )
+        if result is None:
+            raise UserError(
+                f"{directory.name} has no result: {state.reason}",
+                key=directory.name,
+                exit_code=EXIT_CODES["unreadable" if is_unreadable else "lost"],
+            )
     return None if result is None else with_doubts(result)
 
 
