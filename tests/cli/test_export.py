@@ -128,7 +128,7 @@ def test_settings_that_ran_out_of_memory_come_with_a_warning(cli: Cli) -> None:
     ("words", "instead"),
     [
         (("import", "args.py"), "import was removed: presets new NAME -- COMMAND"),
-        (("export", "last", "--to", "command", "--onto", "train.py"), "--onto was removed: --to prints"),
+        (("export", "last", "--onto", "train.py"), "--onto was removed: --to prints"),
         (("export", "last", "--to", "command", "--prove"), "--prove was removed: run -- COMMAND"),
     ],
 )

@@ -70,9 +70,12 @@ def _command(run: RunFile, asked: ScriptAsked, line: ScriptLine) -> ExportText:
 def _with_trainer_flags(command: Sequence[str], fields: Mapping[str, object]) -> list[str] | None:
     """The command with these fields as flags after its script, in place of their flags now.
 
-    None for a command without any flag of TrainingArguments: its arguments are in the script.
+    None for a command without any flag of TrainingArguments, or without a script that could take one.
     """
-    start = (script_index(command) or 0) + 1
+    index = script_index(command)
+    if index is None:
+        return None
+    start = index + 1
     others: list[str] = []
     given, is_replaced = set(), False
     for word in command[start:]:

@@ -54,7 +54,6 @@ REMOVED = {
     "import": "presets new NAME -- COMMAND makes a preset of a script's command",
     "--onto": "--to prints the settings for your script",
     "--prove": "run -- COMMAND runs your script with them",
-    "--cool-to": "doubts name the runs that heat slowed; wait before the next run",
 }
 """The present way to the job of each removed command or option."""
 GROUP_HELP = {

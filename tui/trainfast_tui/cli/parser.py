@@ -39,6 +39,9 @@ class Parser(argparse.ArgumentParser):
                 separator = args.index("--")
                 args, script = args[:separator], args[separator + 1 :]
             self.set_defaults(run=module.run, leaf=self, script=script)
+            # Before argparse misses an argument that the removed option stood for.
+            if removed := next((word for word in args if word in REMOVED and word not in self.option_names()), None):
+                raise self.unknown(removed)
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:

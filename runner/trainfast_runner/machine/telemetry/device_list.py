@@ -24,7 +24,7 @@ class DeviceList:
     def find(self, nv: ModuleType) -> dict[Device, Handle]:
         """Ask for the driver's list, add new GPUs and mark missing ones; return the handles of those that answer.
 
-        Raises NVMLError when the library fails.
+        Raises NvmlError when the library fails.
         """
         handles: dict[Device, Handle] = {}
         seen_indexes: set[int] = set()

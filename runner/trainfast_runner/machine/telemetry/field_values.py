@@ -84,7 +84,7 @@ class FieldCall:
         self._blank = bytes(self._answers)
 
     def ask(self, nv: ModuleType, handle: Handle) -> list[Entry]:
-        """The driver's answers, in order. Raises NVMLError when the call as a whole fails."""
+        """The driver's answers, in order. Raises NvmlError when the call as a whole fails."""
         # What a driver leaves out must not look like the answer of the time before.
         ctypes.memmove(self._answers, self._blank, len(self._blank))
         call = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
@@ -115,7 +115,7 @@ class FieldBatch:
         return [field.name for field in self.answered if field.pace is Pace.SPARSE]
 
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
-        """Ask for all fields once; return the values of the sparse ones. Raises NVMLError when the GPU is gone."""
+        """Ask for all fields once; return the values of the sparse ones. Raises NvmlError when the GPU is gone."""
         candidates = [
             (label, [NvmlField(name, first_number + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)])
             for label, first_number in CAUSE_NUMBERS
@@ -171,7 +171,7 @@ class FieldBatch:
     def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> tuple[dict[str, Any], dict[str, str]]:
         """The values of the due fields, None where the GPU gives none now, and the reasons of those.
 
-        Takes one call. Raises NVMLError when the GPU or the library is gone.
+        Takes one call. Raises NvmlError when the GPU or the library is gone.
         """
         if sparse not in self._calls:
             due = [field for field in self.answered if sparse or field.pace is Pace.TICK]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ FREE_IMAGE_SIZE = 224
 """Side in pixels of images for a model that takes any size, as in the ImageNet recipe of the loader."""
 POSITIVE_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 """Fields of a configuration that must be positive."""
-COUNT_WORDS, MOST_COUNTED, LARGEST_SIZE = ("layer", "depth", "expert"), 2_000, 2**31 - 1
-"""Chosen, not measured: words in the names of fields that count parts of a model, each of which is built, the most of
-them, and the largest of any other size. The deepest published models have below 1,000 layers."""
+COUNT_FIELD = re.compile(r"(.*_)?(layers|depths?|experts|blocks)|n_layer")
+"""Names of fields that count parts of a model, each of which is built: `num_hidden_layers`, `n_routed_experts`."""
+MOST_COUNTED, LARGEST_SIZE = 2_000, 2**31 - 1
+"""Chosen, not measured: the most of such parts, and the largest of any other size. The deepest published models have
+below 1,000 layers."""
 
 
 def resolve_config(model: dict[str, Any]) -> Any:
@@ -60,9 +63,7 @@ def _check_largest(fields: dict[str, Any], section: str) -> None:
         if isinstance(value, dict):
             _check_largest(value, f"{section}.{name}")
             continue
-        # vocab_size_per_layer_input counts no layers.
-        counts = any(word in name for word in COUNT_WORDS) and "size" not in name
-        most = MOST_COUNTED if counts else LARGEST_SIZE
+        most = MOST_COUNTED if COUNT_FIELD.fullmatch(name) else LARGEST_SIZE
         sizes = [*value, len(value)] if isinstance(value, list) else [value]
         if (largest := max((size for size in sizes if isinstance(size, int)), default=0)) > most:
             raise InvalidInput(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from trainfast_runner.plain_text import escaped
 from trainfast_runner.search.bench.table import Row, Table
 from trainfast_runner.search.bench.variants import Bench
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -48,7 +49,7 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
 
 
 def _json(bench: Bench, table: Table, command: str) -> str:
-    return msgspec.json.encode(table.fields()).decode() + "\n"
+    return escaped(msgspec.json.encode(table.fields()).decode()) + "\n"
 
 
 def bench_markdown(bench: Bench, table: Table, command: str) -> str:
