@@ -131,14 +131,17 @@ def _stamp_of(time_s: float) -> str:
 
 
 def _kept_runs(home: Home, keep: int) -> list[str]:
-    """The newest `keep` runs of `runs list`, and the runs between them that it leaves out."""
+    """The newest `keep` runs of `runs list`, and the runs between them that it leaves out.
+
+    With fewer runs than `keep` an empty id, older than every other, is among them.
+    """
     kept: list[str] = []
     for run_id in reversed(home.run_ids() if keep else []):
         kept.append(run_id)
         keep -= is_listed(home.directory(run_id))
         if keep == 0:
             break
-    return kept
+    return [*kept, ""] if keep else kept
 
 
 def _is_from_launch(directory: Path) -> bool:
