@@ -163,6 +163,15 @@ def test_runs_of_a_search_are_not_the_newest_run(home: Home, hold: Callable[[Pat
     assert newest_run(home) == ended
 
 
+def test_an_unreadable_run_is_not_the_newest_run(home: Home) -> None:
+    """A link to itself is as unreadable as another user's file, and so for root too."""
+    (unreadable := home.directory("20261123-000000-tiny-llama-0001")).mkdir(parents=True)
+    (unreadable / "run.json").symlink_to("run.json")
+    assert newest_run(home) is None
+    readable = a_run(home, "20261121-000000-tiny-llama-0002")
+    assert newest_run(home) == readable
+
+
 def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path], None]) -> None:
     directory = live(home, hold)
     taken: list[Snapshot] = []

@@ -23,6 +23,7 @@ from trainfast_runner.records.result_conditions import SteadyState
 from trainfast_runner.records.run_directory import (
     EVENTS_FILE,
     TELEMETRY_FILE,
+    is_listed,
     rank_file,
     read_result,
     read_run_file,
@@ -265,9 +266,10 @@ class Follower:
 
 
 def newest_run(home: Home) -> Path | None:
-    """The newest live run, else the newest of all; None without any. Runs of searches are left out."""
+    """The newest live run, else the newest of all, without runs of searches and unreadable ones; None without any."""
     every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
-    runs = ((directory, read_run_file(directory)) for directory in chain(home.live_directories(), every))
+    listed = filter(is_listed, chain(home.live_directories(), every))
+    runs = ((directory, read_run_file(directory)) for directory in listed)
     return next((directory for directory, run in runs if run is None or run.role is None), None)
 
 
