@@ -12,8 +12,9 @@ import pickle
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from cli.command import Done
+from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_cached
 from trainfast_runner.records.result import Result
@@ -340,9 +342,29 @@ def test_f17_a_run_of_another_host_is_shown_as_such_and_left_alone(tmp_path: Pat
     assert "on host node7" in text
     assert "lost" not in text
     assert "unsupervised" not in text
-    for command in ("stop last", "runs rm last"):
+    for command in ("stop last", "runs rm last", "attach last"):
         assert "node7" in run_in_process(tmp_path, command).refused()
     assert run_in_process(tmp_path, "runs prune --keep 0 --yes").code == 0
     assert not (directory / "result.json").exists()
     assert directory.exists()
     assert live_runs(Home(home)) == []
+
+
+@pytest.mark.parametrize("command", ["runs rm last", "runs prune --keep 0 --yes"])
+def test_f17_an_abandoned_run_of_another_host_can_be_deleted(command: str, tmp_path: Path) -> None:
+    home = home_with(str(tmp_path), "run.json", ("host",), "node7")
+    directory = home / "runs" / RECORDED.name
+    (directory / "result.json").unlink()
+
+    def delete(unchanged_s: float, *, alive: bool = False) -> Done:
+        for path in (*directory.iterdir(), directory):
+            os.utime(path, (0, time.time() - unchanged_s))
+        with shared_lock(directory) if alive else nullcontext():
+            return run_in_process(tmp_path, command)
+
+    (directory / "alive.lock").touch()
+    for kept in (delete(80_000), delete(90_000, alive=True)):
+        assert directory.exists()
+        assert "prune" in command or "delete its folder if node7 is gone" in kept.refused()
+    delete(90_000)
+    assert not directory.exists()

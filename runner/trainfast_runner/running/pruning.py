@@ -14,11 +14,11 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import STAMP_CHARACTERS, STAMP_FORMAT, Home
-from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_result, read_run_file, unreadable_reason
+from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_run_file, unreadable_reason
 from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
 from trainfast_runner.running import cache_entries
 from trainfast_runner.running.cache_entries import UnneededEntry, disk_bytes
-from trainfast_runner.running.present_state import BEING_MADE_S, is_whole, other_host
+from trainfast_runner.running.present_state import BEING_MADE_S, is_abandoned, unfinished_host
 from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
 
 CACHE_UNUSED_S = 30 * 86400.0
@@ -83,9 +83,10 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
         if not _is_from_launch(directory):
             continue
         run = read_run_file(directory)
-        if other_host(run) is not None and not is_whole(read_result(directory)):
-            continue
         search_id = None if run is None else run.search_id
+        if unfinished_host(directory, run) is not None and not is_abandoned(directory):
+            needed_searches.add(search_id or "")
+            continue
         is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names
         is_old = is_limited and run_id < older_cutoff and run_id not in kept_ids
         if is_live and is_old:

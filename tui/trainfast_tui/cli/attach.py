@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom.explain_run import with_newer_explanation
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower
+from trainfast_runner.running.present_state import unfinished_host
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching.follow_run import follow
@@ -28,6 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     result = result_or_none_while_live(directory)
     if result is not None:
         return print_result(with_newer_explanation(directory, result), arguments.json)
+    host = unfinished_host(directory, read_run_file(directory))
+    if host is not None and not is_alive(directory):
+        raise UserError(f"{directory.name} is a run of host {host}: attach to it there", key=directory.name)
     with caught_signals() as signals:
         result = follow(directory, signals, interrupt_stops=False)
     if result is not None:

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
     for run_id in ids:
-        refuse_left_alone(home.directory(run_id))
+        refuse_left_alone(home.directory(run_id), deletes=True)
     live_ids = [run_id for run_id in ids if is_alive_after_grace(home.directory(run_id))]
     if live_ids:
         raise UserError(

@@ -166,7 +166,7 @@ class RunsScreen(AppScreen):
 
     def _delete(self, run_id: str) -> None:
         try:
-            refuse_left_alone(self._home.directory(run_id))
+            refuse_left_alone(self._home.directory(run_id), deletes=True)
             self._home.remove(run_id)
         except UserError as error:
             self.show_refusal(error)
