@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import itertools
 import json
 import os
@@ -10,17 +11,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from cli.command import SMALL, Cli, until, until_measured
 from plans import PLAN
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.trace_requests import requests_for
 from trainfast_runner.records.file_locks import locked, shared_lock
 from trainfast_runner.records.home import LAUNCH_LOCK_FILE, Home, cache_directory
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
+from trainfast_runner.running import launch
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli import stop as stop_command
 from trainfast_tui.cli.launching import waits
@@ -128,6 +132,24 @@ def test_runs_sort_in_the_order_of_their_launches(tmp_path: Path) -> None:
     # A clock that once was years ahead does not lead the ids along.
     home.directory("20991231-235959-future-0000").mkdir()
     assert home.new_run("now")[0] < "2099"
+
+
+@pytest.mark.parametrize("file", ["alive.lock", "launches", "run.json"])
+def test_a_launch_without_room_for_one_of_its_files_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    home = Home(tmp_path)
+    right = os.open
+
+    def opened(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if file in Path(os.fsdecode(path)).name and flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return right(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+    with pytest.raises(UserError, match="the disk is full"):
+        launch.start(PLAN, home)
+    assert list(home.runs.iterdir()) == []
 
 
 @pytest.mark.parametrize("is_search", [True, False])

@@ -74,10 +74,14 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
             with home.launching(on_wait):
                 refuse_busy(plan, home)
                 on_wait("")
-                run_id, directory = home.new_run(plan.spec.name)
-                # Held until the supervisor holds it too: a reader never sees a started run without a holder.
-                locks.enter_context(shared_lock(directory))
-                _write_run_file(_in_directory(run, plan, run_id, home.number_launch(run_id), directory), directory)
+                _, directory = home.new_run(plan.spec.name)
+                try:
+                    # Held until the supervisor holds it too: a reader never sees a started run without a holder.
+                    locks.enter_context(shared_lock(directory))
+                    _write_run_file(run, plan, home, directory)
+                except (OSError, UserError):
+                    shutil.rmtree(directory, ignore_errors=True)
+                    raise
             _spawn_supervisor(directory)
         except OSError as error:
             raise home_error(home.path, error) from None
@@ -95,32 +99,24 @@ def _with_thread_policy(plan: RunPlan) -> RunPlan:
     return replace(plan, threads=policy, env={**plan.env, **policy.env})
 
 
-def _write_run_file(run: RunFile, directory: Path) -> None:
-    """Write `run.json`, or leave nothing of the run."""
-    try:
-        write_atomically(directory / RUN_FILE, msgspec.json.encode(run))
-    except UnicodeEncodeError as error:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise UserError(f"{os.fsencode(error.object)!r} is not UTF-8 and cannot be recorded") from None
-    except OSError:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-
-
-def _in_directory(run: RunFile, plan: RunPlan, run_id: str, number: int, directory: Path) -> RunFile:
-    """Return the run file with the fields that its directory and its start decide."""
-    return msgspec.structs.replace(
+def _write_run_file(run: RunFile, plan: RunPlan, home: Home, directory: Path) -> None:
+    """Write `run.json`, with the fields that its directory and its start decide."""
+    run = msgspec.structs.replace(
         run,
-        run_id=run_id,
-        number=number,
+        run_id=directory.name,
+        number=home.number_launch(directory.name),
         argv=plan.argv(directory),
         env=_launch_variables(plan, directory),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
+    try:
+        write_atomically(directory / RUN_FILE, msgspec.json.encode(run))
+    except UnicodeEncodeError as error:
+        raise UserError(f"{os.fsencode(error.object)!r} is not UTF-8 and cannot be recorded") from None
 
 
 def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
-    """Return the facts of the run; `_in_directory` adds the others."""
+    """Return the facts of the run; `_write_run_file` adds the others."""
     temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
     return RunFile(
         run_id="",
