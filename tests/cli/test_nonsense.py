@@ -12,6 +12,7 @@ import pytest
 
 from cli.command import Cli
 from core.test_export_command import recorded
+from trainfast_runner.records.home import Home
 
 GIGANTIC = "1" + "0" * 20
 SCRIPT = ("--", sys.executable, "-c", "0")
@@ -61,6 +62,17 @@ def test_a_digit_that_is_no_decimal_is_no_number_of_processes(cli: Cli, tmp_path
     script.touch()
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=²", str(script))
     assert "'²' is not a number of processes" in cli("run", "--", *torchrun).refused()
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    home, digits = Home(cli.home), "1" * 5000
+    run_id, _ = home.new_run("tiny-llama")
+    home.number_launch(run_id)
+    assert (home.find("1"), home.find("001")) == (run_id, run_id)
+    assert "there is no run '111" in cli("runs", "show", digits).refused()
+    (script := tmp_path / "train.py").touch()
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", digits, str(script))
+    assert "is not a number of processes" in cli("run", "--", *torchrun).refused()
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,8 @@ class Home:
         if reference in ids:
             return reference
         numbers = self.launch_numbers() if reference.isdecimal() else {}
-        numbered = next((run_id for run_id in runs if numbers.get(run_id) == int(reference)), None) if numbers else None
+        number = reference.lstrip("0")  # as text: Python converts no number of thousands of digits
+        numbered = next((run_id for run_id in runs if str(numbers.get(run_id)) == number), None) if numbers else None
         if numbered is not None:
             return numbered
         matching_ids = [run_id for run_id in ids if run_id.startswith(reference)] if reference else []

@@ -328,11 +328,13 @@ def _count(options: Sequence[str], default: int | None = 1) -> int | None:
 
 
 def _process_count(option: str, value: str) -> int:
-    if not value.isdecimal() or not 1 <= int(value) <= MAX_PROCESSES:
+    # Python converts no number of thousands of digits.
+    count = int(value) if value.isdecimal() and len(value) < 10 else 0
+    if not 1 <= count <= MAX_PROCESSES:
         raise UserError(
             f"{option} {value!r} is not a number of processes", key=option, allowed=[f"1 to {MAX_PROCESSES}"]
         )
-    return int(value)
+    return count
 
 
 def _command_path(word: str, cwd: str) -> str:
