@@ -25,12 +25,14 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from cli.command import Done
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_cached
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running.present_state import live_runs
+from trainfast_runner.search.searches import new_search
 from trainfast_tui.cli import main
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
@@ -306,6 +308,26 @@ def test_f03_the_launch_lock_of_another_user_is_replaced() -> None:
 
         as_another(launch)
         assert lock.stat().st_uid == OF_ANOTHER_USER
+
+
+@as_root
+def test_f03_the_searches_of_another_user_stop_no_reader() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = home_with(folder, "run.json", ("title",), "x")
+        run_in_process(home, "runs prune --keep 9 --yes")  # imports what the fork cannot read
+        for path in (home, *home.rglob("*")):
+            os.chown(path, OF_ANOTHER_USER, OF_ANOTHER_USER)
+        (home / "searches").mkdir(0o700)
+        done = as_another(lambda: run_in_process(home, "runs prune --keep 0 --yes"))
+        assert done.code == 0, done.err
+        assert list((home / "runs").iterdir()) == []
+
+        def search() -> Done:
+            with pytest.raises(UserError, match="no permission"):
+                new_search(Home(home), "tiny-llama")
+            return Done(0, "", "")
+
+        assert as_another(search).code == 0
 
 
 def test_f10_folders_are_private_under_any_umask(tmp_path: Path) -> None:

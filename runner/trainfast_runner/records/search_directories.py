@@ -19,14 +19,14 @@ PAUSE_FILE = "paused"
 
 
 def search_directories(home: Home) -> list[Path]:
-    """Every search of a home, oldest first: the folders named by an id, with a journal.
+    """Every search of a home, oldest first: the folders named by an id, with a journal; empty if another user's.
 
-    Raises UserError when they cannot be listed.
+    Raises UserError when they cannot be listed for another reason. `new_search` refuses another user's folder.
     """
     try:
         with os.scandir(home.searches) as entries:
             ids = [entry.name for entry in entries if ID_PATTERN.fullmatch(entry.name)]
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return []
     except OSError as error:
         raise home_error(home.path, error) from None
