@@ -7,6 +7,8 @@ import errno
 import itertools
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.settings.spec import resolve
+from trainfast_runner.worker.shared.lock_files import lock_holder, print_holder
 from trainfast_tui.cli import stop as stop_command
 from trainfast_tui.cli.launching import waits
 from trainfast_tui.cli.stop import directory_to_stop, search_notice
@@ -73,6 +76,30 @@ def test_f14_a_launch_that_is_cancelled_while_another_one_is_under_way_starts_no
         started.signal(number)
         assert started.end().code == code
     assert list(cli.home.glob("runs/*")) == []
+
+
+def test_the_holder_of_a_lock_is_not_one_of_a_file_with_its_number_on_another_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.lock"
+    with locked(path) as fd:
+        real = re.findall(rf"^.*:{os.fstat(fd).st_ino} .*$", Path("/proc/locks").read_text(), re.MULTILINE)
+        elsewhere = f"1: FLOCK  ADVISORY  WRITE 1 ff:ff:{os.fstat(fd).st_ino} 0 EOF"
+        for lines, holder in (([elsewhere], "another process"), ([elsewhere, *real], f"process {os.getpid()} (")):
+            monkeypatch.setattr(Path, "read_text", lambda path, lines=lines: "\n".join(lines) + "\n")
+            assert lock_holder(fd).startswith(holder)
+
+
+@pytest.mark.parametrize(("term", "begin"), [("dumb", b"waiting"), ("xterm", b"\r\x1b[Kwaiting")])
+def test_who_is_waited_for_is_printed_in_the_ways_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, term: str, begin: bytes
+) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", term)
+    with os.fdopen(ours, "rb") as screen, os.fdopen(theirs, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        print_holder("process 7")
+        assert screen.readline() == begin + b" for process 7\r\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

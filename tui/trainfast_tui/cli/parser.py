@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.machine.terminal import can_move_cursor
+from trainfast_runner.worker.shared.terminal import can_move_cursor
 from trainfast_tui.cli.commands import COMMANDS, GROUP_HELP, REMOVED, Command
 
 PROGRAM = "trainfast-tui"

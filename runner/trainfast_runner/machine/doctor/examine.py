@@ -23,12 +23,12 @@ from trainfast_runner.machine.doctor.gpu_findings import energy_findings, gpu_fi
 from trainfast_runner.machine.extensions import compiler, search_path
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import take_tick
-from trainfast_runner.machine.terminal import can_move_cursor
 from trainfast_runner.machine.training_python import NEEDED_PACKAGES, find_python
 from trainfast_runner.machine.worker_programs import ask_worker
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.shared.private_folder import make_private
+from trainfast_runner.worker.shared.terminal import can_move_cursor
 
 OPTIONAL_PACKAGES = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
 SETTLE_S = 0.05

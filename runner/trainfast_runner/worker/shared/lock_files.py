@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from trainfast_runner.worker.shared.terminal import can_move_cursor
+
 ALIVE_LOCK_FILE = "alive.lock"
 """In the run directory: held shared by each process of the run."""
 SEARCH_LOCK_FILE = "search.lock"
@@ -32,7 +34,7 @@ else with an empty text."""
 def print_holder(holder: str) -> None:
     """Print on stderr who is waited for."""
     if holder:
-        progress_bar_away = "\r\x1b[K" if sys.stderr.isatty() else ""
+        progress_bar_away = "\r\x1b[K" if sys.stderr.isatty() and can_move_cursor(os.environ) else ""
         print(f"{progress_bar_away}waiting for {holder}", file=sys.stderr, flush=True)
 
 
@@ -58,11 +60,12 @@ def wait_for_lock(fd: int, kind: int, on_wait: OnWait = print_holder, within_s: 
 
 def lock_holder(fd: int) -> str:
     """Return the process that has locked an open file, with its command and the file's path, in words."""
-    path, inode = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_ino
+    path, status = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     holder = "another process"
     with suppress(OSError):  # no /proc/locks; or ended, while a child of it keeps the lock
         # "33: FLOCK  ADVISORY  WRITE 18629 fe:00:2146724 0 EOF"; processes that wait for it stand after "->".
-        line = rf"^\d+: FLOCK +\S+ +\S+ ([1-9]\d*) \S+:{inode} "
+        line = rf"^\d+: FLOCK +\S+ +\S+ ([1-9]\d*) {file} "
         found = re.search(line, Path("/proc/locks").read_text(), re.MULTILINE)
         if found is not None:
             pid = found[1]

@@ -14,8 +14,8 @@ from typing import Any, TextIO
 import msgspec
 from rich.cells import cell_len
 
-from trainfast_runner.machine.terminal import can_move_cursor
 from trainfast_runner.plain_text import escaped
+from trainfast_runner.worker.shared.terminal import can_move_cursor
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.tables import GAP_CELLS, MAX_COLUMN_CELLS, aligned_line, figure_columns
