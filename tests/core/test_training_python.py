@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine import worker_programs
 from trainfast_runner.machine.training_python import cuda_devices, torch_build
 from trainfast_runner.machine.worker_programs import ask_worker
 
@@ -27,6 +28,15 @@ def test_a_script_that_fails_is_named_with_its_last_words(tmp_path: Path, writes
     script.write_text(f"print('noise'); raise SystemExit({writes!r})")
     with pytest.raises(UserError, match=f"cannot describe the model: {words}$"):
         ask_worker(sys.executable, str(script), ["first"])
+
+
+def test_a_limit_is_named_for_the_last_error_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_programs, "inherited_limits", lambda: {"RLIMIT_AS": 600 << 20})
+    script = tmp_path / "script.py"
+    for ending, words in (("TypeError('x')", "TypeError: x"), ("MemoryError", r"MemoryError; RLIMIT_AS .* 600 MiB")):
+        script.write_text(f"import sys; print('MemoryError: retried', file=sys.stderr); raise {ending}")
+        with pytest.raises(UserError, match=f"cannot describe the model: {words}$"):
+            ask_worker(sys.executable, str(script), ["x"])
 
 
 def executable(path: Path, line: str) -> str:

@@ -52,7 +52,7 @@ PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598
     [
         ("RLIMIT_AS", "import", ("MemoryError", ""), "", "failed_to_start", "; RLIMIT_AS (ulimit -v) is 586 MiB"),
         ("RLIMIT_DATA", "forward", ("MemoryError", ""), "", "oom", "; RLIMIT_DATA (ulimit -d) is 586 MiB"),
-        ("cgroup", "data", ("MemoryError", ""), "", "failed_to_start", "; cgroup (memory.max) is 586 MiB"),
+        ("cgroup", "data", ("MemoryError", ""), "", "oom", "MemoryError (phase data)"),
         ("RLIMIT_AS", "import", ("ImportError", "no attribute"), "", "failed_to_start", "no attribute (phase import)"),
         ("RLIMIT_NPROC", "data", ("RuntimeError", "can't start new thread"), "", "failed_to_start", "of this user"),
         (
@@ -74,6 +74,42 @@ def test_f06_f08_an_end_that_a_limit_explains_names_the_limit(
     verdict = judge(EndFacts(run=run, exit_code=1, worker_lines={0: [began, entered, exception]}, output_tail=output))
     assert verdict.state == state
     assert verdict.reason.endswith(words)
+
+
+CUDA_OOM = ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB")
+THREAD_STACK = ("MemoryError", "can't start new thread: memory_limit leaves no room for its stack")
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "memory_limit", "state"),
+    [
+        ("forward", CUDA_OOM, None, "oom"),
+        ("data", CUDA_OOM, None, "oom"),
+        ("data", ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), None, "oom"),
+        ("forward", ("torch.AcceleratorError", "CUDA error: an illegal memory access"), None, "failed_to_start"),
+        ("data", ("TypeError", "unexpected keyword argument 'pin_memory_device'"), None, "failed_to_start"),
+        ("data", ("MemoryError", ""), [1 << 30], "oom"),
+        ("data", THREAD_STACK, [1 << 30], "oom"),
+    ],
+)
+def test_an_error_that_no_inherited_limit_caused_names_none(
+    phase: str, error: tuple[str, str], memory_limit: list[int] | None, state: str
+) -> None:
+    limits = dict.fromkeys(("cgroup", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NPROC"), 600_000 << 10)
+    run = msgspec.structs.replace(RUN, world_size=1, limits=limits, memory_limit_bytes=memory_limit)
+    began, _, exception = life("exception", phase=phase, type=error[0], message=error[1])
+    entered = msgspec.convert({"t_ns": 2, "kind": "phase", "phase": phase}, WorkerLine)
+    verdict = judge(EndFacts(run=run, exit_code=1, worker_lines={0: [began, entered, exception]}))
+    assert verdict.state == state
+    assert verdict.reason.endswith(f"(phase {phase})")
+
+
+def test_a_kill_by_the_kernel_names_the_limit_of_the_group_alone() -> None:
+    limits = dict.fromkeys(("cgroup", "RLIMIT_AS"), 600_000 << 10)
+    run = RunFile(run_id="r", preset="p", clock=RUN.clock, limits=limits)
+    verdict = judge(EndFacts(run=run, exit_code=-9, worker_lines={0: life()}, oom_kills=1))
+    assert verdict.state == "oom"
+    assert verdict.reason.endswith("(phase train); cgroup (memory.max) is 586 MiB")
 
 
 def test_kernel_oom_killer_took_a_rank() -> None:

@@ -13,11 +13,17 @@ from trainfast_runner.units import mebibytes
 CGROUP, PROCESSES = "cgroup", "RLIMIT_NPROC"
 MEMORY_LIMITS = {"RLIMIT_AS": "ulimit -v", "RLIMIT_DATA": "ulimit -d", CGROUP: "memory.max"}
 """The limits in bytes, by `getrlimit`'s name, and where each is set."""
-NO_MEMORY = re.compile(r"memory|alloc|map segment|SIGABRT|SIGBUS|SIGSEGV", re.IGNORECASE)
+KERNEL_KILLER = "the kernel's out-of-memory killer"
+"""The words of a verdict for a kill by the kernel, the only end that a cgroup's limit of memory brings."""
+NO_MEMORY = re.compile(
+    r"\bMemoryError\b|bad_alloc|\[Errno 12\]|allocation still failed|failed to map segment"
+    r"|(?:can't|cannot|unable to) allocate",
+    re.I,
+)
 NO_PROCESS = re.compile(
     r"start new thread|resource temporarily unavailable|pthread_create|ThreadPoolBuild|EAGAIN", re.I
 )
-"""Errors of a process that lacks memory, or that gets no thread or child."""
+"""Errors of a process that gets no memory of the host, or that gets no thread or child."""
 
 
 def inherited_limits() -> dict[str, int]:
@@ -41,9 +47,12 @@ def limit_words(limits: Mapping[str, int], error: str, output: str = "") -> str:
     """
     if PROCESSES in limits and NO_PROCESS.search(f"{error}\n{output}"):
         return f"; {PROCESSES} (ulimit -u) allows {limits[PROCESSES]:,} processes and threads of this user"
-    if not NO_MEMORY.search(error):
+    is_kill = KERNEL_KILLER in error
+    if not is_kill and not NO_MEMORY.search(error):
         return ""
     words = [
-        f"{name} ({set_by}) is {mebibytes(limits[name])}" for name, set_by in MEMORY_LIMITS.items() if name in limits
+        f"{name} ({set_by}) is {mebibytes(limits[name])}"
+        for name, set_by in MEMORY_LIMITS.items()
+        if name in limits and (name == CGROUP) == is_kill
     ]
     return f"; {', '.join(words)}" if words else ""

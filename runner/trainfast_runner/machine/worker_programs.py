@@ -83,7 +83,9 @@ def ask_worker(
     if path in stdout or f"{path}: " in stderr:
         raise UserError(f"{executable} is not a Python interpreter", key="python")
     reason = last_error_line(stderr)
-    raise UserError(f"{executable} cannot {task}: {reason}{limit_words(inherited_limits(), stderr)}", key="python")
+    raise UserError(
+        f"{executable} cannot {task}: {reason}{limit_words(inherited_limits(), reason, stderr)}", key="python"
+    )
 
 
 def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from trainfast_runner.machine.resource_limits import limit_words
+from trainfast_runner.machine.resource_limits import KERNEL_KILLER, limit_words
 from trainfast_runner.records.output_log import last_line
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import RunFile
@@ -102,7 +102,9 @@ def _with_limit(facts: EndFacts, verdict: Verdict) -> Verdict:
     """The verdict with the limit that explains it. Where one leaves no room for the imports, no knob helps."""
     if facts.run is None or verdict.state in ("finished", "stopped"):
         return verdict
-    error = f"out of memory: {verdict.reason}" if verdict.state == "oom" else verdict.reason
+    if verdict.state == "oom" and facts.run.memory_limit_bytes:
+        return verdict  # the run's own limit ended it
+    error = f"{verdict.error and verdict.error.type}: {verdict.reason}"
     output = facts.output_tail if verdict.state == "failed_to_start" else ""
     words = limit_words(facts.run.limits, error, output)
     in_vain = words and verdict.state == "oom" and verdict.error is not None and verdict.error.phase in EARLY_PHASES
@@ -215,7 +217,7 @@ def _raised(facts: EndFacts) -> Verdict | None:
     for rank, line in exceptions:
         if facts.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
             point = _failure_point(facts, rank, line)
-            reason = f"the kernel's out-of-memory killer ended a data loader process: host memory was full ({point})"
+            reason = f"{KERNEL_KILLER} ended a data loader process: host memory was full ({point})"
             return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
         point = _failure_point(facts, rank, line)
         text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
@@ -236,7 +238,7 @@ def _kernel_killed(facts: EndFacts) -> Verdict | None:
             return None
         rank = 0
     point = _failure_point(facts, rank)
-    reason = f"the kernel's out-of-memory killer ended the process: host memory was full ({point})"
+    reason = f"{KERNEL_KILLER} ended the process: host memory was full ({point})"
     return _verdict(facts, "oom", reason, rank, "SIGKILL")
 
 
