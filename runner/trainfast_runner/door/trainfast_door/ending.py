@@ -29,7 +29,9 @@ PHASE_OF_FRAME = (
 """Part of a frame's file, its function (empty for all), and the phase that it shows."""
 
 EVALUATION_NAME = re.compile(r"_*(?:run_|do_)?(?:evaluat|validat|predict|(?:eval|val)(?:_|$)|test(?:_loop|_model|$))")
-"""Beginning of the names of functions that evaluate."""
+"""Beginning of the names of functions that evaluate; some that train have one too, such as `predict_noise`."""
+WITHOUT_GRADIENTS = "decorate_context"
+"""The name of the frame of `@torch.no_grad()`."""
 
 
 def install(run: ScriptRun) -> None:
@@ -55,7 +57,7 @@ def _record(run: ScriptRun) -> None:
     chain = exception_chain(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     phase = phase_of(error.__traceback__)
-    if phase not in ("backward", "optimizer") and (run.steps.turns.is_evaluating or _evaluates(error.__traceback__)):
+    if phase not in ("backward", "optimizer") and _evaluates(run, error.__traceback__):
         phase = "evaluation"
     run.files.write(
         "exception",
@@ -86,9 +88,12 @@ def phase_of(stack: TracebackType | None) -> str | None:
     return innermost
 
 
-def _evaluates(stack: TracebackType | None) -> bool:
-    """True if the exception came from a function that evaluates, by its name."""
-    return any(EVALUATION_NAME.match(frame.f_code.co_name) for frame, _ in traceback.walk_tb(stack))
+def _evaluates(run: ScriptRun, stack: TracebackType | None) -> bool:
+    """True if the exception came from an evaluation: by its batches, or by a function's name outside of training."""
+    turns = run.steps.turns
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(stack)]
+    is_outside = not turns.in_training or WITHOUT_GRADIENTS in names
+    return turns.is_evaluating or (is_outside and any(map(EVALUATION_NAME.match, names)))
 
 
 def exception_chain(error: BaseException) -> list[dict[str, str]]:

@@ -118,6 +118,8 @@ class Turns:
         self.evaluated_ns = 0
         """Time of all evaluations that were followed by a backward."""
         self.in_backward = False
+        self.in_training = False
+        """True if the last forward pass had gradients and was in training mode; False before the first."""
         self.is_failing = False
         """True while an optimizer steps: an error leaves it so."""
         self.begin_step()
@@ -164,6 +166,7 @@ class Turns:
 
     def add_forward(self, rows: int, is_training: bool, now_ns: int) -> None:
         """Note a forward pass with gradients."""
+        self.in_training = is_training
         turn = self._turns[-1]
         # An evaluation may come between the draw of a batch and its forward pass.
         if turn.evaluation_ns or (turn.source is not None and turn.source.ended):
@@ -175,6 +178,7 @@ class Turns:
 
     def add_evaluation(self, now_ns: int, is_training: bool) -> None:
         """Note a forward pass without gradients: in evaluation mode and without a batch it evaluates."""
+        self.in_training = False
         turn = self._turns[-1]
         turn.is_without_gradients = True
         if is_training or (turn.source is not None and not turn.source.ended):
