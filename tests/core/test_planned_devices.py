@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -174,6 +175,10 @@ ENGINE = "import deepspeed\nengine = deepspeed.initialize()\n"
         (["accelerate", "launch", "--use_deepspeed", "train.py"], SCRIPT, "1,2"),
         (["accelerate", "launch", "--config_file=zero.yaml", "train.py"], SCRIPT, "1,2"),
         (["torchrun", "--nproc-per-node", "2", "train.py"], ENGINE, "1,2"),
+        (["torchrun", "--nproc-per-node=2", "-m", "train"], ENGINE, "1,2"),
+        (["torchrun", "--nproc-per-node=2", "-m", "train"], SCRIPT, "GPU-1,GPU-2"),
+        (["torchrun", "--nproc-per-node=2", "-m", "pkg.deep"], ENGINE, "1,2"),
+        (["python", "-mpkg.deep", "--log", "pipe"], ENGINE, "1,2"),
         (["torchrun", "--nproc-per-node", "2", "train.py"], SCRIPT, "GPU-1,GPU-2"),
         (["accelerate", "launch", "train.py"], SCRIPT, "GPU-1,GPU-2"),
     ],
@@ -183,7 +188,10 @@ def test_a_script_that_names_deepspeed_gets_the_indexes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    (tmp_path / "train.py").write_text(text)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "pkg" / "deep").mkdir(parents=True)
+    for name in ("train.py", "pkg/deep/__main__.py"):
+        (tmp_path / name).write_text(text)
     (tmp_path / "zero.yaml").write_text("distributed_type: DEEPSPEED\nnum_processes: 2\n")
     with stand_in.installed(Machine(four(0, 0, 0, 0))):
         made = plan_script(words, ["devices=1+2"], python=python)

@@ -92,11 +92,14 @@ class ScriptCommand:
         return [*self.argv[:options], f"--nproc-per-node={self.ranks(gpus)}", *self.argv[options:]]
 
     def names_deepspeed(self, cwd: str) -> bool:
-        """True if the command, a file that it names in `cwd`, or accelerate's configuration names DeepSpeed."""
+        """True if the command, a file or module that it names in `cwd`, or accelerate's file names DeepSpeed."""
         if self.is_deepspeed or (self.accelerate is not None and self.accelerate.uses_deepspeed):
             return True
         words = self.typed[1:]
-        files = (os.path.join(cwd, word.rpartition("=")[2]) for word in words)
+        files = [os.path.join(cwd, word.rpartition("=")[2]) for word in words]
+        if (index := script_index(self.typed)) is not None:
+            module = os.path.join(cwd, *script_name(self.typed[index]).split("."))
+            files += [f"{module}.py", os.path.join(module, "__main__.py")]
         return any(DEEPSPEED in word.lower() for word in words) or any(map(_file_names_deepspeed, files))
 
     @property
@@ -286,10 +289,8 @@ def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> Sc
 
 
 def _file_names_deepspeed(path: str) -> bool:
-    if not os.path.isfile(path):
-        return False
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             return DEEPSPEED.encode() in file.read(READ_BYTES).lower()
     except OSError:
         return False
