@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +13,15 @@ from cli.command import SMALL, Cli
 from cli.test_report import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.planning import estimate
 from trainfast_runner.search.best.planning.baseline_cost import budget_error
 from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
+from trainfast_runner.search.journal.best import BestEnded, Trial
+from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import resolve
+from trainfast_tui.cli import main, search_best
 
 BEST = ("search", "best", "tiny-llama", *SMALL)
 
@@ -70,6 +77,37 @@ def test_a_dry_run_counts_and_starts_nothing(cli: Cli) -> None:
     assert found["seconds"] > 0
     assert "assumed" in found["basis"]
     assert Home(cli.home).run_ids() == []
+
+
+def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks, cores = [], len(os.sched_getaffinity(0))
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
+    monkeypatch.setattr(estimate, "others_cores", lambda seconds: looks.append(seconds) or cores / 2)
+    monkeypatch.setattr(search_best, "conduct_best", lambda *arguments: BestEnded(t_ns=1, state="cancelled"))
+    words = [*BEST, "--set", "devices=cpu", "--vary", "precision=fp32,bf16"]
+    assert main(words) == 130
+    assert "others take 50 % of the CPU: this budget tries about 2 of 2 settings" in capsys.readouterr().err
+    (search,) = (tmp_path / "searches").iterdir()
+    trial = {"candidate_number": 0, "run_id": "r", "outcome": "failed", "seconds": 1.0, "samples_per_step": 2}
+    JournalWriter(search).write(Trial(t_ns=1, warm=False, **trial))
+    assert main(words) == 130
+    printed = capsys.readouterr().err
+    assert "continuing" in printed
+    assert "this budget tries" not in printed
+    assert len(looks) == 1
+
+
+def test_a_quiet_cpu_and_a_gpu_are_not_estimated_before_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
+    best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu"]), asked, SearchOptions())
+    looks: list[float] = []
+    monkeypatch.setattr(estimate, "others_cores", lambda seconds: looks.append(seconds))
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr(best_plan.survey, "plan", replace(best_plan.plan, device=device))
+        assert estimate.estimate_beside_others(best_plan, Home(Path("/nonexistent"))) is None
+    assert len(looks) == 1, "a GPU needs no look"
 
 
 def test_without_vary_only_what_trains_the_same_is_varied(cli: Cli) -> None:

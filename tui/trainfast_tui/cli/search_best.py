@@ -15,7 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.conduct import conduct_best
 from trainfast_runner.search.best.planning.best_plan import BestPlan
-from trainfast_runner.search.best.planning.estimate import estimate
+from trainfast_runner.search.best.planning.estimate import estimate, estimate_beside_others
 from trainfast_runner.search.best.planning.opening import open_best
 from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
 from trainfast_runner.search.best.planning.plan_script import plan_script_best
@@ -93,8 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.wait:
         began_ns += await_devices(best_plan.plan, home)
-    for line in busy_lines(estimate(best_plan, home, options)):
-        print_notice(line)
     directory = open_best(best_plan, home, options)
     with caught_signals() as signals:
         ended = _conduct(directory, best_plan, home, options, signals, began_ns)
@@ -125,10 +123,21 @@ def _conduct(
     lines = read_best_journal(directory)
     measured = sum(isinstance(line, Trial | ColdRun) for line in lines)
     trial_words = f"with {counted(measured, 'measurement')}" if measured else ""
+    if not measured:
+        began_ns += _print_others(best_plan, home)
     print_earlier_search(progress, home, directory, trial_words)
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best_plan.question)
     return printer.watch(partial(conduct_best, directory, best_plan, home, options), signals, began_ns)
+
+
+def _print_others(best_plan: BestPlan, home: Home) -> int:
+    """Print what the budget tries beside others that take the CPU; return the nanoseconds that this took."""
+    began_ns = time.monotonic_ns()
+    beside = estimate_beside_others(best_plan, home)
+    for line in busy_lines(beside) if beside is not None else ():
+        print_notice(line)
+    return time.monotonic_ns() - began_ns
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Estimate the time of a best-fit search before it starts, for `--dry-run`."""
+"""Estimate the time of a best-fit search before it starts, for `--dry-run` and beside others' load."""
 
 from __future__ import annotations
 
@@ -60,6 +60,16 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
     """
     if find_unfinished(best_plan, home, options) is None:
         check_new_budget(best_plan, home)
+    return _estimate(best_plan, home, _others_percent(best_plan.plan.device))
+
+
+def estimate_beside_others(best_plan: BestPlan, home: Home) -> Estimate | None:
+    """Return the estimate of a checked search; None unless others take much of the CPU that trains."""
+    others_percent = _others_percent(best_plan.plan.device)
+    return None if others_percent is None else _estimate(best_plan, home, others_percent)
+
+
+def _estimate(best_plan: BestPlan, home: Home, others_percent: float | None) -> Estimate:
     question, space = best_plan.question, best_plan.space
     legal = [candidate for candidate in space.candidates if candidate.excluded_as is None]
     levels = {name: {repr(candidate.knobs[name]) for candidate in legal} for name in (legal[0].knobs if legal else ())}
@@ -72,7 +82,6 @@ def estimate(best_plan: BestPlan, home: Home, options: SearchOptions) -> Estimat
     processes = min(min_processes, len({knobs_key(candidate.process_knobs) for candidate in legal}))
     start_s, basis = _start(best_plan, home)
     trial_s = max(TRIAL_S, trial_seconds(*baseline_trial(best_plan), home) or 0.0)
-    others_percent = _others_percent(best_plan.plan.device)
     # Each new process takes its start; the trials that others disturb are void until so many were.
     per_trial_s = trial_s + start_s * (processes - 1) / max(1, trials - 1)
     first_s = start_s + trial_s * (1 if others_percent is None else 1 + USUAL_DISTURBANCES)
