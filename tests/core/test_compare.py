@@ -168,10 +168,10 @@ def test_what_is_not_known_of_one_run_is_no_difference() -> None:
     assert any("was throttled by heat for 20.0 %" in doubt.text for doubt in found.doubts)
 
 
-def test_the_change_is_what_a_person_gets_by_subtracting() -> None:
-    """1,036.4 and 1,049.6 are shown as 1,036 and 1,050: their difference is 14.0, not 13.2."""
+def test_the_change_is_that_of_the_figures_themselves_as_its_percentage_is() -> None:
     row = compare(result(1036.4), result(1049.6)).rows[0]
-    assert difference_text(row) == "+14.0 samples/s"
+    assert difference_text(row) == "+13.2 samples/s"
+    assert row.percent == pytest.approx(100 * 13.2 / 1036.4)
 
 
 def test_the_sentence_says_which_way_and_how_sure() -> None:

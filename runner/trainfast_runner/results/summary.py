@@ -43,6 +43,7 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.results.bottleneck.diagnose import diagnose, has_enough_steps
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
+from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.compile_cost import compile_cost
 from trainfast_runner.results.device_conditions.device_window import (
@@ -319,14 +320,15 @@ def _conditions(
             for uuid in run.watch_uuids
         ],
     )
+    others_percent = None if measured_window is None else others_cpu_percent(measured_window)
     return RunConditions(
         **msgspec.structs.asdict(steady),
         start_temperature_c=first_temperature_c if run.start_temperature_c is None else run.start_temperature_c,
         measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,
-        others_cpu_percent=None if measured_window is None else others_cpu_percent(measured_window),
+        others_cpu_percent=others_percent,
         driver=run.versions.get("driver"),
-        clean=run.clean and not foreign and not lost,
+        clean=run.clean and not foreign and not lost and (others_percent or 0.0) < OTHERS_CPU_PERCENT,
         started_clean=run.clean,
         outages=outages,
         xid_errors=[

@@ -294,7 +294,8 @@ KNOBS: tuple[Knob, ...] = (
         group="memory",
         what="A real limit on what each rank allocates after its imports: RLIMIT_DATA on a CPU, a cap on the caching"
         " allocator on a GPU. Memory that the libraries or the CUDA context took before does not count.",
-        speed="none until it is near; then the allocator retries",
+        speed="on a CPU up to half: memory is measured in every step; on a GPU none until the limit is near, where the"
+        " allocator retries",
         memory="what does not fit ends as out of memory",
         equivalent_values="all",
     ),

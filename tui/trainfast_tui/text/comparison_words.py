@@ -36,11 +36,10 @@ def value_text(name: str, value: Any) -> str:
 
 
 def difference_text(row: ComparisonRow) -> str:
-    """Return the difference of the two figures as shown, so that subtracting them gives the same."""
+    """Return the difference of the two figures with its sign and unit; empty if one is unknown."""
     if row.a is None or row.b is None:
         return ""
-    shown_a, shown_b = (fmt.parse_figure(figure_with_unit(value, row.unit)) for value in (row.a, row.b))
-    delta = shown_b - shown_a
+    delta = row.b - row.a
     sign = "" if not delta else ("+" if delta > 0 else "-")
     return sign + figure_with_unit(abs(delta), row.unit)
 

@@ -168,15 +168,6 @@ def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
     return f"{text} ({signed_percent(percent_change(after, before))})" if before else text
 
 
-_FACTORS = {**{unit: 1024.0**power for power, unit in enumerate(_BINARY_UNITS)}, "kJ": 1e3, "MJ": 1e6}
-
-
-def parse_figure(text: str) -> float:
-    """Parse a formatted figure back into the formatter's own unit: 1,572,864.0 from `1.50 MiB`."""
-    figure, _, unit = text.partition(" ")
-    return float(figure.replace(",", "")) * _FACTORS.get(unit, 1.0)
-
-
 def elapsed(since_ns: int | None, now_ns: int) -> str:
     """Return the time from `since_ns` to `now_ns` in whole seconds; empty if `since_ns` is None."""
     return "" if since_ns is None else duration(max(0, now_ns - since_ns) // 1_000_000_000)

@@ -12,6 +12,7 @@ from trainfast_tui.text.lines import Line, Piece, Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Doubt
+    from trainfast_runner.running.follower import RunSnapshot
 
 SYNTHETIC_MARK = "synthetic data"
 """The mark of a run on data drawn at random, whose loss means nothing."""
@@ -61,6 +62,13 @@ def run_sign(state: str, doubts: Sequence[Doubt] | None = None) -> Piece:
     if doubts and state == "finished":
         return DOUBT_SIGN, "warning"
     return _RUN_SIGNS.get(state, _UNKNOWN)
+
+
+def followed_run_sign(run: RunSnapshot) -> Piece:
+    """Return the sign of a followed run: a finished one looks live until its result says whether it is in doubt."""
+    if run.result is None:
+        return run_sign("running" if run.state == "finished" else run.state)
+    return run_sign(run.state, run.result.doubts)
 
 
 def search_sign(state: str) -> Piece:

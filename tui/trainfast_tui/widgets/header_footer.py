@@ -12,7 +12,7 @@ from trainfast_runner.records.run_states import state_text
 from trainfast_tui.painting.painted import PaintedWidget
 from trainfast_tui.text.keys import STOP_KEY, Action, Shown
 from trainfast_tui.text.lines import Line, Piece, Tone, paragraph
-from trainfast_tui.text.signs import SYNTHETIC_BADGE, run_sign
+from trainfast_tui.text.signs import SYNTHETIC_BADGE, followed_run_sign
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -40,7 +40,7 @@ class Header(PaintedWidget):
         run = self._run
         if run is None:
             return [[*line, ("  no run yet" if self._has_read_home else "", "muted")]]
-        sign, tone = run_sign(run.state, run.result.doubts if run.result is not None else None)
+        sign, tone = followed_run_sign(run)
         line += [("  ", "text"), (f"{sign} {state_text(run.state)}", tone), (f"  {run.run_id}", "text")]
         if run.synthetic:
             line += SYNTHETIC_BADGE

@@ -63,11 +63,13 @@ def ending_of(run: RunSnapshot, explanation: OomExplanation | None, traces_left:
     last_words = tuple(line for line in run.log if line.strip())[-MAX_LOG_LINES:]
     match run.state:
         case "finished":
+            if run.result is None:
+                return Ending("finished", "text", "Its result is being computed.")
             advice = (
                 f"Turn a knob and press {RUN_KEY} to see what it does;"
                 f" {key_of('main', 'compare')} compares with the run before."
             )
-            if run.result is not None and run.result.doubts:
+            if run.result.doubts:
                 reasons = "; ".join(fmt.plain(doubt.text) for doubt in run.result.doubts)
                 return Ending(f"finished {DOUBT_SIGN} doubtful", "warning", f"The run {reasons}.", advice=advice)
             return Ending("finished", "success", run.reason, advice=advice)

@@ -9,7 +9,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, SCRIPT_KEY, key_of
 from trainfast_tui.text.lines import Line, labelled, paragraph
 from trainfast_tui.text.memory_words import peak_word_of
-from trainfast_tui.text.signs import SYNTHETIC_MARK, run_sign
+from trainfast_tui.text.signs import SYNTHETIC_MARK, followed_run_sign
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
 """The least columns and lines of the main screen."""
@@ -63,7 +63,7 @@ class TooSmall(ShownRunWidget):
             return [*lines, [(f"No run. {RUN_KEY} starts one, {key_of('everywhere', 'quit')} leaves.", "text")]]
         figures = run_figures(run)
         synthetic = f"  {SYNTHETIC_MARK}" if run.synthetic else ""
-        sign, tone = run_sign(run.state, run.result.doubts if run.result is not None else None)
+        sign, tone = followed_run_sign(run)
         return [
             *lines,
             [(f"{sign} {state_text(run.state)}", tone), (f"  {run.run_id}", "muted")],

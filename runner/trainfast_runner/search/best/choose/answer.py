@@ -314,6 +314,8 @@ def _faster_attempts(ranking: ColdRanking) -> Iterator[str]:
     answer_value = statistics.fmean(runs) if runs else state.log_objective(number).value
     better: dict[int, tuple[float, Trial | ColdRun]] = {}
     for attempt in state.journal.attempts:
+        if attempt.candidate_number == number and isinstance(attempt, ColdRun):
+            continue  # it did decide: the answer's interval says how far its runs lie apart
         value = _attempt_log_objective(state, attempt)
         gain = 0.0 if value is None else value - answer_value
         found = better.get(attempt.candidate_number)

@@ -107,7 +107,7 @@ def _estimate(best_plan: BestPlan, home: Home, others_percent: float | None) -> 
 
 def _others_percent(device: str) -> float | None:
     cores = others_cores(OTHERS_SEEN_S) if device == CPU else None
-    percent = 0.0 if cores is None else 100 * cores / len(os.sched_getaffinity(0))
+    percent = 0.0 if cores is None else min(100.0, 100 * cores / len(os.sched_getaffinity(0)))
     return percent if percent >= OTHERS_CPU_PERCENT else None
 
 
