@@ -82,7 +82,9 @@ def read_toml(path: Path) -> tuple[TomlSource, dict[str, Any]]:
         # Editors of Windows begin a file with a byte-order mark.
         text = read_regular(path).decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
-        raise UserError(f"there is no preset file {path}", key=str(path)) from None
+        close = nearest(path.name, [file.name for file in path.parent.glob("*.toml")])
+        found = None if close is None else str(path.with_name(close))
+        raise UserError(f"there is no preset file {path}", key=str(path), nearest=found) from None
     except IsADirectoryError:
         raise UserError(f"{path} is a directory, not a preset file", key=str(path)) from None
     except OSError as error:

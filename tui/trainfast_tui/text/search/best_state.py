@@ -110,7 +110,7 @@ def _answer_words(so_far: BestSoFar) -> str:
     if tried_count is not None:
         budget += "best so far: "
     words = candidate_words(so_far.space, answer.best_number)
-    if (gain := answer.gain_percent) is not None:
+    if (gain := answer.gain_percent) is not None and answer.best_number != so_far.space.baseline_number:
         words += f": {gain_text(gain)}"
     return budget + words
 

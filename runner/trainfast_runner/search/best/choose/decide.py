@@ -156,8 +156,10 @@ def _price_text(state: BestState, prospects: Prospects) -> str:
     outlook = prospects.outlook
     if round(100 * outlook.chance) > 0:
         chance = chance_text(outlook.chance)
-        price_text = f"{duration(outlook.price_s)} more would have a {chance} chance"
-        return f"{price_text} of finding a setting that is {WORTHWHILE_PERCENT} % better"
+        price_text = (
+            f"{duration(outlook.price_s)} more: chance of finding a setting that is {WORTHWHILE_PERCENT} % better"
+        )
+        return f"{price_text} {chance}"
     values = (value for number in prospects.with_unseen_values for value in _unseen_values(state, number))
     return f"never run: {', '.join(dict.fromkeys(values))}"
 
