@@ -80,7 +80,7 @@ def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli: Cli, terminal: 
     terminal.until_shows(f"finished  {run_id}", "step 150 of 150")
     assert live_steps(cli) == 300
     terminal.press("c")
-    screen = terminal.until_shows("compare ─", "throughput", "peak allocated")
+    screen = terminal.until_shows("compare ─", "throughput")
     assert any(line.split() == ["batch_size", "8", "16"] for line in screen.splitlines())
     assert [run["knobs"]["batch_size"] for run in results(cli)] == [8, 16]
     assert [run["state"] for run in results(cli)] == ["finished", "finished"]

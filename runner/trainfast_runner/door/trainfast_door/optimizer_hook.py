@@ -96,7 +96,8 @@ class OptimizerHook:
         self.steps.turns.is_failing = False
         try:
             is_main = self._main() is optimizer or self._becomes_main(optimizer)
-            if self.steps.taken < FACTS_AFTER:
+            # Without a backward nothing tells which optimizers share a step.
+            if self.backwards and self.steps.taken < FACTS_AFTER:
                 self._count_parameters(optimizer)
             if is_main:
                 self._count(optimizer, has_closure=_has_closure(args[1:], kwargs))

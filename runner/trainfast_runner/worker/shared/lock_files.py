@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trainfast_runner.worker.shared.terminal import can_move_cursor
+from .terminal import can_move_cursor
 
 ALIVE_LOCK_FILE = "alive.lock"
 """In the run directory: held shared by each process of the run."""
