@@ -155,7 +155,7 @@ def limited(cli: Cli, tmp_path: Path, option: str) -> Done:
 
 @pytest.mark.ci
 @pytest.mark.long
-@pytest.mark.parametrize(("option", "name"), [("--nproc=7:7", "RLIMIT_NPROC"), ("--as=614400000", "RLIMIT_AS")])
+@pytest.mark.parametrize(("option", "name"), [("--nproc=9:9", "RLIMIT_NPROC"), ("--as=614400000", "RLIMIT_AS")])
 def test_f06_f08_a_limit_of_the_shell_fails_the_start_and_is_named(
     cli: Cli, tmp_path: Path, option: str, name: str
 ) -> None:

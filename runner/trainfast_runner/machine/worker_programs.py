@@ -121,7 +121,9 @@ def start_worker_program(
             start_new_session=True,
         )
     except OSError as error:
-        raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
+        reason = str(error.strerror)
+        limit = limit_words(inherited_limits(), reason)
+        raise UserError(f"{executable} does not start: {reason}{limit}", key="python") from None
 
 
 def _output_of(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
