@@ -51,8 +51,8 @@ def test_f07_a_stored_configuration_has_the_same_bounds(tmp_path: Path) -> None:
 def test_f07_labels_and_other_fields_count_no_parts_of_a_model(tmp_path: Path) -> None:
     stored = '{"model_type": "vit", "id2label": {"0": "a"}, "label2id": {"ballplayer, baseball player": 9000}}'
     (tmp_path / "config.json").write_text(stored)
-    resolve_config({"path": str(tmp_path)})
-    resolve_config({"family": "switch_transformers", "expert_capacity": 4096})
+    assert resolve_config({"path": str(tmp_path)}).model_type == "vit"
+    assert resolve_config({"family": "switch_transformers", "expert_capacity": 4096}).expert_capacity == 4096
 
 
 def test_positions_without_an_end_limit_no_sequence() -> None:

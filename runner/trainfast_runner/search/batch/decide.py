@@ -227,7 +227,7 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
     distance = deciding_size(state, memory_fits, last_run.batch_size) - last_run.batch_size
     # Sizes that were tried since then may have corrected the fit.
     likely_size = _largest_likely_size(state, memory_fits)
-    # Where samples are small, half the tolerance is more samples than the batch has.
+    # With small samples, half the tolerance is more samples than the batch has.
     step_down = min(max(1, distance // 2), (last_run.batch_size + 1) // 2)
     smaller_size = max(1, min(failed_size - 1, last_run.batch_size - step_down, likely_size))
     process_text = "in a fresh process"
