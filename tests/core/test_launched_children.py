@@ -109,4 +109,4 @@ def test_f07_a_program_of_the_worker_ends_with_the_command_that_asked_it(tmp_pat
     asked = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the program"))
     command.terminate()
     command.wait(PATIENCE_S)
-    until(lambda: identify(asked) is None, "its end")
+    assert until(lambda: identify(asked) is None, "its end")

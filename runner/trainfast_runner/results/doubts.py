@@ -26,7 +26,7 @@ THROTTLING_KINDS = {"thermal": "heat", "brake": "power_brake"}
 """The kinds of doubt by the cause of throttling. The power limit is the ordinary state of a GPU under load."""
 WATCHED = "watched_gpu"
 QUALIFYING_KINDS = (WATCHED, "throttled", "steady_later")
-"""Kinds that are said beside the figures and leave no doubt about them."""
+"""Kinds of notes that stand beside the figures and leave no doubt about them."""
 
 
 def watched_text(result: Result) -> str:

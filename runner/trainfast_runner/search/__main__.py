@@ -34,7 +34,7 @@ from trainfast_runner.search.options import BatchSearchOptions, SearchOptions
 from trainfast_runner.settings.spec import spec_of_record
 
 LOG_FILE = "conductor.log"
-"""In the search's directory: the conductor's stderr, of which its starter reads what comes before."""
+"""In the search's directory: the conductor's stderr after its first answer; its starter reads what comes before."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The turns of a script: which batches, forward passes and times are its training's, and which an evaluation's.
 
 A batch counts once its forward pass has reached a backward pass. The time between two backward passes is cut into
-turns, in each of which the script draws from one iterator only. The training's turn is that of the iterator it trains
+turns: in each one the script draws from one iterator only. The training's turn is that of the iterator it trains
 on; the others are evaluations.
 """
 
@@ -198,7 +198,7 @@ class Turns:
         self.has_backward = True
         before, last = self._turns[0], self._turns[-1]
         if len(self._turns) == 2 and last.source is self.training is not None and not before.evaluation_ns:
-            training = [last]  # as in nearly all steps, of which each microsecond counts
+            training = [last]  # nearly every step, so this path is short
         else:
             training = self._training_turns()
             self.step_evaluated_ns += (evaluated_ns := self._evaluated_ns(training, step_begun_ns))

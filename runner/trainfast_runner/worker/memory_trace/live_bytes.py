@@ -195,7 +195,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._add_temporary(copies * SINGLE_BYTES * gradient.numel())
 
     def _add_temporary(self, size: int) -> None:
-        """Add a moment with so many bytes more, of which the dispatch sees nothing."""
+        """Add a moment with so many bytes more, which the dispatch cannot see."""
         live_then = list(self.live)
         live_then[TEMPORARY] += size
         self.segments[-1].points.append(tuple(live_then))
