@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from cli.command import COMMAND, PATIENCE_S, SMALL, Cli, Done
 
 AMBIENT = ["--ambient-caps=+dac_override"]
+CALLS = itertools.count()
 TEXT_RUN = ["run", "tiny-llama", "--set", "steps=4", "--json"]
 
 SHADOWED = ("random", "json", "tempfile", "socket", "torch", "numpy", "transformers", "trainfast_runner")
@@ -140,8 +142,12 @@ def test_a_run_needs_no_open_stream(cli: Cli, tmp_path: Path) -> None:
 
 
 def limited(cli: Cli, tmp_path: Path, option: str) -> Done:
-    """Run a preset under a limit of prlimit(1), with a cold cache, as a user whom a limit on processes binds."""
-    user = ["setpriv", "--reuid=1501", "--regid=1501", "--clear-groups", "--inh-caps=+dac_override", *AMBIENT]
+    """Run a preset under a limit of prlimit(1), with a cold cache, as a user whom a limit on processes binds.
+
+    The limit counts all processes of the user, so each call has a user of its own.
+    """
+    uid = 100_000 + os.getpid() % 100_000 * 10 + next(CALLS)
+    user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=+dac_override", *AMBIENT]
     done = subprocess.run(
         [*(user if os.geteuid() == 0 else []), "prlimit", option, *COMMAND, *TEXT_RUN],
         env={**cli.environment, "XDG_CACHE_HOME": str(tmp_path / "cold"), "HOME": str(tmp_path)},
@@ -155,7 +161,10 @@ def limited(cli: Cli, tmp_path: Path, option: str) -> Done:
 
 @pytest.mark.ci
 @pytest.mark.long
-@pytest.mark.parametrize(("option", "name"), [("--nproc=9:9", "RLIMIT_NPROC"), ("--as=614400000", "RLIMIT_AS")])
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("--nproc=3:3", "RLIMIT_NPROC"), ("--nproc=9:9", "RLIMIT_NPROC"), ("--as=614400000", "RLIMIT_AS")],
+)
 def test_f06_f08_a_limit_of_the_shell_fails_the_start_and_is_named(
     cli: Cli, tmp_path: Path, option: str, name: str
 ) -> None:
