@@ -194,8 +194,8 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
 def benched(*words: str) -> int:
     """The exit code of `bench tiny-llama --json` with these words, in this process."""
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    return bench.run(parser.parse_args(["tiny-llama", "--json", "--cold", "--set", "batch_size=2", *words]))
+    bench.bench_arguments(parser)
+    return bench.bench(parser.parse_args(["tiny-llama", "--json", "--cold", "--set", "batch_size=2", *words]))
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_device_in_use_before_anything_is_measured_refuses_the_bench(starts: lis
 def test_the_printed_command_has_the_options_that_change_the_figures() -> None:
     words = ["tiny-llama", "--vary", "batch_size=2,4", "--cool-to", "55", "--python", "/opt/env/bin/python"]
     parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
+    bench.bench_arguments(parser)
     assert bench._command(parser.parse_args(words)) == shlex.join(["trainfast-tui", "bench", *words])
 
 

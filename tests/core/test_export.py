@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export
+from trainfast_runner.export.formats import Exported, export_run
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.knobs import defaults
 
@@ -37,7 +37,7 @@ def exported(
         device_uuids=uuids or [],
         clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
-    return export(run, folder, to)
+    return export_run(run, folder, to)
 
 
 def test_the_trainer_export_names_the_processes_it_needs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import export
+from trainfast_runner.export.formats import export_run
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.spec import expand_paths, resolve
@@ -58,7 +58,7 @@ def test_a_preset_by_its_path_is_spelled_out(tmp_path: Path, name: str) -> None:
     file = tmp_path / f"{name}.toml"
     file.write_text(MINE)
     run = recorded(str(file), "model.layer_norm_epsilon=1e-6")
-    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    words = shlex.split(export_run(run, tmp_path, "command").text, comments=True)
     again = resolve(words[2], words[4::2])
     assert words[3::2] == ["--set"] * len(words[4::2])
     assert (again.model, again.data, again.knobs) == (run.model, run.data, run.knobs)
@@ -66,7 +66,7 @@ def test_a_preset_by_its_path_is_spelled_out(tmp_path: Path, name: str) -> None:
 
 def test_a_preset_by_its_name_is_named_with_what_was_turned(tmp_path: Path) -> None:
     run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
-    command = export(run, tmp_path, "command").text.splitlines()[0]
+    command = export_run(run, tmp_path, "command").text.splitlines()[0]
     assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
 
 
@@ -78,14 +78,14 @@ def test_paths_that_no_command_can_hold_are_left_to_a_preset(tmp_path: Path) -> 
     ):
         run = msgspec.structs.replace(plain, data={**plain.data, "paths": paths}, overrides=["data.paths"])
         with pytest.raises(UserError, match=reason) as refused:
-            export(run, tmp_path, "command")
+            export_run(run, tmp_path, "command")
         assert refused.value.as_json()["nearest"] == "--to preset"
-        assert all(path in export(run, tmp_path, "preset").text for path in paths)
+        assert all(path in export_run(run, tmp_path, "preset").text for path in paths)
 
 
 def test_a_list_comes_back_as_a_list(tmp_path: Path) -> None:
     run = recorded("tiny-llama", 'model.layer_types=["full_attention", "full_attention"]')
-    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    words = shlex.split(export_run(run, tmp_path, "command").text, comments=True)
     assert resolve(words[2], words[4::2]).model == run.model
 
 
@@ -101,5 +101,5 @@ def test_a_list_comes_back_as_a_list(tmp_path: Path) -> None:
 )
 def test_a_field_of_the_model_comes_back_as_what_it_was(tmp_path: Path, setting: str) -> None:
     run = recorded("tiny-llama", f"model.{setting}")
-    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    words = shlex.split(export_run(run, tmp_path, "command").text, comments=True)
     assert resolve(words[2], words[4::2]).model == run.model

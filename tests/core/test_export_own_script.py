@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import export
+from trainfast_runner.export.formats import export_run
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.settings.scripts import script_preset
@@ -51,7 +51,7 @@ def exported(
     )
     line = {"t_ns": 1, "kind": "script", "framework": framework, "ran": ran or {}}
     (folder / "worker.jsonl").write_text(json.dumps(line) + "\n")
-    return export(run, folder, to).text
+    return export_run(run, folder, to).text
 
 
 def test_the_command_is_the_scripts_with_the_flags_that_ran(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_presets_file_has_the_name_of_the_script_or_of_its_preset(tmp_path: 
         script=ScriptAsked(command=COMMAND, argv=[]),
         clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
-    assert list(export(run, tmp_path, "preset").files) == [file]
+    assert list(export_run(run, tmp_path, "preset").files) == [file]
 
 
 def test_the_preset_names_the_options_that_it_lacks(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from texts import any_text
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export
+from trainfast_runner.export.formats import Exported, export_run
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.settings.knobs import defaults
@@ -67,7 +67,7 @@ def exported(to: str, folder: Path, fields: dict[str, Any]) -> Exported:
         "knobs": defaults(),
         "clock": ClockAnchor(monotonic_ns=0, wall_ns=0),
     }
-    return export(RunFile(**{**record, **fields}), folder, to)
+    return export_run(RunFile(**{**record, **fields}), folder, to)
 
 
 @pytest.mark.parametrize("to", PARSED)

@@ -12,7 +12,7 @@ from cuda_python import cuda_python
 from stand_in import Gpu, Machine
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import export
+from trainfast_runner.export.formats import export_run
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
@@ -108,7 +108,7 @@ def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(
             cwd=str(tmp_path),
             clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
         )
-        exported = export(run, tmp_path, "command")
+        exported = export_run(run, tmp_path, "command")
         variables, *words = shlex.split(exported.text, comments=True)[1:]
         monkeypatch.setenv(*variables.split("=", 1))
         again = plan_script(words)
@@ -220,5 +220,5 @@ def test_an_exported_command_of_deepspeed_names_the_indexes_too(python: str, tmp
         env=first.env,
         clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
-    text = export(run, tmp_path, "command").text
+    text = export_run(run, tmp_path, "command").text
     assert "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1,3 " in text

@@ -53,7 +53,7 @@ class Exported:
     """The texts that `-o` writes, by file name."""
 
 
-def export(run: RunFile, directory: Path, to: str) -> Exported:
+def export_run(run: RunFile, directory: Path, to: str) -> Exported:
     """The run's settings in one of `FORMS`. Raises UserError for another, and where they would start another run."""
     if to not in FORMS:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))

@@ -20,13 +20,13 @@ from trainfast_tui.cli.printing.summary import print_result
 from trainfast_tui.cli.signals import caught_signals
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def attach_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def attach(arguments: argparse.Namespace) -> int:
     """Follow the run and return its exit code; 130 if Ctrl-C left it running, 129 if the terminal was closed."""
     directory = directory_of(arguments)
     result = result_or_none_while_live(directory)

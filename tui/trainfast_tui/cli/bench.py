@@ -28,7 +28,7 @@ from trainfast_tui.text.tables import without_empty_columns
 MAX_BATCH_SCALE = 1_000_000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def bench_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "preset",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print {preset, baseline, rows[...]}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def bench(arguments: argparse.Namespace) -> int:
     """Run the rows one after another; return the exit code of the baseline's end, 130 after Ctrl-C."""
     if not 0 < arguments.scale_batch <= MAX_BATCH_SCALE:
         raise UserError(f"--scale-batch must be above 0 and at most {MAX_BATCH_SCALE}", key="--scale-batch")

@@ -7,13 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its words as typed, and the module of this folder that runs it."""
+    """A command: its words as typed, and the module of this folder that runs it.
+
+    The functions of `runs list` are `runs_list`, which returns the exit code, and `runs_list_arguments`.
+    """
 
     words: tuple[str, ...]
     module: str
     help: str
     takes_script: bool = False
     """True if a command line of the user's own may follow, after `--`."""
+
+    @property
+    def function(self) -> str:
+        """The name of its function in its module."""
+        return "_".join(self.words).replace("-", "_")
 
 
 COMMANDS = (

@@ -25,7 +25,7 @@ EXAMPLE_OPERATIONS = 1_000
 """The operations of an example step."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.epilog = (
         "Exit code: 0 whatever is found; 2 for a --python PATH that cannot train; 4 if --calibrate could not measure."
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print {healthy, checks[...]}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def doctor(arguments: argparse.Namespace) -> int:
     """Print the findings; return 0 whatever they are.
 
     Raises UserError for a `--python` that cannot train (exit code 2), and for a failed calibration (4).

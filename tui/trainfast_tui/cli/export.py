@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export, read_oom_warning
+from trainfast_runner.export.formats import Exported, export_run, read_oom_warning
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_tui.cli.arguments import add_run, directory_of
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
 from trainfast_tui.cli.printing.output import print_exact, print_json, print_lines, print_notice
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument(
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print {run_id, to, text, left_out, files}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def export(arguments: argparse.Namespace) -> int:
     """Print the export, and notes on stderr."""
     directory = directory_of(arguments)
     run_file = read_run_file(directory)
     if run_file is None:
         raise UserError(f"{directory.name} has no readable run.json", key=arguments.reference)
-    exported = export(run_file, directory, arguments.to)
+    exported = export_run(run_file, directory, arguments.to)
     warning = read_oom_warning(run_file, directory)
     if warning is not None:
         print_notice(f"warning: {warning}")

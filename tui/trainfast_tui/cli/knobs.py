@@ -14,13 +14,13 @@ from trainfast_tui.cli.printing.output import print_json, print_line, print_line
 from trainfast_tui.text.tables import pair_lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def knobs_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("knob", metavar="NAME", nargs="?", help="one knob, with its whole help")
     parser.add_argument("--json", action="store_true", help="print {knobs[...]}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def knobs(arguments: argparse.Namespace) -> int:
     """Print a table of all knobs, or the help of one."""
     entries = KNOBS if arguments.knob is None else (knob(arguments.knob),)
     if arguments.json:

@@ -18,7 +18,7 @@ LOG_POLL_S = 0.2
 """Seconds between two looks for new output."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def logs_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print {run_id, lines[...]}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def logs(arguments: argparse.Namespace) -> int:
     """Print the log."""
     if arguments.follow and arguments.json:
         raise UserError("logs --json prints one object and -f never ends: take one of them", key="-f")

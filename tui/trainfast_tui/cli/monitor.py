@@ -43,14 +43,14 @@ OPEN_DRIVER_S = 1.0
 """Seconds that a slow driver may delay the first reading."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def monitor_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--once", action="store_true", help="one reading, then exit")
     parser.add_argument("--interval", type=finite, default=1.0, metavar="S", help="seconds between readings (1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a reading")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def monitor(arguments: argparse.Namespace) -> int:
     """Print readings until Ctrl-C, which `main` turns into exit code 130."""
     if not MIN_INTERVAL_S <= arguments.interval <= MAX_INTERVAL_S:
         raise UserError(

@@ -33,12 +33,12 @@ class Parser(argparse.ArgumentParser):
         command = self._command
         if command is not None:
             module = importlib.import_module(f"trainfast_tui.cli.{command.module}")
-            module.add_arguments(self)
+            getattr(module, f"{command.function}_arguments")(self)
             script = None
             if command.takes_script and "--" in args:
                 separator = args.index("--")
                 args, script = args[:separator], args[separator + 1 :]
-            self.set_defaults(run=module.run, leaf=self, script=script)
+            self.set_defaults(run=getattr(module, command.function), leaf=self, script=script)
             # Before argparse misses an argument that the removed option stood for.
             if removed := next((word for word in args if word in REMOVED and word not in self.option_names()), None):
                 raise self.unknown(removed)

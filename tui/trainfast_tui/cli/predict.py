@@ -36,7 +36,7 @@ from trainfast_tui.text.wait_words import importing_words
 TRACING_WORDS = "tracing a step without memory"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def predict_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("preset", metavar="PRESET", help="a preset, each of its variants a row, or NAME/VARIANT")
     add_settings(parser)
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def predict(arguments: argparse.Namespace) -> int:
     """Print the prediction and return 0, even if some of several rows have an error.
 
     Raises UserError if the only run has one. Return 3 if `memory_limit` is below the parameters' own memory.

@@ -14,12 +14,12 @@ from trainfast_tui.cli.printing.output import print_json, print_table
 from trainfast_tui.text.tables import FigureHeading
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def presets_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print {presets[...]}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def presets_list(arguments: argparse.Namespace) -> int:
     """Print the presets by name."""
     rows = [_row(name, path) for name, path in sorted(presets.preset_files().items())]
     if arguments.json:

@@ -12,7 +12,7 @@ from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.printing.output import print_json, print_line
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def presets_new_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Make a preset of your own from another one, its comments kept. With a command after -- of a script of your"
@@ -44,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def presets_new(arguments: argparse.Namespace) -> int:
     """Write the file and print its path."""
     if arguments.script is not None:
         if arguments.source is not None:
             raise UserError("--from is for a preset without a command after --", key="--from")
         from trainfast_tui.cli import presets_new_script
 
-        return presets_new_script.run(arguments)
+        return presets_new_script.presets_new_of_script(arguments)
     for option, name in (("mapping", "--map"), ("python", "--python"), ("all", "--all")):
         if getattr(arguments, option):
             raise UserError(f"{name} is for a command after --", key=name)

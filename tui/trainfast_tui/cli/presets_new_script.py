@@ -29,7 +29,7 @@ FEW_FLAGS = 20
 """Up to this many flags are all listed; of a Trainer's 150 only those that a knob takes."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def presets_new_of_script(arguments: argparse.Namespace) -> int:
     """Discover the flags, write the preset, and print both."""
     new_preset_path(arguments.name, overwrite=arguments.overwrite)
     with progress_when_slow("running the script up to its argument parser…"):

@@ -25,13 +25,13 @@ from trainfast_tui.text.overrides import field_text, typed_overrides
 from trainfast_tui.text.tables import figure_headings, pair_lines, table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def presets_show_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def presets_show(arguments: argparse.Namespace) -> int:
     """Print model, data, knobs and variants; for a script preset its command and the flags of its knobs."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
         _print_script(script, arguments.json)

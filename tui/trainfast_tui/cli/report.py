@@ -16,7 +16,7 @@ from trainfast_tui.text.format import size
 REPORT_SUFFIXES = (".html", ".md")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def report_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "references", metavar="RUN", nargs="+", help="runs, each an id, a unique prefix of one, or last; or one search"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print {file, runs[], bytes}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def report(arguments: argparse.Namespace) -> int:
     """Write the report; a file of that name is replaced, as `bench -o` does."""
     path = output_path(arguments.output, REPORT_SUFFIXES)
     document, run_ids = report_document(Home(), arguments.references)

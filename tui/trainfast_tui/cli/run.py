@@ -29,7 +29,7 @@ from trainfast_tui.cli.printing.progress import progress_when_slow
 from trainfast_tui.text.script_notices import script_notices
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "preset",

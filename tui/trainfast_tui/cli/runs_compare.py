@@ -20,7 +20,7 @@ from trainfast_tui.text.format import ABSENT, signed_percent, with_sizes
 from trainfast_tui.text.tables import figure_headings
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def runs_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("a", metavar="A", help="the run to compare with: an id, a unique prefix, or last")
     parser.add_argument("b", metavar="B", help="the other run")
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def runs_compare(arguments: argparse.Namespace) -> int:
     """Print the differing settings and figures."""
     home = Home()
     comparison = compare(final_result(home, home.find(arguments.a)), final_result(home, home.find(arguments.b)))

@@ -32,7 +32,7 @@ MAX_OVERRIDES_CELLS = 48
 MAX_NOTE_CELLS = 40
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def runs_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--state", help="only runs in this state: running, finished, oom, failed, ...")
     parser.add_argument("--preset", help="only runs of this preset, NAME or NAME/VARIANT")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print {schema, runs[...]}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def runs_list(arguments: argparse.Namespace) -> int:
     """Print the runs, newest first."""
     if arguments.state is not None and arguments.state not in STATES:
         raise UserError(

@@ -21,7 +21,7 @@ MAX_NAMED = 12
 """Name at most this many runs and searches; count the rest."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def runs_prune_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Without --keep or --older-than no run or search is deleted: only stale locks, and cache entries that were not"
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print what was deleted, or would be, as one JSON object")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def runs_prune(arguments: argparse.Namespace) -> int:
     """Print the bytes to be freed, ask, and delete."""
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()

@@ -11,13 +11,13 @@ from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_tui.cli.printing.output import print_json, print_line
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def runs_rm_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("references", metavar="RUN", nargs="+", help="ids, unique prefixes, or last")
     parser.add_argument("--json", action="store_true", help="print {removed[...]}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def runs_rm(arguments: argparse.Namespace) -> int:
     """Delete the runs and print their ids."""
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))

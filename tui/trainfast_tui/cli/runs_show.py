@@ -34,7 +34,7 @@ PIPE_WIDTH = 10_000
 """The width of lines for a pipe, which gets each one whole."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def runs_show_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     view = parser.add_mutually_exclusive_group()
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def runs_show(arguments: argparse.Namespace) -> int:
     """Print the run; return 0 however it ended."""
     directory = directory_of(arguments)
     if arguments.steps:

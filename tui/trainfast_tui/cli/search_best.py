@@ -40,7 +40,7 @@ from trainfast_tui.text.search.best_answer import answer_lines
 from trainfast_tui.text.search.best_question import busy_lines, estimate_lines, question_lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def search_best_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_search_arguments(parser)
     parser.add_argument(
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Ctrl-C cancels and prints the best so far; the same command then continues."
 
 
-def run(arguments: argparse.Namespace) -> int:
+def search_best(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     began_ns = time.monotonic_ns()
     home = Home().create()

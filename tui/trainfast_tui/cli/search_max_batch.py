@@ -33,7 +33,7 @@ from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.search.batch_answer import batch_answer_lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_search_arguments(parser)
     parser.add_argument(
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Ctrl-C cancels; the same command then continues. The search itself sets batch_size and steps."
 
 
-def run(arguments: argparse.Namespace) -> int:
+def search_max_batch(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     began_ns = time.monotonic_ns()
     home = Home().create()

@@ -15,21 +15,21 @@ from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_tui.cli.arguments import add_run
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
-from trainfast_tui.cli.launching.follow_run import stop
+from trainfast_tui.cli.launching.follow_run import stop_run
 from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
 from trainfast_tui.cli.printing.run_status import live_record
 from trainfast_tui.cli.signals import caught_signals
 from trainfast_tui.text.result_figures import headline
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def stop_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run(parser)
     parser.add_argument("--now", action="store_true", help="send SIGKILL at once")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def stop(arguments: argparse.Namespace) -> int:
     """Stop the run and return 0 once its processes have ended; 130 if Ctrl-C came first, 129 if the terminal closed."""
     directory = directory_to_stop(arguments.reference)
     refuse_left_alone(directory)
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (notice := search_notice(directory)) is not None:
         print_notice(notice)
     with caught_signals() as signals:
-        result = stop(directory, signals, kills=arguments.now)
+        result = stop_run(directory, signals, kills=arguments.now)
     if result is None:
         print_notice(f"{directory.name} was asked to stop and has not ended yet")
         if arguments.json:

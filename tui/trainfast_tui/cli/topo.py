@@ -12,12 +12,12 @@ from trainfast_tui.cli.printing.output import print_json, print_line, print_line
 from trainfast_tui.text.topology import topology_sections
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def topo_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print {devices, matrix, p2p, legend, advice}")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def topo(arguments: argparse.Namespace) -> int:
     """Print matrix, links, legend and advice; return 0 with and without a GPU."""
     topology = read_topology()
     if arguments.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import FORMS, export
+from trainfast_runner.export.formats import FORMS, export_run
 from trainfast_tui.report.blocks import Block, Code, Heading, Prose
 from trainfast_tui.report.reported_run import ReportedRun
 
@@ -23,7 +23,7 @@ def _exports(run: ReportedRun) -> Iterator[Block]:
     refusals = []
     for form in FORMS:
         try:
-            exported = export(run.run_file, run.directory, form)
+            exported = export_run(run.run_file, run.directory, form)
         except UserError as error:
             refusals.append(f"Not as {form}: {error.message}.")
             continue

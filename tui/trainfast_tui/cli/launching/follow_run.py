@@ -54,7 +54,7 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed:
         progress.close()
 
 
-def stop(directory: Path, signals: Signals, *, kills: bool = False) -> Result | None:
+def stop_run(directory: Path, signals: Signals, *, kills: bool = False) -> Result | None:
     """Stop a live run, or with `kills` kill it at once, and wait with the countdown; None if Ctrl-C ended the wait."""
     # During the launch there is no supervisor yet that could stop the run.
     while (state := run_state(directory)).state == "starting" and not state.supervised:
