@@ -314,8 +314,8 @@ def test_without_matplotlib_a_report_has_its_tables_and_says_how_to_get_pictures
     recorded: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(as_html, "can_draw", lambda: False)
-    document, _ = report_document(Home(recorded.home), ["last"])
-    (tmp_path / "report.html").write_text(as_html.as_html(document))
+    made, _ = report_document(Home(recorded.home), ["last"])
+    (tmp_path / "report.html").write_text(as_html.as_html(made))
     page = Page(tmp_path / "report.html")
     assert page.pictures == []
     assert "pip install 'trainfast-tui[report]'" in page.text

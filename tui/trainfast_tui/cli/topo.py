@@ -26,8 +26,8 @@ def topo(arguments: argparse.Namespace) -> int:
     if not topology.devices:
         print_lines(link_advice(topology))
         return 0
-    for number, section in enumerate(topology_sections(topology)):
-        if number:
+    for index, section in enumerate(topology_sections(topology)):
+        if index:
             print_line()
         print_line(section.title)
         for line in section.lines:

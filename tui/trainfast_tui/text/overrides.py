@@ -18,9 +18,9 @@ def typed_overrides(overrides: Mapping[str, Any]) -> list[str]:
 def short_overrides(overrides: Mapping[str, Any], cells: int) -> str:
     """Return as many whole overrides as fit in `cells`, else the first one cut, and how many more there are."""
     words = typed_overrides(overrides)
-    for count in range(len(words), 0, -1):
-        hidden = f" +{len(words) - count}" if count < len(words) else ""
-        text = " ".join(words[:count]) + hidden
+    for shown in range(len(words), 0, -1):
+        hidden = f" +{len(words) - shown}" if shown < len(words) else ""
+        text = " ".join(words[:shown]) + hidden
         if cell_len(text) <= cells:
             return text
     if not words:

@@ -27,8 +27,8 @@ def summary_lines(result: Result) -> list[str]:
 def figure_lines(result: Result) -> list[str]:
     """Return the verdict, the figures, notes and bottlenecks in lines of text."""
     lines = [headline(result), *pair_lines(figure_rows(result)), *(f"note: {note}" for note in result_notes(result))]
-    for number, diagnosis in enumerate(result.diagnosis):
-        lines += [f"{'also' if number else 'bottleneck'}: {diagnosis.line}", f"  try: {diagnosis.advice}"]
+    for index, diagnosis in enumerate(result.diagnosis):
+        lines += [f"{'also' if index else 'bottleneck'}: {diagnosis.line}", f"  try: {diagnosis.advice}"]
     return lines
 
 
