@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from cli.command import Cli
 from own_scripts.conftest import PYTHON, files_below, preset_of, script, written
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.conduct import conduct_best
@@ -22,11 +20,7 @@ from trainfast_runner.search.best.planning.best_plan import BestPlan
 from trainfast_runner.search.best.planning.opening import open_best
 from trainfast_runner.search.best.planning.plan_script import plan_script_best
 from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.best.survey.script_memory import (
-    memory_basis_text,
-    with_fitted_memory,
-    with_seen_samples,
-)
+from trainfast_runner.search.best.survey.script_survey import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.conducting.conductor import SearchCaller
 from trainfast_runner.search.conducting.run_ends import end_run
 from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
@@ -251,22 +245,6 @@ def test_memory_is_predicted_by_trials_of_two_sizes() -> None:
     found = with_fitted_memory(space, trials, 400 * mib, "cpu").candidates
     assert [one.predicted_bytes for one in found] == [None, None, 260 * mib, 740 * mib]
     assert [one.excluded_as for one in found] == [None, None, None, "too_large"]
-
-
-def test_memory_is_predicted_by_the_traced_step_of_one_trial() -> None:
-    space, mib = space_of(1, 8, 16, 32, 64), 1 << 20
-    traced = TracedMemory(rows=8, lines=[(150 * mib, 0), (100 * mib, 10 * mib)], seconds=0.1)
-    first = msgspec.structs.replace(measured(1, 64, 200 * mib), traced=traced)
-    found = with_fitted_memory(space, [first], 400 * mib, "cpu").candidates
-    assert [one.predicted_bytes for one in found] == [170 * mib, None, 280 * mib, 440 * mib, 760 * mib]
-    assert [one.excluded_as for one in found] == [None] * 5, (
-        "64 alone does not accumulate: its gradients die in between"
-    )
-    found = with_fitted_memory(space, [first], 300 * mib, "cpu").candidates
-    assert [one.excluded_as for one in found] == [None, None, None, "too_large", None]
-    assert "the traced step of run-1; trials of two" in memory_basis_text([first])
-    untraced = msgspec.structs.replace(first, traced=None, untraced="the model is compiled")
-    assert memory_basis_text([untraced]).endswith("run-1 has no trace: the model is compiled")
 
 
 def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps() -> None:

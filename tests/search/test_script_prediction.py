@@ -1,10 +1,8 @@
-"""The memory that a script's batch search needs to know before its first probe, and the prediction after it."""
+"""The memory that a script's batch search needs to know before its first probe."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import stand_in
@@ -13,14 +11,9 @@ from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.batch.batch_plan import plan_script_batch
-from trainfast_runner.search.batch.script_conductor import ScriptBatchConductor
 from trainfast_runner.search.memory.limits import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
-
-if TYPE_CHECKING:
-    from trainfast_runner.records.result import Result
-    from trainfast_runner.search.journal.batch import Probe
 
 UNREPORTED = Machine([Gpu(unsupported=frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}))])
 """A GPU that does not report its memory."""
@@ -31,14 +24,6 @@ def script_of(python: str, folder: Path) -> ScriptPreset:
     script = folder / "train.py"
     script.write_text("")
     return ScriptPreset(command=(python, str(script)), flag_words={"batch_size": "--bs {}"}, name="mine")
-
-
-def test_a_script_without_a_trace_is_predicted_from_its_probes_with_the_reason() -> None:
-    untraced = SimpleNamespace(traced_memory=None, unknown={"traced_memory": "tracing took more than 30 s"})
-    result = cast("Result", SimpleNamespace(script=untraced, run_id="one"))
-    conductor: Any = None
-    predicted = ScriptBatchConductor._predicted(conductor, result, cast("Probe", None))
-    assert predicted.reason == "memory is predicted from the probes alone: tracing took more than 30 s"
 
 
 def test_a_search_on_a_gpu_of_unknown_free_memory_asks_for_a_limit_before_it_tries_a_size(

@@ -29,9 +29,13 @@ from trainfast_runner.worker.memory_trace.answers import InProcess
 from trainfast_runner.worker.memory_trace.envelope import envelope, extrapolate_blocks
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
-from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes, trace_optimizer
+from trainfast_runner.worker.memory_trace.step_timeline import (
+    choose_foreach,
+    keep_pages_aside,
+    library_bytes,
+    trace_optimizer,
+)
 from trainfast_runner.worker.memory_trace.trace_request import read_request
-from trainfast_runner.worker.memory_trace.without_memory import choose_foreach
 from trainfast_runner.worker.shared.traced import GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
 Train = Callable[..., Any]

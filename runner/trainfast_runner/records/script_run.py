@@ -41,8 +41,6 @@ class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
     """Knobs set without a flag that the script may not take: an argument of its own wins over them."""
     trial: bool = False
     """True for a trial of a search: its memory is limited and it leaves nothing behind."""
-    trace: bool = False
-    """True for a trial whose step is traced after its last one."""
     longest_first: bool = False
     """True for a trial of a batch search, whose untimed steps take the longest samples."""
 
@@ -56,20 +54,6 @@ class Overridden(msgspec.Struct, frozen=True, kw_only=True):
     """The value that ran; None if the script does not show it."""
     by: str
     """The framework that overrode the knob, or the script."""
-
-
-class TracedMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's live bytes by the rows of its batch, traced on tensors without memory."""
-
-    rows: int
-    """Rows of the trial's own batch."""
-    lines: list[tuple[float, float]]
-    """The lines that are the peak at some batch: bytes fixed, and bytes for each row."""
-    seconds: float
-
-    def at(self, share: float) -> float:
-        """Bytes at the peak with this share of the trial's batch."""
-        return max(fixed + per_row * self.rows * share for fixed, per_row in self.lines)
 
 
 class BatchWidths(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,12 +94,10 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
     samples_from: str | None = None
     """The source of a step's samples."""
     unknown: dict[str, str] = {}
-    """The reason of each null field of the step records; also that a trial could not trace."""
+    """The reason of each null field of the step records."""
     overridden: list[Overridden] = []
     suppressed: list[str] = []
     """Actions that a trial kept the script from; a plain run suppresses none."""
-    traced_memory: TracedMemory | None = None
-    """None unless a trial was asked for it."""
     evaluation_seconds: float | None = None
     """Time of evaluations, which is in no step; None if no hook reported."""
 

@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.records.json_lines import NoRecord, Tail, newest
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_lines import Actual, Bounded, Count
-from trainfast_runner.records.script_run import BatchWidths, TracedMemory
+from trainfast_runner.records.script_run import BatchWidths
 
 T = TypeVar("T")
 
@@ -82,7 +82,6 @@ class ScriptLine(RankLine, frozen=True, kw_only=True, tag="script"):
     ran: dict[str, Any] | None = None
     suppressed: list[str] | None = None
     limit_peak_bytes: Count | None = None
-    traced_memory: TracedMemory | None = None
     widths: BatchWidths | None = None
     evaluation_seconds: Bounded | None = None
 

@@ -43,7 +43,6 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
         samples_from=line.samples_from,
         unknown=line.unknown or {},
         suppressed=line.suppressed or [],
-        traced_memory=line.traced_memory,
         evaluation_seconds=line.evaluation_seconds,
     )
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-
-import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
@@ -36,12 +33,6 @@ def script_planner(
         return plan
 
     return plan_script_run
-
-
-def with_trace(plan: RunPlan) -> RunPlan:
-    """Return the plan of a run whose step is traced after its last one."""
-    assert plan.script is not None
-    return dataclasses.replace(plan, script=msgspec.structs.replace(plan.script, trace=True))
 
 
 def incompatible_reason(result: Result, knobs: Collection[str]) -> str | None:

@@ -23,8 +23,6 @@ from .notes import never_raises, note_error
 from .script_run import uses_accelerate
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from .script_run import ScriptRun
 
 WRAPPER_NAMES = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
@@ -80,7 +78,7 @@ def install(run: ScriptRun) -> None:
 
 
 @never_raises
-def hook_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+def hook_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
     """Hook the outermost module with most of the optimizer's parameters; a wrapper counts as the module."""
     remove_hooks()
     parameter_ids = {id(parameter) for parameter in parameters}
@@ -101,10 +99,6 @@ def hook_model(run: ScriptRun, optimizer: Optimizer, parameters: Iterable[Tensor
         compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
     )
-    if run.trace.is_asked:
-        from .watched_step import watch_step
-
-        watch_step(run, model, optimizer)
     if run.actual["compiled"] and not compiled:
         run.steps.unknown["forward_ms"] = COMPILED_REASON
         return  # autocast shows in a forward pass alone

@@ -126,7 +126,6 @@ class OptimizerHook:
     def _record_step(self) -> None:
         self._is_step_due = False
         if self.steps.source == OPTIMIZER_SOURCE and self.steps.record_step():
-            self._run.trace.trace_memory()
             raise SystemExit(0)
 
     def _count_parameters(self, optimizer: Optimizer) -> None:
@@ -154,7 +153,6 @@ class OptimizerHook:
             return False
         if not is_first and count <= self._main_count:
             self._smaller.add(optimizer)
-            self._run.trace.untraced_reason = "the script has a second optimizer"
             return False
         if steps.source == OPTIMIZER_SOURCE:
             steps.note_hook("optimizer step hook")
@@ -171,7 +169,7 @@ class OptimizerHook:
             device=str(parameters[0].device),
             parameters=count,
         )
-        hook_model(self._run, optimizer, parameters)
+        hook_model(self._run, parameters)
         return True
 
     def _is_skipped(self, count: int) -> bool:

@@ -14,7 +14,6 @@ from .notes import RUN_VARIABLE, append_line, never_raises
 from .rank_files import RankFiles
 from .settings import settings_of
 from .step_log import StepLog
-from .step_trace import TraceState
 
 PRECISION_BY_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """The knob's value by the dtype that the model computes in."""
@@ -48,7 +47,6 @@ class ScriptRun:
         self.removals: list[Callable[[], None]] = []
         """Functions that take hooks off the script's own objects."""
         self.files = RankFiles(directory, steps_from_log=bool(self.settings.steps_from_log))
-        self.trace = TraceState(self.settings.trace, self.files, self.memory_limit)
         self.steps = StepLog(self.files, self.settings, self.write_facts)
 
     def suppress(self, name: str) -> None:
@@ -74,11 +72,10 @@ class ScriptRun:
             framework=steps.framework or ("accelerate" if uses_accelerate() else "torch"),
             hooks=steps.hooks,
             samples_from=steps.samples_from,
-            unknown={**steps.unknown, **(self.trace.unknown() if steps.is_stopping else {})},
+            unknown=steps.unknown,
             ran=self.ran,
             suppressed=self.suppressed,
             limit_peak_bytes=self.memory_limit.peak_bytes(),
-            traced_memory=self.trace.traced_memory,
             widths=self.widths or None,
             evaluation_seconds=steps.turns.all_evaluated_ns() / 1e9,
         )
@@ -97,7 +94,6 @@ class ScriptRun:
         for remove in self.removals:
             remove()
         if self.is_trial:
-            self.trace.trace_memory()
             raise SystemExit(0)
 
     def _read_knobs(self) -> None:

@@ -25,8 +25,6 @@ class Settings(NamedTuple):
     """Defaults of DataLoader's arguments that the hooks set."""
     trial: bool = False
     """True for a trial of a search: its memory is limited, and the trial leaves no files."""
-    trace: bool = False
-    """True for a trial in which a step is traced after the last step."""
     longest_first: bool = False
     """True for a trial of a batch search, whose untimed steps take the longest samples."""
 

@@ -13,9 +13,7 @@ from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import TraceProgress, cached_model, trace_model
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.state import LARGEST_BATCH
 from trainfast_runner.search.journal.batch import Predicted
-from trainfast_runner.search.memory.traced_script import TracedPeak
 from trainfast_runner.worker.shared.lock_files import print_holder
 
 BATCH_PHASE = "forward_backward"
@@ -87,17 +85,3 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
         return SizePrediction(None, reason)
     except UserError as error:
         return SizePrediction(None, error.message)
-
-
-def predict_script_size(peak: TracedPeak, limit_bytes: int, run_id: str) -> Predicted:
-    """Predict a script's largest batch under a limit of bytes per rank, from the peak of its probe `run_id`."""
-    max_batch = largest_fitting(lambda size: peak.need_bytes(size) <= limit_bytes, LARGEST_BATCH)
-    anchor_size = max(1, max_batch)
-    bytes_per_sample = peak.need_bytes(anchor_size + 1) - peak.need_bytes(anchor_size)
-    return Predicted(
-        fixed_bytes=round(peak.need_bytes(anchor_size) - bytes_per_sample * anchor_size),
-        bytes_per_sample=round(bytes_per_sample),
-        max_batch=max_batch,
-        linear_from=linear_from(peak.need_bytes, anchor_size),
-        basis=f"the step traced in {run_id}, scaled from its measured peak at batch {peak.batch_size}",
-    )

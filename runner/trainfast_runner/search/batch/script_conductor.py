@@ -1,7 +1,7 @@
 """The batch search of a user's own script: each size is tried in a process of its own, under the memory limit.
 
-A script has no warm process, so a probe is an ordinary run of a few steps. The step of the first probe that fits is
-traced to predict the memory of all other sizes; without a trace earlier probes predict it.
+A script has no warm process, so a probe is an ordinary run of a few steps. The peaks of the probes so far predict the
+memory of all other sizes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.batch_plan import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS
 from trainfast_runner.search.batch.conductor import BatchConductor
-from trainfast_runner.search.batch.predicted_size import predict_script_size
 from trainfast_runner.search.batch.probe_record import probe_of_ended_run
 from trainfast_runner.search.batch.script_probe_record import (
     fitting_probe,
@@ -26,12 +24,11 @@ from trainfast_runner.search.batch.script_probe_record import (
 from trainfast_runner.search.journal.batch import (
     BatchEnded,
     Predicted,
-    Probe,
     RankPeaks,
 )
-from trainfast_runner.search.memory.limits import free_gpu_bytes, smallest_limit
-from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE, TracedPeak, untraced_reason
-from trainfast_runner.search.script_runs import ScriptPlanner, incompatible_reason, with_trace
+from trainfast_runner.search.memory.fit_lines import SCRIPT_PHASE
+from trainfast_runner.search.memory.limits import free_gpu_bytes
+from trainfast_runner.search.script_runs import ScriptPlanner, incompatible_reason
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 
@@ -45,7 +42,7 @@ class ScriptBatchConductor(BatchConductor):
         """Start with the script's own size: nothing is known of its memory yet."""
         own_batch = self._plan_script_run({}).spec.knobs.get("batch_size")
         start = own_batch if isinstance(own_batch, int) else 1
-        self._write(Predicted(start=start, reason="the memory of a script is predicted from its first probe on"))
+        self._write(Predicted(start=start, reason="the memory of a script is predicted from its probes"))
 
     def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
         """Plan a probe of one size, under the limit of the search."""
@@ -62,11 +59,10 @@ class ScriptBatchConductor(BatchConductor):
         """Try one size in a process of its own, or take the ended probe that a killed conductor left."""
         began_s = self._runs.clock_s()
         plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
-        nothing_fitted_yet = self._state().largest_fitted == 0
         orphan = self._orphans.adopt_trying_run(plan)
         if orphan is not None:
             self._record_launch(orphan, PROBE)
-        directory = orphan or self._start(with_trace(plan) if nothing_fitted_yet else plan, PROBE)
+        directory = orphan or self._start(plan, PROBE)
         result = self._runs.wait_for_end(directory)
         seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
         if result.state == "oom":
@@ -78,19 +74,7 @@ class ScriptBatchConductor(BatchConductor):
             return BatchEnded(state="failed", reason=failure)
         probe = fitting_probe(directory, result, filled or batch_size, seconds, free_gpu_bytes(self._plan))
         self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
-        if nothing_fitted_yet:
-            self._write(self._predicted(result, probe))
         return None
-
-    def _predicted(self, result: Result, probe: Probe) -> Predicted:
-        """Return the largest size by the trace of the first probe that fitted, or the reason there is no trace."""
-        traced_memory = result.script.traced_memory if result.script is not None else None
-        if traced_memory is None:
-            return Predicted(reason=f"memory is predicted from the probes alone: {untraced_reason(result.script)}")
-        peak = TracedPeak(
-            traced=traced_memory, batch_size=probe.batch_size, measured_bytes=probe.phase_peaks[SCRIPT_PHASE]
-        )
-        return predict_script_size(peak, smallest_limit(self._plan, free_gpu_bytes(self._plan)), result.run_id)
 
     def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
         """Return the peaks of each rank of a confirmation run as its limit counted them."""

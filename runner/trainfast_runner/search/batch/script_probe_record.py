@@ -14,7 +14,7 @@ from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
 from trainfast_runner.search.batch.probe_record import highest_peaks
 from trainfast_runner.search.conducting.run_ends import end_text
 from trainfast_runner.search.journal.batch import Probe, RankPeaks
-from trainfast_runner.search.memory.traced_script import SCRIPT_PHASE
+from trainfast_runner.search.memory.fit_lines import SCRIPT_PHASE
 
 
 def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -> int | None:

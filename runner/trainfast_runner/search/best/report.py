@@ -9,7 +9,6 @@ from typing import Any
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.choose.answer import verdicts_without_answer
-from trainfast_runner.search.best.survey.script_memory import memory_basis_text
 from trainfast_runner.search.journal.best import (
     BestAnswer,
     BestEnded,
@@ -43,7 +42,6 @@ def best_report(directory: Path) -> dict[str, Any]:
         "candidates": len(space.candidates) if space is not None else None,
         "dropped": space.dropped if space is not None else None,
         "unpredicted": SCRIPT_MEMORY if question.is_script else None,
-        "predicted_from": memory_basis_text(so_far.trials) if question.is_script else None,
         "trials": [_trial(trial, space) for trial in so_far.trials] if space is not None else [],
         "races": [_cold_run(run, space) for run in so_far.cold_runs] if space is not None else [],
         "disturbed": so_far.disturbed_count,

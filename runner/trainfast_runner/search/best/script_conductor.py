@@ -21,7 +21,7 @@ class ScriptBestConductor(BestConductor):
     """`conduct_best` gives this class only plans that have one."""
 
     def list_candidates(self) -> None:
-        """Write the candidates; their memory is unknown before the first trial."""
+        """Write the candidates; their memory is unknown before two trials of like settings."""
         self._write(self._space)
 
     def try_candidate(self, decision: BestDecision, number: int) -> None:
@@ -39,7 +39,6 @@ class ScriptBestConductor(BestConductor):
         if plan is None:
             return
         orphan = self._orphans.adopt_trying_run(plan)
-        plan = self._survey.with_trace_if_unknown(plan, self._space, number, self._lines)
         directory = orphan or self._runs.start(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)
         result = self._runs.wait_for_end(directory)

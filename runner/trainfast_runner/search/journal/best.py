@@ -16,7 +16,6 @@ import msgspec
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.records.script_run import TracedMemory
 from trainfast_runner.search.journal.lines import (
     Conducted,
     CoolingDown,
@@ -127,11 +126,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         """The candidate's batch_size; 1 if the search does not set it."""
         return whole_number(self.knobs, "batch_size") if "batch_size" in self.knobs else 1
 
-    @property
-    def accumulates(self) -> bool:
-        """True if an optimizer step takes several batches by its grad_accum."""
-        return "grad_accum" in self.knobs and whole_number(self.knobs, "grad_accum") > 1
-
 
 class Space(Line, frozen=True, kw_only=True, tag="space"):
     """Every candidate, the baseline among them; `dropped` combinations have another global batch.
@@ -191,10 +185,6 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     rate, so losses compare step by step."""
     repeats: bool = False
     """True for the last trial of a process, which repeats its first to show drift."""
-    traced: TracedMemory | None = None
-    """Memory of a script's step."""
-    untraced: str = ""
-    """Why `traced` is None although a trace was asked for."""
 
 
 class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):

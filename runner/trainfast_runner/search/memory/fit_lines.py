@@ -18,6 +18,8 @@ PREDICTED_SHARE = 0.15
 """Error of a predicted slope, as a share."""
 CONSTANT_PHASE = "optimizer"
 """The phase whose peak does not grow with the batch: weights, gradients and states."""
+SCRIPT_PHASE = "step"
+"""The phase of a script's peak: its hooks see no phases of memory."""
 MAX_SIZE_RATIO = 0.75
 """Two sizes give a slope if the smaller is at most this share of the larger."""
 

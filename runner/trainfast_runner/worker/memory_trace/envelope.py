@@ -27,7 +27,8 @@ def segment_lines(
 
     Raises TimelinesDiffer.
     """
-    _check_same_segments(small, large)
+    if [_key(segment) for segment in small] != [_key(segment) for segment in large]:
+        raise TimelinesDiffer("the step has other operations at another batch size")
     rows = []
     for low, high in zip(small, large, strict=True):
         points = _pairs_of_points(low, high)
@@ -43,24 +44,6 @@ def segment_lines(
             }
         )
     return rows
-
-
-def peak_lines(
-    small: list[TracedSegment], large: list[TracedSegment], batches: tuple[int, int]
-) -> list[tuple[float, float]]:
-    """The lines of all live bytes, fixed and for each sample, that are the step's peak at some batch size.
-
-    `small` and `large` are the timelines at the two `batches`. Raises TimelinesDiffer.
-    """
-    _check_same_segments(small, large)
-    pairs = [pair for low, high in zip(small, large, strict=True) for pair in _pairs_of_points(low, high)]
-    lines = envelope([_line(((sum(a),), (sum(b),)), batches) for a, b in pairs])
-    return [(fixed, per_sample) for (fixed,), (per_sample,) in lines]
-
-
-def _check_same_segments(small: list[TracedSegment], large: list[TracedSegment]) -> None:
-    if [_key(segment) for segment in small] != [_key(segment) for segment in large]:
-        raise TimelinesDiffer("the step has other operations at another batch size")
 
 
 def _pairs_of_points(low: TracedSegment, high: TracedSegment) -> list[tuple[Bytes, Bytes]]:

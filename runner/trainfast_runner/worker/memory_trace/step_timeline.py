@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_flatten
 
 from ..data.samples import Batch, EncoderDecoderSplit, random_samples
 from ..loop import forward_backward
@@ -37,7 +38,6 @@ from .live_bytes import LiveBytes, TracedSegment
 from .repeated_blocks import KEPT_BLOCKS, TracedStack, shorten
 from .step_watch import StepWatch
 from .trace_request import TraceRequest
-from .without_memory import choose_foreach, replace_with_empty, tensors_of
 
 PAGED_ELEMENTS = 100_000
 """bitsandbytes pages states from this many elements on."""
@@ -168,10 +168,29 @@ def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
 def _traced_training(request: TraceRequest, config: Any, knobs: Knobs, model: nn.Module) -> Iterator[TracedTraining]:
     device = torch.device(request.device)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        replace_with_empty(model, device)
+        _replace_with_empty(model, device)
         strategy = make_strategy(knobs, device)
         strategy.module = model
         yield TracedTraining(config, request.objective, fake, strategy)
+
+
+def _replace_with_empty(model: nn.Module, device: torch.device) -> None:
+    """Put tensors without memory in the place of parameters and buffers; tied ones stay tied.
+
+    Call it inside a FakeTensorMode.
+    """
+    replacements: dict[int, Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in list(tensors.items()):
+                if tensor is None:
+                    continue
+                if id(tensor) not in replacements:
+                    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    replacements[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                # Not the dictionary alone: an LSTM keeps a list of its weights as well.
+                setattr(module, name, replacements[id(tensor)])
 
 
 def _forward_backward(
@@ -257,11 +276,19 @@ def _optimizer_step(traced_training: TracedTraining, updated: list[nn.Parameter]
             for parameter in updated:
                 parameter.grad = torch.empty_like(parameter)
                 live_bytes.set_category(parameter.grad, GRADS)
-            live_bytes.count_all(tensors_of(list(optimizer.state.values())), OPTIMIZER)
+            states = tree_flatten(list(optimizer.state.values()))[0]
+            live_bytes.count_all([state for state in states if isinstance(state, Tensor)], OPTIMIZER)
             watch.enter("optimizer")
             strategy.optimizer_step()
         live_bytes.end()
     return live_bytes.segments[-1]
+
+
+def choose_foreach(optimizer: Any, device_type: str) -> None:
+    """Choose foreach as torch does for tensors on a GPU; for fake tensors torch does not."""
+    for group in optimizer.param_groups:
+        if device_type == "cuda" and group.get("foreach", 0) is None and not group.get("fused"):
+            group["foreach"] = True
 
 
 def keep_pages_aside(optimizer: Any) -> None:

@@ -8,12 +8,10 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of, search_doubts
 from trainfast_runner.search.best.too_large import Failure, oom_failure
 from trainfast_runner.search.journal.best import Candidate, Trial
-from trainfast_runner.search.memory.traced_script import untraced_reason
 
 
 def trial_of_run(
@@ -27,9 +25,6 @@ def trial_of_run(
     outcome, reason = outcome_of(result, candidate.knobs, keep_disturbed=keep_disturbed)
     failure = oom_failure(result) if outcome == "oom" else Failure(reason)
     step_ms, samples = _timed_steps(directory)
-    script, run = result.script, read_run_file(directory)
-    is_traced = run is not None and run.script is not None and run.script.trace
-    memory = script.traced_memory if script is not None else None
     joules_per_sample = result.energy.joules_per_sample
     return Trial(
         candidate_number=number,
@@ -44,8 +39,6 @@ def trial_of_run(
         reason=failure.reason,
         missing_bytes=failure.missing_bytes,
         doubts=search_doubts(result),
-        traced=memory,
-        untraced=untraced_reason(script) if is_traced and memory is None else "",
     )
 
 

@@ -1,12 +1,13 @@
 """The survey of a script's preset: every trial is a run of its own in a sandbox.
 
-The script's memory is unknown before the first trial, whose step is traced; its FLOPs stay unknown.
+Its memory is unknown until two batch sizes were tried with like settings; its FLOPs stay unknown.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -14,16 +15,22 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.candidates import with_predictions
 from trainfast_runner.search.best.survey.base import Survey
-from trainfast_runner.search.best.survey.script_memory import with_fitted_memory, with_seen_samples
+from trainfast_runner.search.candidate_spec import BATCH_KNOBS
 from trainfast_runner.search.journal.best import BestLine, BestQuestion, Candidate, Space, Trial
-from trainfast_runner.search.script_runs import ScriptPlanner, with_trace
+from trainfast_runner.search.memory.fit_lines import SCRIPT_PHASE, fit_lines
+from trainfast_runner.search.script_runs import ScriptPlanner
+from trainfast_runner.search.speed.process_starts import KnobsKey, knobs_key
 from trainfast_runner.settings.knob_type import KnobValues
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import RunSpec
+
+MIN_SIZES = 2
+"""Batch sizes that a line needs."""
 
 
 class ScriptSurvey(Survey):
@@ -67,13 +74,6 @@ class ScriptSurvey(Survey):
         ]
         return msgspec.structs.replace(space, candidates=alone)
 
-    def with_trace_if_unknown(self, plan: RunPlan, space: Space, number: int, lines: Sequence[BestLine]) -> RunPlan:
-        """Return the plan, with a trace of its step unless this candidate's memory is known."""
-        candidate = space.candidates[number]
-        is_tried = any(isinstance(line, Trial) and line.candidate_number == number for line in lines)
-        is_known = candidate.predicted_bytes is not None or "batch_size" not in candidate.knobs
-        return plan if is_tried or is_known else with_trace(plan)
-
     def predict_from_trials(self, question: BestQuestion, space: Space, lines: Sequence[BestLine]) -> Space:
         """Return the candidates with the samples of a step that the first trial saw, and memory by the trials."""
         trials = [line for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
@@ -81,3 +81,48 @@ class ScriptSurvey(Survey):
             return space
         space = with_seen_samples(space, trials[0])
         return with_fitted_memory(space, trials, question.lowest_limit_bytes, self.plan.device)
+
+
+def with_fitted_memory(space: Space, trials: Iterable[Trial], limit_bytes: int | None, device: str) -> Space:
+    """Return the space with the memory of candidates that differ only in the batch from two tried candidates or more.
+
+    Candidates that need more than the limit, with the error of the line for them, are ruled out.
+    """
+    peaks_by_knobs: dict[KnobsKey, dict[int, dict[str, int]]] = defaultdict(dict)
+    for trial in trials:
+        candidate = space.candidates[trial.candidate_number]
+        if trial.peak_allocated_bytes is not None and "batch_size" in candidate.knobs:
+            peaks = {SCRIPT_PHASE: trial.peak_allocated_bytes}
+            peaks_by_knobs[_knobs_but_batch(candidate)].setdefault(candidate.batch_size, peaks)
+    needed_bytes: dict[int, int] = {}
+    limits_bytes: dict[int, int] = {}
+    for number, candidate in enumerate(space.candidates):
+        peaks_by_size = peaks_by_knobs.get(_knobs_but_batch(candidate), {})
+        is_known = candidate.batch_size in peaks_by_size or candidate.excluded_as is not None
+        if is_known or len(peaks_by_size) < MIN_SIZES:
+            continue
+        fit = fit_lines(peaks_by_size, device)
+        need_bytes = fit.need_bytes(candidate.batch_size)
+        needed_bytes[number] = round(need_bytes)
+        if limit_bytes is not None and need_bytes - fit.error_at(candidate.batch_size) > limit_bytes:
+            limits_bytes[number] = limit_bytes
+    return with_predictions(space, needed_bytes, limits_bytes.get)
+
+
+def with_seen_samples(space: Space, trial: Trial) -> Space:
+    """Return the space with the samples of a step as a trial saw them: a script may accumulate by itself."""
+    asked_samples = space.candidates[trial.candidate_number].samples_per_step
+    if trial.samples_per_step in (0, asked_samples):
+        return space
+    candidates = [
+        msgspec.structs.replace(
+            candidate, samples_per_step=max(1, candidate.samples_per_step * trial.samples_per_step // asked_samples)
+        )
+        for candidate in space.candidates
+    ]
+    return msgspec.structs.replace(space, candidates=candidates)
+
+
+def _knobs_but_batch(candidate: Candidate) -> KnobsKey:
+    """Return the knobs other than batch and accumulation, as a key."""
+    return knobs_key({name: value for name, value in candidate.knobs.items() if name not in BATCH_KNOBS})
