@@ -21,7 +21,7 @@ import pytest
 from cli.command import SMALL, Cli, until, until_measured
 from plans import PLAN
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.trace_requests import requests_for
+from trainfast_runner.memory.tracing import requests_for
 from trainfast_runner.records.file_locks import locked, shared_lock
 from trainfast_runner.records.home import LAUNCH_LOCK_FILE, Home, cache_directory
 from trainfast_runner.records.run_file import ClockAnchor, RunFile

@@ -10,7 +10,7 @@ import pytest
 
 from trainfast_runner.machine.cgroup import free_within_limits
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import AvailableMemory, available_memory
+from trainfast_runner.memory.headroom import AvailableMemory, available_memory
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search.memory import limits
 from trainfast_runner.settings.knobs import defaults

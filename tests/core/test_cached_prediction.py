@@ -9,7 +9,7 @@ import pytest
 from test_memory_model import model_of, spec_with
 
 from trainfast_runner.memory import tracing
-from trainfast_runner.memory.cached_prediction import with_prediction
+from trainfast_runner.memory.headroom import with_prediction
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import RunRecords

@@ -9,7 +9,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import available_memory
+from trainfast_runner.memory.headroom import available_memory
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.results.comparison.difference import compare

@@ -13,10 +13,10 @@ from layered_model import Tracer, model_of, spec_with
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections, tracing
+from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import predict_headroom
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom.explain_run import models_of
-from trainfast_runner.memory.record_correction import record_correction
 from trainfast_runner.records.result import MemoryFigures, Result, RunError
 from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile

@@ -15,8 +15,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.processes.identity import identify
-from trainfast_runner.memory.available import AvailableMemory
-from trainfast_runner.memory.headroom import PredictedFit
+from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event

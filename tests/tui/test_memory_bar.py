@@ -13,7 +13,7 @@ from recorded import GIB, MIB, START_NS, S, a_run, write_lines
 from still import a_fit, a_snapshot, own_supervisor, running, screen_text
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.available import AvailableMemory
+from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_tui.control.messages import SnapshotTaken

@@ -17,8 +17,7 @@ from traced import Tracer
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import AvailableMemory
-from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES
+from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_lines import Event

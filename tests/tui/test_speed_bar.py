@@ -9,7 +9,7 @@ import pytest
 from recorded import MIB
 from still import StillApp, a_fit, a_snapshot, screen_text
 
-from trainfast_runner.memory.available import AvailableMemory
+from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken

@@ -10,8 +10,7 @@ from recorded import GIB
 from still import CPU, FIT, FULL, StillApp, a_fit, a_snapshot, screen_text
 
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import AvailableMemory
-from trainfast_runner.memory.headroom import PredictedFit
+from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken

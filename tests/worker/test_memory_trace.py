@@ -20,8 +20,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from worker_knobs import knob_values
 
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.memory.trace_requests import request_fields
-from trainfast_runner.memory.tracing import trace_uncached
+from trainfast_runner.memory.tracing import request_fields, trace_uncached
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace import answers, step_timeline

@@ -44,6 +44,13 @@ def tightest_group_limit(proc: Path = PROC_SELF) -> tuple[int | None, str]:
     return min(limits, default=(None, ""))
 
 
+def read_host_free_bytes() -> int:
+    """Bytes of host memory that this process's control groups let it use now without swapping."""
+    import psutil
+
+    return free_within_limits(int(psutil.virtual_memory().available))
+
+
 def free_within_limits(free_bytes: int, proc: Path = PROC_SELF) -> int:
     """Return the host's free bytes, or less if a group of this process has less left of its limit.
 

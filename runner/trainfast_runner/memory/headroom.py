@@ -1,20 +1,97 @@
-"""Compare a prediction with the available memory, and find the largest batch that fits: for `predict` and the bar."""
+"""Predict runs beside the available memory, and the largest batch that fits: for `predict`, `run.json` and the bar."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import AvailableMemory, available_memory
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.cgroup import read_host_free_bytes
+from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
+from trainfast_runner.memory.model_size import limit_below_weights_error
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.settings.compatibility.check import refusal_here
-from trainfast_runner.settings.device_counts import first_gpu_name
-from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.settings import device_counts, presets
+from trainfast_runner.settings.compatibility.check import refusal_anywhere, refusal_here
+from trainfast_runner.settings.device_counts import chosen_gpus, first_gpu_name
+from trainfast_runner.settings.knob_values import tightest_limit_bytes
+from trainfast_runner.settings.published import published_for
+from trainfast_runner.settings.spec import RunSpec, from_preset, resolve, spec_of_record
+from trainfast_runner.settings.strategy_of_run import strategy_of
+
+if TYPE_CHECKING:
+    from trainfast_runner.memory.tracing import TraceProgress
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableMemory:
+    """Available memory of the tightest rank, in bytes."""
+
+    size_bytes: int
+    source: str
+    """The origin of the figure, as text."""
+    with_context: bool = False
+    """True if a CUDA context takes some of these bytes too, as of a GPU's free memory; `memory_limit` caps the
+    allocator alone."""
+    from_memory_limit: bool = False
+    """True if this is the limit set for the run, and not the free memory."""
+
+    def for_allocator(self, context_bytes: int | None) -> int:
+        """Bytes left for tensors beside a context of this size; nothing is taken off for an unknown size, None."""
+        return max(0, self.size_bytes - (context_bytes or 0)) if self.with_context else self.size_bytes
+
+
+def available_memory(
+    spec: RunSpec,
+    machine: Machine,
+    ranks: int,
+    host_free_bytes: int | None,
+    context_bytes: int | None = None,
+    *,
+    is_here: bool = True,
+) -> AvailableMemory | None:
+    """Return the smaller of `memory_limit` and the free memory: of the fullest GPU, or a share of the host's.
+
+    `host_free_bytes` and `context_bytes` (a CUDA context) are None if unknown. With `is_here` False the run is for
+    another machine, and free memory does not count. None when nothing is known. Raises UserError for GPUs that do not
+    exist.
+    """
+    free = _free_memory(spec, machine, ranks, host_free_bytes) if is_here else None
+    limit_bytes = tightest_limit_bytes(spec.knobs)
+    if limit_bytes is None:
+        return free
+    limit = AvailableMemory(limit_bytes, "memory_limit", from_memory_limit=True)
+    if free is None or limit.size_bytes <= free.for_allocator(context_bytes):
+        return limit
+    return AvailableMemory(free.size_bytes, f"{free.source}, less than memory_limit", free.with_context)
+
+
+def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> AvailableMemory | None:
+    gpus = chosen_gpus(spec.knobs, machine).gpus
+    if gpus:
+        free = [(gpu.memory_free_bytes, gpu.index) for gpu in gpus if gpu.memory_free_bytes is not None]
+        if free:
+            return AvailableMemory(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
+        # A GPU without a memory reading has none of its own: it shares the host's.
+        if host_free_bytes is None:
+            return None
+        source = f"free on the host, whose memory GPU {gpus[0].index} shares"
+        return AvailableMemory(host_free_bytes // max(1, ranks), source, with_context=True)
+    if host_free_bytes is None:
+        return None
+    source = "free" if ranks == 1 else f"free, shared by {ranks} processes"
+    return AvailableMemory(host_free_bytes // max(1, ranks), source)
+
 
 UNTOUCHED_BYTES = 12 << 20
 """Address space reserved and never touched, which a limit of a CPU counts too (measured: 8.0 to 10.8 MiB)."""
@@ -119,3 +196,158 @@ def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Predi
     traced_bytes = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
     beyond_bytes = failed_correction.share(spec.knobs, traced_bytes) * failed_correction.beyond_bytes[WHOLE_STEP]
     return max(least_bytes, ceil(traced_bytes + beyond_bytes) - predicted.total_bytes)
+
+
+@dataclass(frozen=True)
+class RunToPredict:
+    """One run to be predicted."""
+
+    id: str
+    spec: RunSpec
+    published: Mapping[str, Any]
+    """A variant's published figures."""
+    unpublished: str = ""
+    """The reason that they are left out; empty if they are not."""
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """A run's prediction, or its UserError as `error`."""
+
+    run: RunToPredict
+    fit: PredictedFit | None = None
+    model: MemoryModel | None = None
+    """The model that made the prediction."""
+    machine: Machine | None = None
+    """The machine that the run is for."""
+    limit_error: UserError | None = None
+    """The refusal of a limit below the weights alone."""
+    error: UserError | None = None
+
+
+def runs_to_predict(reference: str, settings: list[str]) -> list[RunToPredict]:
+    """Return the run of PRESET or NAME/VARIANT, or each variant of a preset that has some. Raises UserError."""
+    preset, chosen_variant = presets.load(reference)
+    if chosen_variant is not None or not preset.variants:
+        spec = resolve(reference, settings)
+        if chosen_variant is None:
+            return [RunToPredict(spec.name, spec, {})]
+        return [RunToPredict(chosen_variant.id, spec, *published_for(preset, chosen_variant, spec))]
+    specs = [(variant, from_preset(preset, variant, settings)) for variant in preset.variants]
+    return [RunToPredict(variant.id, spec, *published_for(preset, variant, spec)) for variant, spec in specs]
+
+
+def predict_rows(
+    runs: list[RunToPredict], python: str | None, on_traced: Callable[[TraceProgress], None]
+) -> Iterator[tuple[int, PredictedRow]]:
+    """Yield each run's index and its row as soon as it is ready; a run that cannot be predicted has its `error`.
+
+    `on_traced` gets the progress of the traces, with the index of the run that the next one is for. Raises UserError if
+    the training Python cannot be asked, and if all runs are for GPUs that cannot be used.
+    """
+    # Imported late: the supervisor and a launch start without the tracer.
+    from trainfast_runner.memory.tracing import trace_models
+
+    # The model is left out: its trace tells whether it can be built.
+    versions = training_python.inspect(python, {}, runs[0].spec.data["objective"]).versions
+    machine = detect_machine(versions, python)
+    if machine.refusal is not None and not any(asks_for_cpu(run.spec.knobs["devices"]) for run in runs):
+        raise machine.refusal
+    ranks: dict[int, int] = {}
+    runs = list(runs)
+    for index, run in enumerate(runs):
+        try:
+            runs[index] = run = _checked_run(run, machine)
+            ranks[index] = device_counts.world_size(run.spec, machine)
+        except UserError as error:
+            yield index, PredictedRow(run, error=error)
+    indexes_by_device: dict[str, list[int]] = {}
+    for index in ranks:
+        indexes_by_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
+    for device, indexes in indexes_by_device.items():
+        gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
+        report = partial(_report, on_traced, indexes)
+        for number, model in trace_models([runs[index].spec for index in indexes], device, python, report, gpus=gpus):
+            index = indexes[number]
+            yield index, _predicted_row(runs[index], model, machine, ranks[index])
+
+
+def _checked_run(run: RunToPredict, machine: Machine) -> RunToPredict:
+    """Return the run with its devices filled in. Raises UserError if it cannot run."""
+    if (refusal := machine.used_by(run.spec.knobs["devices"]).refusal) is not None:
+        raise refusal
+    run = replace(run, spec=device_counts.with_devices(run.spec, machine))
+    if (refusal := refusal_anywhere(run.spec, machine)) is not None:
+        raise refusal
+    return run
+
+
+def _report(on_traced: Callable[[TraceProgress], None], indexes: list[int], progress: TraceProgress) -> None:
+    """Report progress by the index of the run, not by that among the device's runs."""
+    on_traced(replace(progress, index=indexes[progress.index]))
+
+
+def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
+    if isinstance(model, UserError):
+        return PredictedRow(run, error=model)
+    try:
+        fit = predict_headroom(model, run.spec, machine, ranks, read_host_free_bytes())
+        parameters = None if strategy_of(run.spec.knobs).is_tensor_parallel else model.parameters
+        limit_error = limit_below_weights_error(run.spec, parameters, device_counts.device_count(run.spec, machine))
+    except UserError as error:
+        return PredictedRow(run, error=error)
+    return PredictedRow(run, fit, model, machine, limit_error)
+
+
+def published_bytes(published: Mapping[str, Any]) -> int | None:
+    """The memory among published figures, in bytes; None if there is none.
+
+    They are MiB as NVML counts them, or decimal GB as the notebook prints.
+    """
+    for name, unit in (("memory_mb", 2**20), ("memory_gb", 10**9)):
+        value = published.get(name)
+        if isinstance(value, int | float):
+            return round(value * unit)
+    return None
+
+
+def with_prediction(records: RunRecords) -> RunRecords:
+    """Add a prediction to the records if `run.json` was written before there was one.
+
+    Nothing is traced for it, and the run itself has not corrected it yet.
+    """
+    run = records.run
+    if run is None or run.predicted is not None or run.script is not None:
+        return records
+    try:
+        prediction = cached_prediction(
+            spec_of_record(run), run.device, run.python or None, run.world_size, run.device_names
+        )
+    except Exception:
+        # A prediction that fails, as with another version's knobs, must not change how the run ends.
+        return records
+    if prediction is None:
+        return records
+    return replace(records, run=msgspec.structs.replace(run, predicted=prediction))
+
+
+def cached_prediction(
+    spec: RunSpec, device: str, python: str | None, world_size: int, gpus: list[str]
+) -> dict[str, Any] | None:
+    """The fields of a run's `Prediction` by an earlier trace; `gpus` are the names of its GPUs.
+
+    None without a trace, and for a strategy whose memory is not predicted.
+    """
+    # Imported late, as in `predict_rows`.
+    from trainfast_runner.memory.tracing import cached_model
+
+    try:
+        model = cached_model(spec, device, python)
+        if model is None:
+            return None
+        fields: dict[str, Any] = msgspec.to_builtins(
+            model.corrected_for(next(iter(gpus), None)).predict(spec, world_size)
+        )
+        return fields
+    except UserError:
+        return None

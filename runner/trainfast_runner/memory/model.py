@@ -1,9 +1,9 @@
-"""The memory model of one model: its traced live bytes, and the arithmetic from them to a prediction."""
+"""The memory model of one model: its traced live bytes, and the arithmetic from them to a prediction and to work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,21 +15,24 @@ from trainfast_runner.memory.corrections import (
     correction_key,
     read_device_corrections,
 )
-from trainfast_runner.memory.one_process import (
-    DATA_PARALLEL,
-    LAYERS_SPREAD,
-    UNCONFIRMED_STRATEGIES,
-    devices_of,
-    first_gpu_segments,
-)
 from trainfast_runner.memory.pipeline import PipelineCut, StagePeaks, stage_peaks
 from trainfast_runner.memory.prediction import CATEGORIES, Prediction, RankBytes
-from trainfast_runner.memory.sharding import PIPELINE_STRATEGIES, STAGED_STRATEGIES, WholeModel, memory_rule
-from trainfast_runner.memory.timeline import BlockStack, Segment, Work, moments
+from trainfast_runner.memory.sharding import (
+    DATA_PARALLEL,
+    LAYERS_SPREAD,
+    PIPELINE_STRATEGIES,
+    STAGED_STRATEGIES,
+    UNCONFIRMED_STRATEGIES,
+    WholeModel,
+    devices_of,
+    first_gpu_segments,
+    memory_rule,
+)
+from trainfast_runner.memory.timeline import BlockStack, Segment, Work, blocks_of, moments
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.shared.phases import MEMORY_PHASES
-from trainfast_runner.worker.shared.traced import ACTIVATIONS, NO_WORK, OPTIMIZER, PARAMS
+from trainfast_runner.worker.shared.traced import ACTIVATIONS, NO_WORK, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
 
 MAX_BATCH = 1 << 24
 """Chosen, not measured: the largest batch that is looked for, more than any device holds."""
@@ -193,3 +196,31 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 def batch_multiple(knobs: Mapping[str, Any]) -> int:
     """The number that every batch size is a multiple of: a pipeline cuts the batch into equal parts."""
     return whole_number(knobs, "micro_batches") if knobs["strategy"] in PIPELINE_STRATEGIES else 1
+
+
+class StepWork(NamedTuple):
+    """Work of one rank: calls of operations, FLOPs of products, bytes read and written."""
+
+    calls: float
+    flops: float
+    moved_bytes: float
+
+
+def step_work(model: MemoryModel, batch_size: int, grad_accum: int) -> StepWork:
+    """Return the work of an optimizer step with `grad_accum` micro-batches of `batch_size` samples.
+
+    As one rank does it alone: without communication, and without the work that sharding saves or adds.
+    """
+    total = list(model.optimizer_work)
+    for segment in model.segments:
+        times = blocks_of(segment, model.stacks).copies * _times(segment.micro, segment.phase, grad_accum)
+        for index, (fixed, per_sample) in enumerate(zip(*segment.work, strict=True)):
+            total[index] += times * (fixed + batch_size * per_sample)
+    return StepWork(*total)
+
+
+def _times(micro: int, phase: str, grad_accum: int) -> float:
+    """Occurrences of a traced segment in a step: the last traced micro-batch stands for all that follow it."""
+    if phase == "data":
+        return grad_accum / TRACED_MICRO_BATCHES
+    return max(0, grad_accum - TRACED_MICRO_BATCHES + 1) if micro == TRACED_MICRO_BATCHES else 1

@@ -10,10 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.run_states import EXIT_CODES
 from trainfast_runner.settings.config_fields import first_size
 from trainfast_runner.settings.device_counts import model_degree
+from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.strategy_of_run import strategy_of
+from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
 FP32_BYTES = 4
@@ -79,6 +84,22 @@ def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: in
     width = formats.compute_bytes if strategy.is_zero else formats.weight_bytes
     shards = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
     return parameters * width // shards
+
+
+def limit_below_weights_error(spec: RunSpec, parameter_count: int | None, device_count: int) -> UserError | None:
+    """The refusal of a `memory_limit` that the weights alone exceed; None if they fit or are unknown."""
+    limit_bytes = tightest_limit_bytes(spec.knobs)
+    if parameter_count is None or limit_bytes is None:
+        return None
+    needed_bytes = least_weight_bytes(parameter_count, spec.knobs, device_count)
+    if limit_bytes >= needed_bytes:
+        return None
+    return UserError(
+        f"memory_limit={spec.knobs['memory_limit']} is below what the {parameter_count:,} parameters alone need"
+        f"{' on each device' if device_count > 1 else ''}: {needed_bytes:,} bytes ({mebibytes(needed_bytes)})",
+        key="memory_limit",
+        exit_code=EXIT_CODES["oom"],
+    )
 
 
 def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:

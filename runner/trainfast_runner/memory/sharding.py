@@ -1,7 +1,9 @@
 """Memory rules of the strategies: from one process's live bytes to those that each rank keeps and exchanges.
 
 The rules are read from torch 2.13's DistributedDataParallel and fully_shard and from DeepSpeed 0.19's stages as this
-product configures them (`zero_config.py`), and held against real ranks by `benchmarks/memory.py`.
+product configures them (`zero_config.py`), and held against real ranks by `benchmarks/memory.py`. Those of one process
+with several GPUs are read from torch 2.13's `nn/parallel` (replicate.py, parallel_apply.py, scatter_gather.py,
+_functions.py) and from the worker's `spread`; no run has been held against them.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices_knob import gpu_indexes
 from trainfast_runner.memory.model_size import FP32_BYTES
-from trainfast_runner.memory.one_process import with_copied_gradients
 from trainfast_runner.memory.prediction import RankBytes
-from trainfast_runner.memory.timeline import BlockPosition, BlockStack, Moment, Vector
+from trainfast_runner.memory.timeline import NO_BYTES, BlockPosition, BlockStack, Moment, Segment, Vector, add
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.strategy_of_run import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
@@ -25,6 +29,10 @@ PIPELINE_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.
 STAGED_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule == "Staged")
 """Strategies that cut a model into stages, one rank's or one GPU's each."""
 PREDICTED_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule is not None)
+
+DATA_PARALLEL, LAYERS_SPREAD = "dp", "naive-mp"
+UNCONFIRMED_STRATEGIES = (DATA_PARALLEL, LAYERS_SPREAD)
+"""Strategies whose predictions say that no run confirmed them."""
 
 
 def loop_scratch(knobs: Mapping[str, Any]) -> int:
@@ -116,14 +124,21 @@ class Replicated(MemoryRule):
 
 
 class Copied(MemoryRule):
-    """`dp`: the first GPU, which is the fullest; see `one_process.py`."""
+    """`dp`: the first GPU, which is the fullest; its step is that of `first_gpu_segments`.
+
+    Its own weights are not copied (`broadcast_coalesced` returns the originals). One autograd node makes all copies, so
+    its backward starts after the last copy has its gradient. Until then the copies' gradients lie beside those of
+    earlier micro-batches, and at the end beside the sums.
+    """
 
     def at(self, moment: Moment) -> RankBytes:
-        """Live bytes, and the copies' gradients, which are added to earlier ones only after the whole backward."""
-        new_grads = (
-            0.0 if moment.position is None else self.model.gradient_width * self.model.size_after(moment.position)
-        )
-        return RankBytes(*with_copied_gradients(moment, new_grads, self.model.before_optimizer[GRADS]))
+        """Live bytes, and the copies' gradients."""
+        model, live = self.model, list(moment.live)
+        if moment.is_last:
+            live[GRADS] += model.before_optimizer[GRADS] * (2 if moment.micro > 1 else 1)
+        elif moment.backward and moment.micro > 1 and moment.position is not None:
+            live[GRADS] += model.gradient_width * model.size_after(moment.position)
+        return RankBytes(*live)
 
 
 class FullySharded(MemoryRule):
@@ -377,3 +392,52 @@ def memory_rule(knobs: Mapping[str, Any], ranks: int, model: WholeModel) -> Memo
     if strategy.is_tensor_parallel:
         ranks //= int(knobs["tp_degree"])
     return MEMORY_RULES[strategy.memory_rule](model, ranks, knobs)
+
+
+def devices_of(knobs: Mapping[str, Any]) -> int:
+    """Number of GPUs of the `devices` knob, 1 on a CPU. Raises UserError if it is unset."""
+    devices = knobs["devices"]
+    if devices is None:
+        raise UserError(f"the memory of strategy={knobs['strategy']} depends on the number of devices", key="devices")
+    indexes = gpu_indexes(devices)
+    return devices if isinstance(devices, int) else 1 if indexes is None else len(indexes)
+
+
+def first_gpu_segments(segments: list[Segment], devices: int) -> list[Segment]:
+    """Return the step of the first GPU of `dp`, from which batches are scattered and on which outputs are gathered.
+
+    It has its share of the samples in the blocks and all of them in the loss. Everything after the blocks counts as
+    the loss, whose logits are nearly all of it.
+    """
+    first_gpu = []
+    kept_of_others = NO_BYTES
+    for index, segment in enumerate(segments):
+        if segment.phase == "data" or _is_head(segments, index):
+            fixed, per_sample = segment.delta
+            if segment.phase == "backward":
+                # The backward frees the other GPUs' samples that its forward kept.
+                delta = add(per_sample, kept_of_others, -1)
+                kept_of_others = NO_BYTES
+            else:
+                delta = add(NO_BYTES, per_sample, devices)
+                if segment.phase == "forward":
+                    kept_of_others = add(kept_of_others, add(delta, per_sample, -1))
+            lines = [
+                (fixed_line, add(NO_BYTES, per_sample_line, devices)) for fixed_line, per_sample_line in segment.lines
+            ]
+            segment = msgspec.structs.replace(segment, lines=lines, delta=(fixed, delta))
+        first_gpu.append(segment)
+    return first_gpu
+
+
+def _is_head(segments: list[Segment], index: int) -> bool:
+    """True between the last block's forward and that block's backward."""
+    if segments[index].traced_block:
+        return False
+    segment_before = next((segment for segment in reversed(segments[:index]) if segment.traced_block), None)
+    segment_after = next((segment for segment in segments[index:] if segment.traced_block), None)
+    return (
+        segment_before is not None
+        and segment_after is not None
+        and (segment_before.phase, segment_after.phase) == ("forward", "backward")
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.memory.cached_prediction import with_prediction
+from trainfast_runner.memory.headroom import with_prediction
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file

@@ -31,7 +31,7 @@ from trainfast_runner.machine.interconnect import read_links_among
 from trainfast_runner.machine.processes.children import reap_when_ended
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
-from trainfast_runner.memory.cached_prediction import cached_prediction
+from trainfast_runner.memory.headroom import cached_prediction
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically

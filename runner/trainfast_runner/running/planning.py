@@ -13,7 +13,7 @@ from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, thread_vari
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.extensions import extensions_directory, search_path
 from trainfast_runner.machine.gpus.visible import visible_gpus
-from trainfast_runner.memory.available import limit_below_weights_error
+from trainfast_runner.memory.model_size import limit_below_weights_error
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.records.tick import DeviceReading

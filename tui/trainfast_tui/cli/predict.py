@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.memory import corrections
-from trainfast_runner.memory.headroom import PredictedFit
-from trainfast_runner.memory.predict_rows import (
+from trainfast_runner.memory.headroom import (
+    PredictedFit,
     PredictedRow,
     RunToPredict,
     predict_rows,

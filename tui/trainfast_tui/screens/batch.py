@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.available import read_host_free_bytes
+from trainfast_runner.machine.cgroup import read_host_free_bytes
 from trainfast_runner.records.search_states import ANSWERED_STATES
 from trainfast_runner.search.batch.batch_follower import BatchSnapshot
 from trainfast_runner.settings.spec import RunSpec

@@ -15,8 +15,8 @@ from trainfast_runner.machine.processes.children import become_subreaper, collec
 from trainfast_runner.machine.processes.family import descendants, unended_below
 from trainfast_runner.machine.processes.identity import Identity, identify, send
 from trainfast_runner.machine.worker_programs import own_environment
-from trainfast_runner.memory.cached_prediction import with_prediction
-from trainfast_runner.memory.record_correction import record_correction
+from trainfast_runner.memory.corrections import record_correction
+from trainfast_runner.memory.headroom import with_prediction
 from trainfast_runner.records.capped_file import CAP_BYTES
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home

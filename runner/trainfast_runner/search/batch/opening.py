@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from trainfast_runner.machine.cgroup import read_host_free_bytes
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.search_directories import is_conducted

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.known_values import lowest
-from trainfast_runner.memory.available import read_host_free_bytes
+from trainfast_runner.machine.cgroup import read_host_free_bytes
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.units import gibibytes
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainfast_runner.machine.calibration import Ceiling
-from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.step_work import step_work
+from trainfast_runner.memory.model import MemoryModel, step_work
 from trainfast_runner.settings.device_counts import data_parallel_degree
 from trainfast_runner.settings.knob_type import whole_number
 from trainfast_runner.settings.precisions import peak_precision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict, published_bytes
+from trainfast_runner.memory.headroom import PredictedRow, RunToPredict, published_bytes
 from trainfast_tui.cli.printing.output import GrowingTable, print_line
 from trainfast_tui.text.format import ABSENT, count, delta, size
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, PHASE_WORDS, phase_words, short_category

@@ -104,6 +104,6 @@ class ModelTracer:
 
 def _key(spec: RunSpec, machine: Machine) -> str:
     """Return everything that a trace depends on, as a text."""
-    from trainfast_runner.memory.trace_requests import request_fields
+    from trainfast_runner.memory.tracing import request_fields
 
     return repr(request_fields(spec, machine.device))

@@ -9,9 +9,9 @@ from dataclasses import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.known_values import lowest
 from trainfast_runner.machine import training_python
+from trainfast_runner.machine.cgroup import read_host_free_bytes
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.worker_programs import ProgramCancelled
-from trainfast_runner.memory.available import read_host_free_bytes
 from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.running import planning
