@@ -215,10 +215,6 @@ def test_a_limit_below_the_parameters_is_an_answer_without_a_run(cli: Cli) -> No
     assert cli("runs", "list", "--json").json["runs"] == []
 
 
-def test_no_temperature_to_wait_for(cli: Cli) -> None:
-    assert "there is no temperature to wait for" in cli("run", "tiny-llama", "--cool-to", "40").refused()
-
-
 def test_a_mistyped_preset_file_names_the_nearest(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "tiny-llama.toml").write_text("schema = 1")
     line = cli("predict", str(tmp_path / "tiny-lama.toml")).refused()

@@ -17,7 +17,6 @@ import pytest
 
 from cli.command import Cli
 from plans import PLAN
-from trainfast_runner.machine.cooling import Cooling
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Flops, Result, Spread, StepTime, Throughput
@@ -28,7 +27,7 @@ from trainfast_runner.search.bench.table import tabulate
 from trainfast_runner.search.bench.variants import Bench, PlannedRow
 from trainfast_runner.search.bench.warm_rows import open_warm_rows
 from trainfast_tui.cli import bench
-from trainfast_tui.cli.launching import bench_rows, start_run, waits
+from trainfast_tui.cli.launching import bench_rows, start_run
 from trainfast_tui.cli.printing.bench_table import bench_columns
 from trainfast_tui.cli.signals import Signals
 
@@ -121,21 +120,6 @@ def test_a_signal_ends_the_wait_of_a_bench_for_a_device(cli: Cli, number: signal
         assert [row["state"] for row in done.json["rows"]] == ["not_run"] * 3
 
 
-def test_ctrl_c_ends_the_wait_of_a_bench_for_a_cool_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    signals, options = Signals(), bench_rows.BenchOptions(cold=True, cool_to_c=50.0)
-
-    def wait(uuids: object, below_c: float, on_poll: Callable[[Cooling], None]) -> None:
-        signals.receive(signal.SIGINT, None)
-        on_poll(Cooling(0, 80.0, below_c, 1.0))
-        pytest.fail("the wait went on after Ctrl-C")
-
-    monkeypatch.setattr(waits, "wait_until_cool", wait)
-    row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
-    assert not bench_rows.BenchRows(Home(tmp_path), signals, options).run(
-        Bench("mine", "one", "one", (row,)), {"one": []}
-    )
-
-
 def test_ctrl_c_during_a_start_that_loses_the_device_ends_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,12 +159,11 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
         return tmp_path
 
     monkeypatch.setattr(start_run, "await_devices", noting("await_devices"))
-    for name in ("predict_memory", "await_cooling"):
-        monkeypatch.setattr(bench_rows, name, noting(name))
+    monkeypatch.setattr(bench_rows, "predict_memory", noting("predict_memory"))
     monkeypatch.setattr(bench_rows.launch, "start", start)
     monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
     row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
-    rows = bench_rows.BenchRows(Home(tmp_path), Signals(), bench_rows.BenchOptions(wait=wait, cool_to_c=50.0))
+    rows = bench_rows.BenchRows(Home(tmp_path), Signals(), bench_rows.BenchOptions(wait=wait))
     with open_warm_rows(Home(tmp_path), lambda: None) as warm:
         if not wait:
             with pytest.raises(DevicesBusy):
@@ -188,7 +171,7 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(
             return
         result = rows.run_row(row, None, warm)
     assert isinstance(result, Result)
-    assert done == ["await_devices", "await_cooling", "predict_memory", "start"] * 2
+    assert done == ["await_devices", "predict_memory", "start"] * 2
 
 
 def benched(*words: str) -> int:
@@ -244,7 +227,7 @@ def test_device_in_use_before_anything_is_measured_refuses_the_bench(starts: lis
 
 
 def test_the_printed_command_has_the_options_that_change_the_figures() -> None:
-    words = ["tiny-llama", "--vary", "batch_size=2,4", "--cool-to", "55", "--python", "/opt/env/bin/python"]
+    words = ["tiny-llama", "--vary", "batch_size=2,4", "--python", "/opt/env/bin/python"]
     parser = argparse.ArgumentParser()
     bench.bench_arguments(parser)
     assert bench._command(parser.parse_args(words)) == shlex.join(["trainfast-tui", "bench", *words])

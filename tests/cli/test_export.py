@@ -130,6 +130,8 @@ def test_settings_that_ran_out_of_memory_come_with_a_warning(cli: Cli) -> None:
         (("import", "args.py"), "import was removed: presets new NAME -- COMMAND"),
         (("export", "last", "--onto", "train.py"), "--onto was removed: --to prints"),
         (("export", "last", "--to", "command", "--prove"), "--prove was removed: run -- COMMAND"),
+        (("run", "tiny-llama", "--cool-to", "55"), "--cool-to was removed: monitor shows the temperature"),
+        (("search", "best", "tiny-llama", "--cool-to=55"), "--cool-to was removed: monitor shows the temperature"),
     ],
 )
 def test_a_removed_command_or_option_names_its_successor(cli: Cli, words: tuple[str, ...], instead: str) -> None:

@@ -25,7 +25,7 @@ SCRIPT = ("--", sys.executable, "-c", "0")
         (("runs", "list", "-n", "0"), "-n: must be a whole number from 1 on, not '0'"),
         (("logs", "last", "-n", "-1"), "-n: must be a whole number from 0 on, not '-1'"),
         (("run", "--steps", GIGANTIC, *SCRIPT), f"--steps: must be at most 1000000000, not '{GIGANTIC}'"),
-        (("run", "tiny-llama", "--cool-to", "1e400"), "--cool-to: must be a number, not '1e400'"),
+        (("monitor", "--interval", "1e400"), "--interval: must be a number, not '1e400'"),
         (("monitor", "--interval", "nan"), "--interval: must be a number, not 'nan'"),
         (("bench", "benchmarks-bert", "--repeat", "0"), "--repeat: must be a whole number from 1 on, not '0'"),
         (

@@ -227,7 +227,7 @@ def test_a_training_that_diverges_says_so(cli: Cli) -> None:
 
 @pytest.mark.long
 def test_a_run_that_waited_is_recorded_as_it_started(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
-    """With --cool-to the GPU is hot when the run is planned and cool when it starts."""
+    """The GPU is hot when the run is planned and cool when it starts."""
     scenario = tmp_path / "scenario"
     scenario.write_text("ramp 0 0 90 1 80 345\n")
     machine = {
@@ -235,12 +235,14 @@ def test_a_run_that_waited_is_recorded_as_it_started(cli: Cli, nvml_library: Pat
         "NVML_STAND_IN_GPUS": "1",
         "NVML_STAND_IN_SCENARIO": str(scenario),
     }
-    wanted = ["--set", "steps=5", "--set", "watch=0", "--cool-to", "60"]
+    other = cli("run", "tiny-llama", *SMALL, "--set", "steps=1000000", "--detach", "--json").json["run_id"]
+    wanted = ["--set", "steps=5", "--set", "watch=0", "--wait"]
     started = cli.start("run", "tiny-llama", *SMALL, *wanted, "--json", **machine)
-    started.until_printed("cooling GPU 0: 90")
+    started.until_printed(f"waiting for {other} to end")
     cooled = tmp_path / "cooled"
     cooled.write_text("ramp 0 0 30 1 80 345\n")
     cooled.rename(scenario)
+    assert cli("stop", other).code == 0
     done = started.end()
     assert done.json["state"] == "finished"
     assert done.json["conditions"]["start_temperature_c"] < 60

@@ -28,8 +28,7 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     read_batch_journal,
 )
-from trainfast_runner.search.journal.lines import CoolingDown
-from trainfast_tui.cli.printing import journal_printer, progress
+from trainfast_tui.cli.printing import journal_printer
 from trainfast_tui.cli.printing.batch_printer import BatchPrinter
 from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.text.search.batch_answer import batch_answer_lines
@@ -252,20 +251,6 @@ def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(
     printer.tick()
     steps = len((recorded / "steps.jsonl").read_text().splitlines())
     assert text.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"
-
-
-def test_a_temperature_that_stands_still_is_printed_with_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = io.StringIO()
-    monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
-    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
-    monkeypatch.setattr(sys, "stderr", text)
-    printer = BatchPrinter(Progress(), Home(tmp_path))
-    printer.print_line(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.99999999))
-    assert text.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
-    printer.tick()
-    assert text.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s; giving up after 180 s")
 
 
 def test_sizes_have_their_thousands_separated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ from trainfast_runner.search.journal.batch import (
 from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.search.journal.lines import (
     Conducted,
-    CoolingDown,
     JournalWriter,
     Paused,
     Resumed,
@@ -140,13 +139,6 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) ->
         journal.write(BatchStep(t_ns=77, action="probe", batch_size=4, why="because"))
         seen = follower.poll()
         assert (seen.state, seen.run_id, seen.since_ns) == ("running", "r", 77)
-        for warm in (71.0, 63.0, 58.0):
-            journal.write(CoolingDown(device=0, temperature_c=warm, below_c=55, waited_s=1))
-        look = follower.poll().cooling
-        assert look is not None
-        assert look.temperature_c == 58
-        journal.write(BatchLaunched(run_id="r", role="probe"))
-        assert follower.poll().cooling is None
         pause(directory)
         assert follower.poll().state == "pausing"
         journal.write(Paused())
@@ -191,23 +183,6 @@ def test_time_worked_leaves_waits_for_other_runs_out(tmp_path: Path) -> None:
         conducted(200 * SECOND),
         Waiting(t_ns=201 * SECOND, run_id="another"),
         BatchEnded(t_ns=300 * SECOND, state="cancelled"),
-    ]
-    assert worked_seconds(lines) == 2 + 3 + 1
-
-
-def test_time_worked_leaves_waits_for_cooler_gpus_out(tmp_path: Path) -> None:
-    def cooling(at_s: int) -> CoolingDown:
-        return CoolingDown(t_ns=at_s * SECOND, device=0, temperature_c=70, below_c=50, waited_s=0)
-
-    lines = [
-        asked(tmp_path),
-        conducted(10 * SECOND),
-        *(cooling(at_s) for at_s in (12, 20, 40)),
-        BatchLaunched(t_ns=50 * SECOND, run_id="r", role="probe"),
-        cooling(53),
-        Paused(t_ns=60 * SECOND),
-        Resumed(t_ns=80 * SECOND),
-        BatchEnded(t_ns=81 * SECOND, state="answered"),
     ]
     assert worked_seconds(lines) == 2 + 3 + 1
 

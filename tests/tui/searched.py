@@ -230,7 +230,6 @@ class Starts:
         self.asked: list[tuple[dict[str, Any], bool]] = []
         self.directory: Path | None = None
         self.refusal: UserError | None = None
-        self.cool_to_c: float | None = None
         self.go = threading.Event()
         self.go.set()
 
@@ -241,12 +240,10 @@ class Starts:
         python: str | None = None,
         *,
         fresh: bool = False,
-        cool_to_c: float | None = None,
         best: BestRequest | None = None,
     ) -> Path:
         assert best is None, "a batch search has no options of a best-fit one"
         self.asked.append((dict(spec.knobs), fresh))
-        self.cool_to_c = cool_to_c
         assert self.go.wait(60)
         if self.refusal is not None:
             raise self.refusal

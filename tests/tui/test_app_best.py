@@ -36,7 +36,7 @@ from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import ColdRun, Instruction, Trial, read_best_journal
-from trainfast_runner.search.journal.lines import CoolingDown, Paused, Waiting
+from trainfast_runner.search.journal.lines import Paused, Waiting
 from trainfast_tui.text.lines import line_text
 from trainfast_tui.text.search.best_answer import answer_lines
 from trainfast_tui.text.search.best_state import chance_words
@@ -255,17 +255,6 @@ async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, li
         await pilot.press("escape")
         await pilot.pause()
         assert "The search goes on; B shows it." in screen_text(app)
-
-
-async def test_the_wait_for_a_gpu_to_cool_is_counted_on_while_its_temperature_stands_still(
-    home: Home, conduct: Callable[[Path], None]
-) -> None:
-    look = CoolingDown(t_ns=START_NS + 32 * S, device=1, temperature_c=61, below_c=55, waited_s=2)
-    search = a_best_search(home, [*best_going_on(), look])
-    conduct(search)
-    async with StillApp(home).run_test(size=FULL) as pilot:
-        text = await best_opened(pilot, search)
-    assert "cooling GPU 1: 61 °C, waiting for less than 55 °C, 10 s so far" in text
 
 
 async def test_search_that_waits_for_another_run_names_it(home: Home, conduct: Callable[[Path], None]) -> None:

@@ -61,9 +61,7 @@ def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[Started]:
     """Stands in for the start of a conductor: the asked searches; the started one is that of `a_best_search`."""
     found: list[Started] = []
 
-    def start(
-        spec: RunSpec, home: Home, python: str | None, *, fresh: bool, cool_to_c: float | None, best: BestRequest
-    ) -> Path:
+    def start(spec: RunSpec, home: Home, python: str | None, *, fresh: bool, best: BestRequest) -> Path:
         found.append((spec, best, fresh))
         return home.path / "searches" / BEST_ID
 

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from recorded import START_NS, S, a_run, write_lines
 from searched import (
     CONDUCTED,
     FULL,
     NOW_S,
-    RUN_ID,
     SMALL,
     Starts,
     a_search,
@@ -24,10 +22,9 @@ from searched import (
     asked,
     going_on,
     opened,
-    seen,
     show,
 )
-from still import a_snapshot, own_supervisor, running, screen_text, until, until_true
+from still import own_supervisor, running, screen_text, until, until_true
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
@@ -35,10 +32,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.search_directories import PAUSE_FILE
 from trainfast_runner.search import control
-from trainfast_runner.search.journal.batch import BatchEnded, BatchLaunched
-from trainfast_runner.search.journal.lines import CoolingDown
+from trainfast_runner.search.journal.batch import BatchEnded
 from trainfast_runner.worker.shared.lock_files import SEARCH_LOCK_FILE
-from trainfast_tui.control.messages import SnapshotTaken
 
 
 @pytest.fixture
@@ -304,35 +299,6 @@ async def test_f5_continues_the_search_on_the_screen_though_a_knob_was_turned_si
         await pilot.press("f5")
         await until_true(pilot, lambda: starts.asked, "the start")
     assert starts.asked[0][0]["optimizer"] == "adamw"
-
-
-async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
-    home: Home, conduct: Callable[[Path], None], starts: Starts
-) -> None:
-    waits = [
-        CoolingDown(t_ns=START_NS + (8 + n) * S, device=1, temperature_c=71 - 5 * n, below_c=55, waited_s=n)
-        for n in range(3)
-    ]
-    starts.directory = a_search(home, [*going_on(), *waits])
-    conduct(starts.directory)
-    async with running(home, size=SMALL) as (app, pilot):
-        await show(pilot, None)
-        app.session.run_control.cool_to_c = 55
-        await pilot.press("b", "enter")
-        while starts.cool_to_c is None or app.session.searches.batch.current is None:
-            await show(pilot, starts.directory)
-        await until(pilot, "cooling GPU 1: 61 °C, waiting for less than 55 °C")
-        assert re.search(r"▸42 +cooling…", screen_text(app))
-        assert "has not fallen" not in screen_text(app)
-        # The last look was at second 10: a temperature that stands still writes no further line.
-        app.post(SnapshotTaken(replace(a_snapshot(None, second=40), batch_search=seen(starts.directory))))
-        text = " ".join((await until(pilot, "giving up after 180 s")).split())
-        assert "waiting for less than 55 °C, 32 s so far; it has not fallen for 30 s; giving up after 180 s" in text
-        launched = BatchLaunched(t_ns=START_NS + 12 * S, run_id=RUN_ID, role="probe")
-        write_lines(starts.directory / "journal.jsonl", [*going_on(), *waits, launched])
-        await show(pilot, starts.directory)
-        assert "● probing: batch_size 42  6 s of about 8.5 s" in screen_text(app), "without the wait"
-    assert starts.cool_to_c == 55
 
 
 async def test_b_pressed_before_anything_is_known_waits_for_the_search_that_goes_on(

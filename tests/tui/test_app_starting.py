@@ -21,6 +21,7 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts import script_plan
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.control.run_control import RunControl
 
 OLD, NEW = "20261121-054455-tiny-llama-7f3a", "20261121-060000-tiny-llama-0001"
 
@@ -202,3 +203,41 @@ def test_a_preset_that_is_not_there_fails_before_the_app_opens(home: Home) -> No
 
     with pytest.raises(UserError, match="there is no preset 'nope'"):
         run_app(home, preset="nope", python=None, ascii=False, plain_output=False)
+
+
+async def test_s_gives_up_the_wait_for_another_launch_and_nothing_is_started(
+    home: Home, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(plan: object, home: Home, on_wait: Callable[[str], None]) -> Path:
+        on_wait("another launch")
+        while not launches.go.wait(0.01):
+            on_wait("")
+        return a_run(home, NEW, with_result=False)
+
+    monkeypatch.setattr(launch, "start", wait)
+    async with running(home, size=(120, 40)) as (app, pilot):
+        pilot.app.post(SnapshotTaken(a_snapshot(None)))
+        await pilot.press("r")
+        await until(pilot, "Waiting for another launch; s gives up")
+        await pilot.press("s")
+        text = await until(pilot, "given up; nothing was started")
+        assert "Refused" not in text, "it is what was asked for"
+        assert not app.session.run_control.pending.is_pending
+
+
+def test_giving_up_a_wait_that_ends_meanwhile_is_no_error(home: Home) -> None:
+    class Ending(RunControl):
+        """Its thread ends the wait right after the first look at it."""
+
+        event = threading.Event()
+        looks = iter((event,))
+
+        @property
+        def _giving_up(self) -> threading.Event | None:
+            return next(self.looks, None)
+
+        @_giving_up.setter
+        def _giving_up(self, value: threading.Event | None) -> None: ...
+
+    Ending(home, lambda message: None, None).give_up()
+    assert Ending.event.is_set(), "what waits on it may still look"

@@ -245,9 +245,7 @@ class Session:
     ) -> None:
         """Start a search of `spec`, after `run_to_stop` has ended; unless `fresh` its unfinished one goes on."""
         stop_run_first = None if run_to_stop is None else partial(self.run_control.stop_and_wait, run_to_stop)
-        self.searches.of(kind).start(
-            spec, fresh=fresh, cool_to_c=self.run_control.cool_to_c, stop_run_first=stop_run_first
-        )
+        self.searches.of(kind).start(spec, fresh=fresh, stop_run_first=stop_run_first)
         self.update_background_work()
 
     def advice(self) -> dict[str, str]:

@@ -39,7 +39,6 @@ class SearchRequest(RecordedSpec, frozen=True, kw_only=True):
     home: str
     python: str | None = None
     fresh: bool = False
-    cool_to_c: float | None = None
     best: BestRequest | None = None
     script: ScriptPreset | None = None
     """The user's own script in place of model and data."""
@@ -51,7 +50,6 @@ def start_search(
     python: str | None = None,
     *,
     fresh: bool = False,
-    cool_to_c: float | None = None,
     best: BestRequest | None = None,
 ) -> Path:
     """Start, or continue, the batch search of `spec`, or the best-fit search that `best` asks for.
@@ -65,7 +63,6 @@ def start_search(
         **spec.record_fields(),
         python=python,
         fresh=fresh,
-        cool_to_c=cool_to_c,
         best=best,
         script=spec.script,
     )

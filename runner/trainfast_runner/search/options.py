@@ -13,8 +13,6 @@ class SearchOptions:
     """True to ignore an unfinished search and the effects of earlier ones."""
     wait: bool = False
     """True to queue after a run on the same device."""
-    cool_to_c: float | None = None
-    """The temperature below which each process starts; None to start at once."""
 
 
 @dataclass(frozen=True)

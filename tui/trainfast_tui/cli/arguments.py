@@ -74,11 +74,6 @@ def add_python(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
 
 
-def add_cool_to(parser: argparse.ArgumentParser) -> None:
-    """Add `--cool-to`."""
-    parser.add_argument("--cool-to", type=finite, metavar="C", help="start each process when the GPUs are below C °C")
-
-
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the preset and the options of every search."""
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
@@ -87,6 +82,5 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true", help="ignore earlier searches: continue none, reuse none of their measurements"
     )
     add_wait(parser)
-    add_cool_to(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")

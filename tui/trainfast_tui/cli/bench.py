@@ -14,7 +14,7 @@ from trainfast_runner.search.bench.table import RowResult, Table, tabulate
 from trainfast_runner.search.bench.variants import Bench, prepare_variants
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.vary import read_vary
-from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, finite, positive
+from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching.bench_rows import BenchOptions, BenchRows
 from trainfast_tui.cli.printing.bench_file import WRITERS, bench_markdown
@@ -58,7 +58,6 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--cold", action="store_true", help="run every row in a process of its own, also where several can share one"
     )
     add_wait(parser)
-    add_cool_to(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print {preset, baseline, rows[...]}")
 
@@ -74,7 +73,6 @@ def bench(arguments: argparse.Namespace) -> int:
         repeat=arguments.repeat,
         cold=arguments.cold,
         wait=arguments.wait,
-        cool_to_c=arguments.cool_to,
         python=arguments.python,
     )
     with caught_signals() as signals:
@@ -136,8 +134,6 @@ def _command(arguments: argparse.Namespace) -> str:
         words.append("--cold")
     if arguments.scale_batch != 1:
         words += ["--scale-batch", f"{arguments.scale_batch:g}"]
-    if arguments.cool_to is not None:
-        words += ["--cool-to", f"{arguments.cool_to:g}"]
     if arguments.python is not None:
         words += ["--python", arguments.python]
     return shlex.join(words)

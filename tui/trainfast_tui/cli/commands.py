@@ -62,6 +62,7 @@ REMOVED = {
     "import": "presets new NAME -- COMMAND makes a preset of a script's command",
     "--onto": "--to prints the settings for your script",
     "--prove": "run -- COMMAND runs your script with them",
+    "--cool-to": "monitor shows the temperature to wait for, and a result says if its run was hot",
 }
 """The present way to the job of each removed command or option."""
 GROUP_HELP = {

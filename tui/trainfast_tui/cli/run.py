@@ -18,11 +18,10 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.cli.arguments import add_cool_to, add_python, add_settings, add_wait, positive
+from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP
 from trainfast_tui.cli.launching.follow_run import follow
 from trainfast_tui.cli.launching.start_run import predict_memory, run_started_when_free
-from trainfast_tui.cli.launching.waits import await_cooling
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
 from trainfast_tui.cli.printing.progress import progress_when_slow
@@ -58,7 +57,6 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
     add_wait(parser)
-    add_cool_to(parser)
     add_python(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
     parser.epilog = f"Knobs: {', '.join(KNOBS_BY_NAME)}."
@@ -73,8 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
         print_notice(notice)
 
     def prepare(plan: RunPlan) -> RunPlan:
-        if arguments.cool_to is not None:
-            await_cooling(plan, arguments.cool_to)
         predict_memory(plan, home)
         from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
 

@@ -85,7 +85,7 @@ def search_best(arguments: argparse.Namespace) -> int:
     )
     if arguments.record is not None:
         refuse_unwritable(arguments.record, "--record")
-    options = SearchOptions(fresh=arguments.fresh, wait=arguments.wait, cool_to_c=arguments.cool_to)
+    options = SearchOptions(fresh=arguments.fresh, wait=arguments.wait)
     with progress_when_slow("checking…"):
         best_plan = _plan(arguments, request, options)
     if arguments.dry_run:

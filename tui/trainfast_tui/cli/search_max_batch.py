@@ -56,7 +56,6 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
         confirmation_steps=arguments.proof_steps,
         fresh=arguments.fresh,
         wait=arguments.wait,
-        cool_to_c=arguments.cool_to,
     )
     with progress_when_slow("checking…"):
         batch_plan = _plan(arguments, options)

@@ -24,10 +24,10 @@ class BatchControl(SearchControl["BatchSnapshot"]):
 
         return batch_search_words(search)
 
-    def _starter(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Callable[[], Path]:
+    def _starter(self, spec: RunSpec, *, fresh: bool) -> Callable[[], Path]:
         def start() -> Path:
             from trainfast_runner.search.control import start_search
 
-            return start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c)
+            return start_search(spec, self._home, self._python, fresh=fresh)
 
         return start

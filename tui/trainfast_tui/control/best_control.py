@@ -86,13 +86,13 @@ class BestControl(SearchControl["BestSnapshot"]):
 
         return self.options.request or BestRequest()
 
-    def _starter(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Callable[[], Path]:
+    def _starter(self, spec: RunSpec, *, fresh: bool) -> Callable[[], Path]:
         request = self.request
 
         def start() -> Path:
             from trainfast_runner.search.control import start_search
 
-            return start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c, best=request)
+            return start_search(spec, self._home, self._python, fresh=fresh, best=request)
 
         return start
 

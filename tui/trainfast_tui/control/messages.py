@@ -77,7 +77,7 @@ class RunRefused(msgspec.Struct, frozen=True):
 
 
 class RunGivenUp(msgspec.Struct, frozen=True):
-    """A run that waited for its GPUs to cool was given up."""
+    """A run that waited for another launch was given up."""
 
     text: str
     """The notice."""

@@ -6,7 +6,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import is_alive
@@ -15,12 +14,8 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefused, RunStarted, TrainingPython
 from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.text.format import celsius
 from trainfast_tui.text.keys import STOP_KEY
 from trainfast_tui.text.script_notices import script_notices
-
-if TYPE_CHECKING:
-    from trainfast_runner.running.planning import RunPlan
 
 GONE_POLL_S = 0.1
 GONE_WITHIN_S = 60.0
@@ -36,14 +31,12 @@ class RunControl:
         self._post = post
         self.pending = PendingStart()
         """The run that was started here until it is on the screen."""
-        self.cool_to_c: float | None = None
-        """Each run waits until its GPUs are below this temperature in degrees Celsius; None for no wait."""
         self._giving_up: threading.Event | None = None
-        """Exists while a run waits for its GPUs to cool or for another launch; setting it gives up."""
+        """Exists while a run waits for another launch; setting it gives up."""
 
     @property
     def is_waiting(self) -> bool:
-        """True while a run waits for its GPUs to cool, or for another launch."""
+        """True while a run waits for another launch."""
         return self._giving_up is not None
 
     def give_up(self) -> None:
@@ -75,9 +68,6 @@ class RunControl:
         plan = plan_spec(spec, self._python)
         if run_to_stop is not None:
             self.stop_and_wait(run_to_stop)
-        given_up = self._cool(plan)
-        if given_up is not None:
-            return given_up
         notices = list(script_notices(plan))
         if plan.devices_reason is not None:
             notices.append(plan.devices_reason)
@@ -98,25 +88,6 @@ class RunControl:
             return RunGivenUp("The wait was given up; nothing was started.")
         finally:
             self._giving_up = None
-
-    def _cool(self, plan: RunPlan) -> RunGivenUp | None:
-        """Wait until the GPUs of this run are cool, counting the degrees down; the message if the wait is given up."""
-        below_c = self.cool_to_c
-        if below_c is None:
-            return None
-        from trainfast_runner.machine import cooling
-        from trainfast_tui.text.wait_words import cooling_words
-
-        def show(reading: cooling.Cooling) -> None:
-            words = cooling_words(reading.index, reading.temperature_c, below_c, reading.waited_s, reading.stuck_s)
-            self._post(Notified(f"{words}; {STOP_KEY} gives up"))
-
-        giving_up = self._giving_up = threading.Event()
-        try:
-            is_cool = cooling.wait_until_cool(plan.watched_uuids, below_c, show, giving_up.wait)
-        finally:
-            self._giving_up = None
-        return None if is_cool else RunGivenUp(f"The wait for {celsius(below_c)} was given up; nothing was started.")
 
     def _stop(self, directory: Path) -> Notified:
         from trainfast_runner.running.stopping import STOP_GRACE_S, request_stop, stop_unsupervised

@@ -106,18 +106,16 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         spec: RunSpec,
         *,
         fresh: bool = False,
-        cool_to_c: float | None = None,
         stop_run_first: Callable[[], None] | None = None,
     ) -> None:
         """Start a search of `spec`, or unless `fresh` continue its unfinished one, once `stop_run_first` is done.
 
-        With `cool_to_c` each process of the search waits until its GPUs are below that temperature in degrees Celsius.
         Posts SearchStarted or SearchRefused.
         """
         self._pending.begin()
         self.requested_ns, self._seen_before_start = time.monotonic_ns(), self._snapshot
         self._stop_when_seen, self._dismissed_directory = False, None
-        start = partial(self._start, self._starter(spec, fresh=fresh, cool_to_c=cool_to_c), stop_run_first)
+        start = partial(self._start, self._starter(spec, fresh=fresh), stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
     def _start(self, starter: Callable[[], Path], stop_run_first: Callable[[], None] | None) -> SearchStarted:
@@ -126,7 +124,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         return SearchStarted(starter(), self.KIND)
 
     @abstractmethod
-    def _starter(self, spec: RunSpec, *, fresh: bool, cool_to_c: float | None) -> Callable[[], Path]:
+    def _starter(self, spec: RunSpec, *, fresh: bool) -> Callable[[], Path]:
         """Return what starts a search of this kind as it is asked for now, and returns its directory.
 
         It is called in a thread. Raises UserError.

@@ -312,11 +312,6 @@ class MainScreen(AppScreen):
         words = f"{question.run_id} has ended by itself: {state_text(run.state)}. {RUN_KEY} starts the next run."
         self.notify(words, severity="warning")
 
-    def action_cool_to(self) -> None:
-        from trainfast_tui.widgets.dialogs.ask_cool_to import ask_cool_to
-
-        ask_cool_to(self.app, self.session.run_control, self.notify)
-
     def action_compare(self) -> None:
         run = self.session.shown_run
         if run is None:

@@ -149,12 +149,6 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         _in_palette("KnobPanel.save", ("w",), "save", "Save the knobs as a preset of your own."),
         Action("compare", ("c",), "compare", "Compare this run with the one before it."),
-        _in_palette(
-            "cool_to",
-            ("C", "upper_c"),
-            "cool to",
-            "Let each run, and each process of a search, wait for its GPUs to cool first.",
-        ),
         Action("history", ("h",), "runs", "All runs: filter, sort, mark two and compare."),
         Action("monitor", ("m",), "monitor", "The machine: all readings, who uses it, what throttles it."),
         _in_palette("topo", ("T", "upper_t"), "topology", "How the GPUs are connected, and what it means."),

@@ -1,13 +1,8 @@
-"""The waits before a process trains or traces, in words: imports, GPUs that are too warm, the model."""
+"""The waits before a process trains or traces, in words: imports, the model, other runs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from trainfast_tui.text.format import celsius, duration, plain
-
-if TYPE_CHECKING:
-    from trainfast_runner.search.journal.lines import CoolingDown
+from trainfast_tui.text.format import plain
 
 START_WORDS = {
     "import": "importing the training stack",
@@ -30,30 +25,6 @@ def importing_words(executable: str) -> str:
     return f"importing torch and transformers in {executable} (first time: some seconds)" if executable else ""
 
 
-def cooling_words(device: int, temperature_c: float, below_c: float, waited_s: float, stuck_s: float) -> str:
-    """Return the hottest GPU's temperature, the awaited temperature, and the seconds waited and without change."""
-    from trainfast_runner.machine.cooling import stuck_text
-
-    return (
-        f"cooling GPU {device}: {celsius(temperature_c)}, waiting for less than {celsius(below_c)},"
-        f" {duration(waited_s)} so far{stuck_text(stuck_s)}"
-    )
-
-
-def wait_words(cooling: CoolingDown | None, waits_for: str | None, now_ns: int | None) -> str:
-    """Return the wait of a live search at `now_ns` (CLOCK_MONOTONIC): for cooler GPUs, or the run `waits_for`.
-
-    Empty if it waits for neither.
-    """
-    if cooling is not None:
-        return search_cooling_words(cooling, now_ns)
+def wait_words(waits_for: str | None) -> str:
+    """Return the wait of a live search for the run `waits_for`; empty if it waits for none."""
     return f"waiting for {plain(waits_for)} to end" if waits_for is not None else ""
-
-
-def search_cooling_words(reading: CoolingDown, now_ns: int | None) -> str:
-    """Describe the wait of a search at `now_ns` (CLOCK_MONOTONIC), or at its newest reading."""
-    # The journal has a line where the temperature changes, and none while it stands still.
-    since_s = max(0, now_ns - reading.t_ns) / 1e9 if now_ns is not None else 0.0
-    return cooling_words(
-        reading.device, reading.temperature_c, reading.below_c, reading.waited_s + since_s, reading.stuck_s + since_s
-    )

@@ -21,7 +21,6 @@ from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.search.journal.followed_journal import FollowedJournal, SearchSnapshot, state_of_search
 from trainfast_runner.search.journal.lines import (
     Conducted,
-    CoolingDown,
     Paused,
     Resumed,
     Waiting,
@@ -69,12 +68,8 @@ class BatchSnapshot(BatchJournal, SearchSnapshot):
     @cached_property
     def since_ns(self) -> int | None:
         """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor began."""
-        for previous_line, line in reversed([*zip((None, *self.lines), self.lines, strict=False)]):
-            # A step that waited for the GPUs to cool begins with the line after the wait.
-            follows_cooling = isinstance(previous_line, CoolingDown) and not isinstance(line, CoolingDown)
-            if follows_cooling or isinstance(line, BatchStep | Conducted | Paused | Waiting | Resumed):
-                return line.t_ns
-        return None
+        starts = BatchStep | Conducted | Paused | Waiting | Resumed
+        return next((line.t_ns for line in reversed(self.lines) if isinstance(line, starts)), None)
 
     @cached_property
     def confirmation_steps(self) -> int | None:

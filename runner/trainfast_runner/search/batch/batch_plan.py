@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from trainfast_runner.errors import UserError
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conducting.cool_down import check_coolable
 from trainfast_runner.search.memory.limits import free_gpu_bytes, limit_unknown_error
 from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.script_runs import ScriptPlanner, script_planner
@@ -91,7 +90,6 @@ def _check_preset_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
 
 
 def _check_options(plan: RunPlan, options: BatchSearchOptions) -> None:
-    """Raise UserError for a confirmation run that is too short, or GPUs that cannot cool as asked."""
+    """Raise UserError for a confirmation run that is too short."""
     if options.confirmation_steps < 2:
         raise UserError(f"--proof-steps {options.confirmation_steps}: at least 2", key="--proof-steps")
-    check_coolable(plan, options.cool_to_c)

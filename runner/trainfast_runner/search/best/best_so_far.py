@@ -22,7 +22,7 @@ from trainfast_runner.search.journal.best import (
     ColdRun,
     Interval,
 )
-from trainfast_runner.search.journal.lines import CoolingDown, Waiting, worked_seconds
+from trainfast_runner.search.journal.lines import Waiting, worked_seconds
 from trainfast_runner.search.speed.process_starts import ProcessStarts, knobs_key
 from trainfast_runner.search.speed.trial_rates import log_rate, measurements
 
@@ -168,6 +168,6 @@ class BestSoFar(BestJournal):
         if self.ended is not None:
             return self.ended.seconds
         last_line = self.lines[-1] if self.lines else None
-        is_working = last_line is not None and not self.is_paused and not isinstance(last_line, Waiting | CoolingDown)
+        is_working = last_line is not None and not self.is_paused and not isinstance(last_line, Waiting)
         since_last = now_ns - last_line.t_ns if now_ns is not None and last_line is not None and is_working else 0
         return worked_seconds(self.lines) + max(0, since_last) / 1e9

@@ -11,7 +11,6 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running import busy_devices, launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.conducting.cool_down import cool_down
 from trainfast_runner.search.conducting.run_ends import end_run, raise_if_stopped, wait_for_result
 from trainfast_runner.search.conducting.warm_process import WarmProcess
 from trainfast_runner.search.journal.lines import Line, Resumed, Waiting
@@ -33,16 +32,13 @@ class SearchRuns:
         self._write, self._raise_if_cancelled = write, raise_if_cancelled
         self._live_run: Path | None = None
         self._waited_s = 0.0
-        """Seconds spent waiting for other runs and for cool GPUs."""
+        """Seconds spent waiting for other runs."""
 
     def start(self, plan: RunPlan, role: str) -> Path:
-        """Start a run once its devices are free and cool enough; return its directory. Raises UserError."""
+        """Start a run once its devices are free; return its directory. Raises UserError."""
         while True:
             if self._options.wait:
                 self._wait_for_devices(plan)
-            began_s = time.monotonic()
-            cool_down(plan, self._options.cool_to_c, self._write, self._raise_if_cancelled)
-            self._waited_s += time.monotonic() - began_s
             try:
                 self._live_run = launch.start(replace(plan, role=role), self._home, self._on_wait)
             except busy_devices.DevicesBusy:
@@ -58,7 +54,7 @@ class SearchRuns:
         return self.process
 
     def clock_s(self) -> float:
-        """CLOCK_MONOTONIC in seconds, less the time spent waiting for other runs and for cool GPUs."""
+        """CLOCK_MONOTONIC in seconds, less the time spent waiting for other runs."""
         return time.monotonic() - self._waited_s
 
     def wait_for_end(self, directory: Path) -> Result:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 POLL_S = 0.02
 """Seconds between two checks of work that the search itself has begun."""
 IDLE_POLL_S = 0.1
-"""Seconds between two checks while a search is paused or its GPUs cool, which may take hours."""
+"""Seconds between two checks while a search is paused, which may take hours."""
 
 
 def wait_until(

@@ -16,7 +16,6 @@ from trainfast_runner.records.script_run import BatchWidths
 from trainfast_runner.search.journal.fitted_memory import MemoryFit
 from trainfast_runner.search.journal.lines import (
     Conducted,
-    CoolingDown,
     JournalLines,
     Line,
     Paused,
@@ -220,7 +219,6 @@ BatchLine = (
     | Predicted
     | BatchStep
     | BatchLaunched
-    | CoolingDown
     | Probe
     | ConfirmationRun
     | Paused

@@ -18,7 +18,6 @@ from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.search.journal.lines import (
     Conducted,
-    CoolingDown,
     JournalLines,
     Line,
     Paused,
@@ -319,7 +318,6 @@ BestLine = (
     | BestStep
     | BestLaunched
     | Instruction
-    | CoolingDown
     | Paused
     | Waiting
     | Resumed

@@ -72,16 +72,6 @@ class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
     """Option of a batch search; the default in a best-fit search."""
 
 
-class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):
-    """The next process waits until the hottest watched GPU, `device` by NVML index, is below `below_c`."""
-
-    device: int
-    temperature_c: float
-    below_c: float
-    waited_s: float
-    stuck_s: float = 0.0
-
-
 class Paused(Line, frozen=True, kw_only=True, tag="paused"):
     """The search was paused: it has no process and holds no memory until it is resumed."""
 
@@ -136,12 +126,6 @@ class JournalLines:
         return isinstance(last_line, Paused)
 
     @property
-    def cooling(self) -> CoolingDown | None:
-        """The newest look at the temperature while the next process waits for cooler GPUs, else None."""
-        last_line = self.lines[-1] if self.lines else None
-        return last_line if isinstance(last_line, CoolingDown) else None
-
-    @property
     def waits_for(self) -> str | None:
         """The id of the run that the next process waits for to leave the device; None otherwise."""
         last_line = self.lines[-1] if self.lines else None
@@ -151,19 +135,16 @@ class JournalLines:
 def worked_seconds(lines: Iterable[Any]) -> float:
     """Return the seconds that conductors worked on a search.
 
-    Pauses, waits for other runs or cooler GPUs, and gaps between conductors do not count.
+    Pauses, waits for other runs, and gaps between conductors do not count.
     """
     total_ns, since_ns, last_ns = 0, None, 0
-    is_cooling = False
     for line in lines:
-        if isinstance(line, (Conducted, Paused, Waiting, CoolingDown)) and since_ns is not None:
+        if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:
             total_ns += (last_ns if isinstance(line, Conducted) else line.t_ns) - since_ns
             since_ns = None
-        # No line ends the wait for cooler GPUs: the next line of another kind does.
-        is_cooled = is_cooling and not isinstance(line, (CoolingDown, Paused, Waiting))
-        if is_cooled or isinstance(line, (Conducted, Resumed)):
+        if isinstance(line, (Conducted, Resumed)):
             since_ns = line.t_ns
-        is_cooling, last_ns = isinstance(line, CoolingDown), line.t_ns
+        last_ns = line.t_ns
     if since_ns is not None:
         total_ns += last_ns - since_ns
     return total_ns / 1e9

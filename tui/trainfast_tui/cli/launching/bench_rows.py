@@ -20,7 +20,6 @@ from trainfast_runner.search.conducting.run_ends import Cancelled
 from trainfast_runner.worker.shared.lock_files import print_holder
 from trainfast_tui.cli.launching.follow_run import follow
 from trainfast_tui.cli.launching.start_run import StartedT, predict_memory, start_when_free
-from trainfast_tui.cli.launching.waits import await_cooling
 from trainfast_tui.cli.printing.output import print_notice
 from trainfast_tui.cli.signals import Signals
 from trainfast_tui.text.format import with_sizes
@@ -36,8 +35,6 @@ class BenchOptions:
     """True if every row takes a process of its own."""
     wait: bool = False
     """True to queue after a run on the same device."""
-    cool_to_c: float | None = None
-    """The temperature below which each row starts; None to wait for none."""
     python: str | None = None
     """The training Python of a preset's rows; None for the default."""
 
@@ -106,7 +103,6 @@ class BenchRows:
         except UserError as error:
             return error
         if group is not None and warm.has_process(group):
-            self._prepare(plan, group)
             return warm.train(plan)
         warm.end()
         if group is not None:
@@ -127,9 +123,7 @@ class BenchRows:
         )
 
     def _prepare(self, plan: RunPlan, group: str | None) -> RunPlan:
-        """With --cool-to wait for the GPUs; predict the memory of a row that is a run of its own; return the plan."""
-        if self._options.cool_to_c is not None:
-            await_cooling(plan, self._options.cool_to_c, self._raise_if_ended)
+        """Predict the memory of a row that is a run of its own; return the plan."""
         if group is None:
             predict_memory(plan, self._home, self._signals.received)
         return plan

@@ -1,11 +1,10 @@
-"""The waits before a run, with progress on stderr: for devices in use, and for GPUs that are too warm."""
+"""The wait before a run for devices in use, with progress on stderr."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from trainfast_runner.machine.cooling import Cooling, wait_until_cool
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.search_directories import conducted_search_of, has_journal
@@ -13,7 +12,6 @@ from trainfast_runner.running.busy_devices import wait_for_devices
 from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.wait_words import cooling_words
 
 
 def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambda: None) -> int:
@@ -34,22 +32,3 @@ def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambd
     finally:
         progress.close()
     return time.monotonic_ns() - began_ns
-
-
-def await_cooling(plan: RunPlan, below_c: float, on_poll: Callable[[], None] = lambda: None) -> None:
-    """Wait until every watched GPU is below `below_c`; raises UserError if it never will be.
-
-    `on_poll` is called at each look, and may raise to end the wait.
-    """
-    progress = Progress()
-
-    def show(reading: Cooling) -> None:
-        on_poll()
-        progress.show_activity(
-            cooling_words(reading.index, reading.temperature_c, below_c, reading.waited_s, reading.stuck_s)
-        )
-
-    try:
-        wait_until_cool(plan.watched_uuids, below_c, show)
-    finally:
-        progress.close()

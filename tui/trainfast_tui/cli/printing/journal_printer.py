@@ -13,13 +13,12 @@ from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.journal.lines import CoolingDown, Paused, Resumed, Waiting
+from trainfast_runner.search.journal.lines import Paused, Resumed, Waiting
 from trainfast_runner.search.searches import search_before_edit
 from trainfast_runner.units import counted
 from trainfast_tui.cli.printing.progress import Progress
 from trainfast_tui.cli.signals import Signals
 from trainfast_tui.text.format import duration
-from trainfast_tui.text.wait_words import search_cooling_words
 
 TICK_S = 2.0
 """Seconds between two lines about the step of a search that goes on."""
@@ -41,8 +40,6 @@ class JournalPrinter(ABC, Generic[LineT]):
         """The time at which the work began or was shown last."""
         self._step_work = ""
         """The work of the newest step, which goes on after a wait for another run."""
-        self._cooling: CoolingDown | None = None
-        """The newest reading of GPUs that are too warm for the work; None if it does not wait for them."""
         self._steps: Tail[Step] | None = None
         self._step = 0
 
@@ -79,11 +76,7 @@ class JournalPrinter(ABC, Generic[LineT]):
         words = COMMON_WORDS.get(type(line)) or self.words(line)
         if words:
             self._progress.print_line(words)
-        self._cooling = None
-        if isinstance(line, CoolingDown):
-            self._cooling, self._printed_at_s = line, time.monotonic()
-            self._progress.show_activity(search_cooling_words(line, None))
-        elif isinstance(line, Waiting):
+        if isinstance(line, Waiting):
             self._begin(f"waiting for {line.run_id} to end")
         elif isinstance(line, Paused):
             # A pause comes between two steps.
@@ -100,12 +93,9 @@ class JournalPrinter(ABC, Generic[LineT]):
     def tick(self) -> None:
         """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
         now_s = time.monotonic()
-        if (not self._work and self._cooling is None) or now_s - self._printed_at_s < TICK_S:
+        if not self._work or now_s - self._printed_at_s < TICK_S:
             return
         self._printed_at_s = now_s
-        if self._cooling is not None:
-            self._progress.show_activity(search_cooling_words(self._cooling, time.monotonic_ns()))
-            return
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
         steps = f", {counted(self._step, 'step')}" if self._step else ""

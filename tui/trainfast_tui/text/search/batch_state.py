@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 CONTINUE_WORDS = f"{key_of('batch', 'again')} continues"
 
 
-def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
-    """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
+def batch_search_words(search: BatchSnapshot) -> str:
+    """Describe the search, or its end, in one line."""
     words = {
         "starting": "starting: the model is built, and its memory predicted",
         "running": "working",
@@ -25,14 +25,14 @@ def batch_search_words(search: BatchSnapshot, now_ns: int | None = None) -> str:
         "interrupted": f"interrupted: no process works on it; {CONTINUE_WORDS}",
         "cancelled": f"cancelled; its journal is kept, {CONTINUE_WORDS}",
     }
-    return _doing_words(search, now_ns) or _end_words(search) or words.get(search.state, search.state)
+    return _doing_words(search) or _end_words(search) or words.get(search.state, search.state)
 
 
-def _doing_words(search: BatchSnapshot, now_ns: int | None) -> str:
+def _doing_words(search: BatchSnapshot) -> str:
     """Return the wait or the step under way; empty without either."""
     if search.state not in ("running", "starting"):
         return ""
-    if waiting := wait_words(search.cooling, search.waits_for, now_ns):
+    if waiting := wait_words(search.waits_for):
         return waiting
     step = search.newest_step
     if search.state == "starting" or step is None:

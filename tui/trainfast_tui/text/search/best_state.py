@@ -43,10 +43,10 @@ def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
     return typed_knobs(overrides) or "the baseline"
 
 
-def best_search_words(search: BestSnapshot, now_ns: int | None = None) -> str:
-    """Return the state of the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
+def best_search_words(search: BestSnapshot) -> str:
+    """Return the state of the search, or its end, in one line."""
     so_far = search.so_far
-    waiting = wait_words(so_far.cooling, so_far.waits_for, now_ns)
+    waiting = wait_words(so_far.waits_for)
     if waiting and search.state in ("running", "starting"):
         return waiting
     if search.state == "running":

@@ -43,9 +43,7 @@ def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
     step = search.newest_step
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
         verb = "probing…" if step.action == "probe" else "confirming…"
-        if search.cooling:
-            verb = "cooling…"
-        elif search.waits_for:
+        if search.waits_for:
             verb = "waiting…"
         rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], width))
     title = ["batch", *(name for _, name in columns), "step", "samples/s", "took"]

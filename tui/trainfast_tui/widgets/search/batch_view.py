@@ -80,7 +80,7 @@ class BatchView(SearchView[BatchSnapshot]):
 def _state_lines(search: BatchSnapshot, now_ns: int, width: int) -> list[Line]:
     """Return the state of the search and its time, the limit, and why there is no prediction."""
     sign, tone = search_sign(search.state)
-    lines = labelled((f"{sign} ", tone), batch_search_words(search, now_ns), width, "title")
+    lines = labelled((f"{sign} ", tone), batch_search_words(search), width, "title")
     time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
     last_with_time = [*lines[-1], time]
     lines = [*lines[:-1], last_with_time] if line_length(last_with_time) <= width else [*lines, [time]]
@@ -97,7 +97,7 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
     if not search.is_live or search.state == "paused":
         return ""
     elapsed, expected_s = fmt.elapsed(search.since_ns, now_ns), _expected_s(search)
-    if expected_s is None or expected_s < 1 or search.state == "starting" or search.cooling or search.waits_for:
+    if expected_s is None or expected_s < 1 or search.state == "starting" or search.waits_for:
         return elapsed
     about = f"about {fmt.duration(expected_s)}"
     if search.newest_step is not None and search.newest_step.action == CONFIRM_STEP:

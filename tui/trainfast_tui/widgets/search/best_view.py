@@ -80,7 +80,7 @@ def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     so_far = search.so_far
     sign, tone = search_sign(search.state)
     mark: Piece = (f"{DOUBT_SIGN} ", "warning") if is_doubtful(search) else (f"{sign} ", tone)
-    lines = labelled(mark, best_search_words(search, now_ns), width, "title")
+    lines = labelled(mark, best_search_words(search), width, "title")
     if so_far.best is not None and so_far.space is not None:
         label = best_label(so_far.answer, search.state)
         best = candidate_words(so_far.space, so_far.best.number)

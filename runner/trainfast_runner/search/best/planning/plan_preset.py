@@ -15,7 +15,6 @@ from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.best.survey.base import Survey
 from trainfast_runner.search.best.survey.model_survey import ModelSurvey
 from trainfast_runner.search.candidate_spec import MESH_KNOBS, candidate_spec
-from trainfast_runner.search.conducting.cool_down import check_coolable
 from trainfast_runner.search.journal.best import Space
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.device_counts import chosen_gpus, device_count
@@ -41,7 +40,6 @@ def plan_preset_best(
     # `devices` is a ceiling: the preset's own run may use fewer.
     plan = planning.plan_run(candidate_spec(spec, {}), python)
     check_request(request, plan)
-    check_coolable(plan, options.cool_to_c)
     survey = ModelSurvey(spec, plan)
     preset_batch = default_global_batch(spec, survey.machine)
     vary, left_alone = vary_of(spec, request.vary, survey.machine, request.global_batch or preset_batch, survey.refuse)

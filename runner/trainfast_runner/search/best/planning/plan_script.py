@@ -13,7 +13,6 @@ from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.best.step_rule import MIN_TRIAL_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.best.survey.script_survey import ScriptSurvey
 from trainfast_runner.search.candidate_spec import BATCH_KNOBS
-from trainfast_runner.search.conducting.cool_down import check_coolable
 from trainfast_runner.search.journal.best import UNNAMED_REASON
 from trainfast_runner.search.memory.limits import limits_of
 from trainfast_runner.search.options import SearchOptions
@@ -38,7 +37,6 @@ def plan_script_best(
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_SEARCH)
     plan = plan_script_run({"steps": MIN_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
     check_request(request, plan)
-    check_coolable(plan, options.cool_to_c)
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
     survey = ScriptSurvey(preset, plan, machine, plan_script_run)
     _check_answerable(request, survey.named, preset)
