@@ -17,6 +17,10 @@ from trainfast_runner.worker.catalog import OPTIMIZERS
 OPTIMIZER_PHASE = "optimizer"
 BATCH_PHASES = ("forward", "backward")
 MODEL_PHASE = "model"
+MAX_PRICED = 6
+"""The most changes that are priced: single ones first, combinations as far as there is room."""
+Settings = dict[str, str]
+"""The text of each changed knob."""
 MIN_SEQ_LEN = 64
 """The shortest sequence that is proposed."""
 
@@ -97,6 +101,28 @@ def best_of_each_knob(changes_by_cost: list[KnobChange], phase: str | None) -> l
     return sorted(by_knob.values(), key=lambda change: change.knob == "seq_len")
 
 
+def single_settings(changes_by_cost: Iterable[KnobChange], phase: str | None) -> list[Settings]:
+    """Return the settings of each change that needs a trace of its own, the most useful first.
+
+    A smaller batch needs none, and of the shorter sequences only the longest comes this early.
+    """
+    changes = [change for change in useful_first(changes_by_cost, phase) if change.knob != "batch_size"]
+    longest = next((change for change in changes if change.knob == "seq_len"), None)
+    return [{change.knob: change.value} for change in changes if change.knob != "seq_len" or change is longest]
+
+
+def combined_settings(changes_by_cost: Iterable[KnobChange]) -> list[Settings]:
+    """Return every memory-saving knob but batch and sequence at its strongest value, once with each smaller optimizer.
+
+    The optimizer of the lowest peak depends on the model. A shorter sequence would be another task.
+    """
+    keeping_task = [change for change in changes_by_cost if change.knob not in ("batch_size", "seq_len")]
+    strongest = {change.knob: change.value for change in keeping_task}
+    optimizers = [change.value for change in reversed(keeping_task) if change.knob == "optimizer"]
+    together = [{**strongest, "optimizer": value} for value in optimizers] or [strongest]
+    return [settings for settings in together if len(settings) > 1]
+
+
 def _listed_changes(
     knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float, has_bf16: bool
 ) -> Iterator[KnobChange]:
@@ -140,6 +166,9 @@ def _listed_changes(
         yield KnobChange("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
     if knobs["checkpointing"] == "off":
         yield KnobChange("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
-    if (shorter := int(knobs["seq_len"] or 0) // 2) >= MIN_SEQ_LEN:
+    seq_len = int(knobs["seq_len"] or 0)
+    share = 0.5
+    while (shorter := int(seq_len * share)) >= MIN_SEQ_LEN:
         costs = "none; the model trains on shorter sequences"
-        yield KnobChange("seq_len", str(shorter), "activations to 50 %", costs, 0.5)
+        yield KnobChange("seq_len", str(shorter), f"activations to {100 * share:.2g} %", costs, share)
+        share /= 2

@@ -5,25 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import margin_bytes
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
-from trainfast_runner.memory.oom.candidates import Settings, pairs_of_knobs, spec_with, strongest_settings, values_of
 from trainfast_runner.memory.oom.knob_changes import (
     BATCH_PHASES,
+    MAX_PRICED,
     OPTIMIZER_PHASE,
     KnobChange,
+    Settings,
     best_of_each_knob,
+    combined_settings,
     knob_changes,
 )
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.settings.knob_type import whole_number
-from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec, with_setting
 from trainfast_runner.units import compared_size
 
 MAX_CHANGES = 3
@@ -158,60 +161,58 @@ def best_changes(target: FitTarget) -> list[OomChange]:
     the closest are returned, each with its missing bytes.
     """
     changes_by_cost = _changes_that_matter(target)
-    changes_by_knob = {knob_change: _changes_of(target, knob_change) for knob_change in changes_by_cost}
-    untraced = [
-        knob_change
-        for knob_change, changes in changes_by_knob.items()
-        if not changes and _is_untraced(target, knob_change)
-    ]
-    not_enough = [
-        knob_change
-        for knob_change, changes in changes_by_knob.items()
-        if changes and knob_change.knob != "batch_size" and not _enough_changes(changes)
-    ]
-    tried_changes = [change for changes in changes_by_knob.values() for change in changes]
-    tried_changes += _pairs_worth_their_cost(target, not_enough, tried_changes)
-    tried_changes += _all_knobs_at_once(target, changes_by_cost, tried_changes)
+    priced: list[OomChange] = []
+    untraced: list[KnobChange] = []
+    for knob in dict.fromkeys(change.knob for change in changes_by_cost):
+        values = [change for change in changes_by_cost if change.knob == knob]
+        if knob == "batch_size":
+            priced += _batch_changes(target)
+            untraced += values if target.need({"batch_size": "1"}) is None else []
+        else:
+            priced += _first_enough(target, values, untraced)
+    for change in islice(_combinations(target, changes_by_cost, priced), max(0, MAX_PRICED - len(priced))):
+        priced.append(change)
     # Untraced changes may be enough as well: they follow the ones known to be.
-    unpredicted_changes = [
-        unpredicted_change(knob_change, target) for knob_change in best_of_each_knob(untraced, target.phase)
-    ]
-    closest_changes = sorted(tried_changes, key=lambda change: change.predicted_bytes or 0)
-    return ([*_enough_changes(tried_changes), *unpredicted_changes] or closest_changes)[:MAX_CHANGES]
+    unpredicted = [unpredicted_change(change, target) for change in best_of_each_knob(untraced, target.phase)]
+    closest = sorted(priced, key=lambda change: change.predicted_bytes or 0)
+    return ([*filter(is_enough, priced), *unpredicted] or closest)[:MAX_CHANGES]
 
 
-def _changes_of(target: FitTarget, knob_change: KnobChange) -> list[OomChange]:
-    """The changes of one knob that are predicted; empty if none is."""
-    if knob_change.knob == "batch_size":
-        return _batch_changes(target)
-    return _first_enough(target, knob_change, values_of(knob_change))
+def _first_enough(target: FitTarget, values: list[KnobChange], untraced: list[KnobChange]) -> list[OomChange]:
+    """The first change of one knob that is enough, else the last one predicted; `untraced` gets those before."""
+    predicted: list[OomChange] = []
+    for knob_change in values:
+        change = target.change({knob_change.knob: knob_change.value}, knob_change.costs)
+        if change is not None:
+            predicted = [change]
+            if is_enough(change):
+                break
+        elif not predicted:
+            untraced.append(knob_change)
+    return predicted
 
 
-def _is_untraced(target: FitTarget, knob_change: KnobChange) -> bool:
-    """True if a knob change without predictions may help: a batch that cannot be smaller has none either."""
-    return knob_change.knob != "batch_size" or target.need({"batch_size": "1"}) is None
+def _combinations(target: FitTarget, changes_by_cost: list[KnobChange], priced: list[OomChange]) -> Iterator[OomChange]:
+    """Yield the changes of several knobs that are worth their cost beside the `priced` ones, the cheapest first.
 
-
-def _pairs_worth_their_cost(target: FitTarget, not_enough: list[KnobChange], tried: list[OomChange]) -> list[OomChange]:
-    """Pairs of knob changes, while few changes are enough; beside a smaller batch only those that leave it larger."""
-    enough = _enough_changes(tried)
-    if len(enough) >= MAX_CHANGES:
-        return []
-    alone = max(map(_batch_in, enough), default=0)
-    return [pair for pair in _pair_changes(target, not_enough) if not 0 < _batch_in(pair) <= alone]
-
-
-def _all_knobs_at_once(target: FitTarget, changes_by_cost: list[KnobChange], tried: list[OomChange]) -> list[OomChange]:
-    """All knobs together, unless a change that keeps the task is enough: a shorter sequence is another task."""
-    if any("seq_len" not in change.settings for change in _enough_changes(tried)):
-        return []
-    together = _combined_changes(target, changes_by_cost)
-    if not _enough_changes([*tried, *together]):
-        strongest = strongest_settings(changes_by_cost)[0]
-        for knob_change in changes_by_cost:
-            if knob_change.knob == "seq_len":
-                together += _first_enough(target, knob_change, values_of(knob_change)[1:], strongest)
-    return together
+    A change that is not enough alone comes with a smaller batch if that leaves the batch larger than it would be alone.
+    All knobs come together unless a change that keeps the task, which a shorter sequence does not, is enough.
+    """
+    alone = list(priced)
+    if sum(map(is_enough, alone)) < MAX_CHANGES:
+        largest_alone = max(map(_batch_in, filter(is_enough, alone)), default=0)
+        for change in alone:
+            if not is_enough(change):
+                smaller = _with_smaller_batch(target, change.settings, change.costs)
+                yield from (pair for pair in smaller if _batch_in(pair) > largest_alone)
+    for settings in combined_settings(changes_by_cost):
+        if any(is_enough(change) and "seq_len" not in change.settings for change in priced):
+            return
+        costs = "; ".join(change.costs for change in changes_by_cost if settings.get(change.knob) == change.value)
+        together = target.change(settings, costs)
+        if together is not None:
+            smaller = [] if is_enough(together) else _with_smaller_batch(target, settings, costs)
+            yield from smaller or [together]
 
 
 def _changes_that_matter(target: FitTarget) -> list[KnobChange]:
@@ -222,6 +223,16 @@ def _changes_that_matter(target: FitTarget) -> list[KnobChange]:
     states_bytes = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
     states_matter = states_bytes >= NEGLIGIBLE_SHARE * target.limit_bytes
     return [knob_change for knob_change in target.applicable_changes if states_matter or not knob_change.frees_states]
+
+
+def spec_with(spec: RunSpec, settings: Settings) -> RunSpec | None:
+    """The spec with these settings; None if one is refused."""
+    try:
+        for name, value in settings.items():
+            spec = with_setting(spec, f"{name}={value}")
+    except UserError:
+        return None
+    return spec
 
 
 def is_enough(change: OomChange) -> bool:
@@ -238,28 +249,8 @@ def unpredicted_change(knob_change: KnobChange, target: FitTarget | None = None)
     return OomChange(settings={knob_change.knob: knob_change.value}, saves=saves, costs=knob_change.costs)
 
 
-def _enough_changes(tried: Iterable[OomChange]) -> list[OomChange]:
-    return [change for change in tried if is_enough(change)]
-
-
 def _batch_in(change: OomChange) -> int:
     return int(change.settings.get("batch_size", 0))
-
-
-def _first_enough(
-    target: FitTarget, knob_change: KnobChange, values: list[str], beside: Settings | None = None
-) -> list[OomChange]:
-    """The first value that is enough, with the overrides `beside` it; else the last one predicted."""
-    predicted: list[OomChange] = []
-    costs = knob_change.costs if beside is None else f"all memory-saving knobs at once; {knob_change.costs}"
-    for value in values:
-        change = target.change({**(beside or {}), knob_change.knob: value}, costs)
-        if change is None:
-            break
-        predicted = [change]
-        if is_enough(change):
-            break
-    return predicted
 
 
 def _batch_changes(target: FitTarget) -> list[OomChange]:
@@ -271,7 +262,7 @@ def _batch_changes(target: FitTarget) -> list[OomChange]:
         return keeping
     costs = f"little; the global batch goes from {batch * accumulation} to {largest_batch * accumulation} a rank"
     largest = target.change({"batch_size": str(largest_batch)}, costs)
-    return [*keeping, *_enough_changes([largest] if largest else [])]
+    return [*keeping, *([largest] if largest is not None and is_enough(largest) else [])]
 
 
 def _with_smaller_batch(target: FitTarget, settings: Settings, costs: str) -> list[OomChange]:
@@ -284,27 +275,3 @@ def _with_smaller_batch(target: FitTarget, settings: Settings, costs: str) -> li
             if change is not None and is_enough(change):
                 return [change]
     return []
-
-
-def _pair_changes(target: FitTarget, not_enough: list[KnobChange]) -> Iterator[OomChange]:
-    """Yield each change that is not enough alone with a smaller batch, and then with each other one."""
-    for knob_change in not_enough:
-        yield from _with_smaller_batch(target, {knob_change.knob: knob_change.value}, knob_change.costs)
-    for first, second in pairs_of_knobs(not_enough):
-        change = target.change({first.knob: first.value, second.knob: second.value}, f"{first.costs}; {second.costs}")
-        if change is not None:
-            yield change
-
-
-def _combined_changes(target: FitTarget, changes_by_cost: list[KnobChange]) -> list[OomChange]:
-    """Changes of every knob but the sequence, each as far as it goes, with the largest batch that fits."""
-    changes: list[OomChange] = []
-    for settings in strongest_settings(changes_by_cost):
-        costs = "; ".join(
-            knob_change.costs for knob_change in changes_by_cost if settings.get(knob_change.knob) == knob_change.value
-        )
-        together = target.change(settings, costs) if len(settings) > 1 else None
-        if together is not None:
-            smaller = [] if is_enough(together) else _with_smaller_batch(target, settings, costs)
-            changes += smaller or [together]
-    return changes

@@ -7,11 +7,10 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.worker_programs import ProgramCancelled
-from trainfast_runner.memory.oom.candidates import specs_with_one_change, specs_with_several_changes
 from trainfast_runner.memory.oom.explain import OutOfMemory
 from trainfast_runner.memory.oom.explain_run import explain_run, models_of
-from trainfast_runner.memory.oom.knob_changes import knob_changes_of_run
-from trainfast_runner.memory.oom.predicted_changes import is_enough
+from trainfast_runner.memory.oom.knob_changes import Settings, combined_settings, knob_changes_of_run, single_settings
+from trainfast_runner.memory.oom.predicted_changes import is_enough, spec_with
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
@@ -39,11 +38,24 @@ def trace_changes(
     python = python or run.python or None
     applicable = knob_changes_of_run(run, spec.knobs, phase)
     try:
-        yield from _trace([spec, *specs_with_one_change(spec, applicable, phase)], run, python, cancelled, tracer)
+        singles = different_specs(spec, single_settings(applicable, phase))
+        yield from _trace([spec, *singles], run, python, cancelled, tracer)
         if not _is_cured(oom_run, python):
-            yield from _trace(specs_with_several_changes(spec, applicable), run, python, cancelled, tracer)
+            shorter = [{change.knob: change.value} for change in applicable if change.knob == "seq_len"]
+            others = different_specs(spec, [*combined_settings(applicable), *shorter])
+            yield from _trace(others, run, python, cancelled, tracer)
     except ProgramCancelled:
         return
+
+
+def different_specs(spec: RunSpec, changes: list[Settings]) -> list[RunSpec]:
+    """Return the specs with each of these settings, without refused and equal ones."""
+    specs: list[RunSpec] = []
+    for settings in changes:
+        changed = spec_with(spec, settings)
+        if changed is not None and changed != spec and changed not in specs:
+            specs.append(changed)
+    return specs
 
 
 def _trace(
