@@ -9,7 +9,6 @@ import pytest
 from recorded import a_run, a_tick
 from still import a_snapshot, running, screen_text
 
-from trainfast_runner.machine.telemetry.binding import SHORT_WARNING
 from trainfast_runner.machine.telemetry.failures import library_failure
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import SnapshotTaken
@@ -41,7 +40,3 @@ async def test_no_driver_at_all_is_no_trouble(home: Home) -> None:
     main = await seen(home, a_run(home), {"nvml": library_failure(12, "its name").sentence})
     assert "no GPU" in main
     assert "libnvidia-ml" not in main
-
-
-async def test_a_foreign_binding_that_shows_gpus_is_named(home: Home) -> None:
-    assert SHORT_WARNING in await seen(home, a_run(home), {"nvml.binding": "a long sentence"}, "m", gpus=2)

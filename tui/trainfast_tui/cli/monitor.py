@@ -113,7 +113,8 @@ def _lines(tick: Tick) -> list[str]:
         + (f"  {celsius(host.temperature_c)}" if host.temperature_c is not None else "")
         + f"  sampled in {tick.sample_us:,} µs"
     ]
-    lines += [tick.missing[key] for key in ("sampler.period", "nvml.binding") if key in tick.missing]
+    if "sampler.period" in tick.missing:
+        lines.append(tick.missing["sampler.period"])
     if not tick.devices:
         return [*lines, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
     rows = [_row(gpu, tick.missing) for gpu in tick.devices]

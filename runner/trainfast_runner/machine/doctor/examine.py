@@ -110,7 +110,7 @@ def _gpu_findings(python: str | None, versions: dict[str, str | None]) -> Iterat
     nvml = Nvml()
     tick = take_tick(settle_s=SETTLE_S, nvml=nvml)
     refusal = detect_machine(versions, python).refusal
-    yield from gpu_findings(tick, versions, refusal, nvml.failure, nvml.binding_warning)
+    yield from gpu_findings(tick, versions, refusal, nvml.failure)
     if any(gpu.energy_mj is not None for gpu in tick.devices):
         yield from energy_findings(tick, take_tick(settle_s=ENERGY_SETTLE_S))
 

@@ -21,14 +21,11 @@ def gpu_findings(
     versions: Mapping[str, str | None],
     refusal: UserError | None = None,
     failure: NvmlFailure | None = None,
-    binding_warning: NvmlFailure | None = None,
 ) -> Iterator[Finding]:
     """Findings about NVML, every GPU, their use by this build of torch, and missing readings.
 
-    `refusal` is `Machine.refusal` for the training Python; `failure` and `binding_warning` are NVML's in this tick.
+    `refusal` is `Machine.refusal` for the training Python; `failure` is NVML's in this tick.
     """
-    if binding_warning is not None:
-        yield Finding("NVML binding", "warn", binding_warning.reason, binding_warning.cure)
     if failure is not None and not tick.devices:
         no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
         state: State = "ok" if no_library and pci_card() is None else "warn"
@@ -85,7 +82,7 @@ def _missing_readings(tick: Tick) -> Iterator[Finding]:
     by_reason: dict[str, dict[str, list[int]]] = {}
     for key, reason in tick.missing.items():
         owner, _, reading = key.partition(".")
-        if key == "nvml.binding" or not reading:
+        if not reading:
             continue
         gpus = by_reason.setdefault(reason, {}).setdefault(reading if owner.startswith("gpu") else key, [])
         if owner.startswith("gpu"):

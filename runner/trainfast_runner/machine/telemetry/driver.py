@@ -30,8 +30,6 @@ class Driver:
         """The reason that an open driver has no version, or None."""
         self.failure: NvmlFailure | None = None
         """The reason that NVML as a whole does not answer, or None."""
-        self.binding_warning: NvmlFailure | None = None
-        """The failure of an imported pynvml that is not nvidia-ml-py's, or None."""
         self.retry_at_ns = 0
         """Before this time NVML is not opened again."""
         self._delay_ns = FIRST_RETRY_NS
@@ -40,13 +38,12 @@ class Driver:
         """Open NVML; return the result of `find`, or None with `failure` set when NVML does not open."""
         if self.nv is None:
             loaded = binding.load()
-            self.nv, self.binding_warning = loaded.module, loaded.warning
-            if loaded.failure is not None:
-                self.failure = loaded.failure
+            if isinstance(loaded, NvmlFailure):
+                self.failure = loaded
                 self._postpone(t_ns)
+                return None
+            self.nv = loaded
         nv = self.nv
-        if nv is None:
-            return None
         try:
             nv.nvmlInit()
             self.version, self.version_failure = text_or_reason(nv, lambda: as_text(nv.nvmlSystemGetDriverVersion()))
@@ -89,6 +86,6 @@ class Driver:
 
 
 def _shut_down(nv: ModuleType) -> None:
-    # A foreign binding may lack even this; the process's end closes the driver too.
+    # A binding may lack even this; the process's end closes the driver too.
     with contextlib.suppress(NvmlError):
         nv.nvmlShutdown()

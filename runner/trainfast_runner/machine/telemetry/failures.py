@@ -78,6 +78,7 @@ LIBRARY_FAILURES: Final = {
 UNLOADABLE: Final = "libnvidia-ml.so.1 was found and cannot be loaded"
 PYNVML_MODULE: Final = "the pynvml module"
 """Begins each failure of the binding."""
+REINSTALL: Final = "pip install --force-reinstall nvidia-ml-py"
 NO_DEVICE_NODES: Final = NvmlFailure(
     "the NVIDIA driver is loaded, but /dev/nvidiactl is not there",
     "in a container, start it with --gpus all; else run `sudo nvidia-modprobe -c 0 -u`",
@@ -132,6 +133,8 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure
     `text` is the library's own name for the code. Ambiguous codes are decided by the driver's files below `root`: the
     kernel module makes /proc/driver/nvidia/version, and every process opens /dev/nvidiactl.
     """
+    if code == BINDING_LACKS:
+        return NvmlFailure(f"{PYNVML_MODULE} lacks a function that every GPU needs", REINSTALL)
     if code == LIBRARY_NOT_FOUND and (reason := _not_loaded_reason()) is not None:
         again = "install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
         return NvmlFailure(f"{UNLOADABLE} ({reason})", again)

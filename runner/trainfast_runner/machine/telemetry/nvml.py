@@ -133,19 +133,13 @@ class Nvml:
             return failures.opening_failure(self._opening.age_s, OPENING_S)
         return self._driver.failure or (None if self._gpus.devices else NvmlFailure(failures.NO_DEVICES))
 
-    @property
-    def binding_warning(self) -> NvmlFailure | None:
-        """The failure of an imported pynvml that is not nvidia-ml-py's, or None."""
-        return self._driver.binding_warning
-
     def _general_reasons(self) -> dict[str, str]:
         """The reasons of missing readings that are not in the readings of single GPUs."""
         reasons = {}
         if self._xids is not None:
             reasons = {f"gpu{index}.xid_errors": reason for index, reason in self._xids.missing.items()}
-        for key, failure in (("nvml.binding", self.binding_warning), ("nvml", self.failure)):
-            if failure is not None:
-                reasons[key] = failure.sentence
+        if (failure := self.failure) is not None:
+            reasons["nvml"] = failure.sentence
         if self._driver.is_open and self._driver.version_failure is not None:
             reasons["nvml.driver_version"] = self._driver.version_failure
         return reasons

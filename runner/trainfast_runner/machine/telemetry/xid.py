@@ -82,7 +82,7 @@ class XidWatch:
         """The set of events to wait for, and the call that waits; None when no GPU gives any."""
         nv = self._nv
         try:
-            # A foreign or old binding may lack any of the three.
+            # An old binding may lack any of the three.
             register, wait, events = nv.nvmlDeviceRegisterEvents, nv.nvmlEventSetWait_v2, nv.nvmlEventSetCreate()
         except NvmlError as error:
             self.missing = dict.fromkeys([*self._handles, *self._instances], _reason(error))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.binding import SHORT_WARNING
 from trainfast_runner.machine.telemetry.throttle import causes_of
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.device_conditions.device_track import DeviceConditions
@@ -58,8 +57,6 @@ class MonitorHead(PaintedWidget):
             cost.append((f"   {slowed}", "warning"))
         if line_length([*line, *cost]) <= width or slowed is not None:
             line += cost
-        if tick.devices and "nvml.binding" in tick.missing:
-            line.append((f"   {SHORT_WARNING}", "warning"))
         return [line]
 
 
