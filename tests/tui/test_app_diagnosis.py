@@ -100,7 +100,7 @@ def test_nothing_found_in_a_live_run_is_distinguished_from_too_few_steps(measure
     ("measured", "diagnosed", "words"),
     [
         (2, False, "too few measured steps to find"),
-        (3, False, "recorded by an earlier version"),
+        (3, False, "bottlenecks were not looked for"),
         (3, True, "no bottleneck measured"),
     ],
 )

@@ -130,7 +130,7 @@ class Home:
     def run_ids(self) -> list[str]:
         """Ids of all runs in the order of their launches: the folders named by an id, as TensorBoard too writes there.
 
-        Runs without a launch number, of earlier versions, come first, in the order of their ids.
+        Runs without a launch number, as copied ones, come first, in the order of their ids.
         """
         try:
             with os.scandir(self.runs) as entries:

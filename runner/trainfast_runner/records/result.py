@@ -39,7 +39,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     not_finite: int = 0
     """Number of steps whose loss was no finite number."""
     recorded: int | None = None
-    """Number of losses, counted up to the ten of both means; None in results of earlier versions."""
+    """Number of losses, counted up to the ten of both means."""
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     median: float | None = None
     mad: float | None = None
     mean: float | None = None
-    """The work over the time; None in results of earlier versions."""
+    """The work over the time."""
 
     @property
     def typical(self) -> float | None:
@@ -129,14 +129,13 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     wait_policy: str | None = None
     """passive, default (threads spin first), or the user's settings."""
     has_fp16: bool | None = None
-    """True if the CPU computes in fp16; None where an older version did not record it."""
+    """True if the CPU computes in fp16; None if unknown."""
     wait_policy_reason: str | None = None
     others_cores: float | None = None
     """Cores that other processes took when the run was launched."""
 
 
 STRICT_SPEED = "strict malloc thresholds, which measure memory in every step and take up to half the speed"
-OLD_SPEED = "strict malloc thresholds, as all CPU runs of earlier versions"
 
 
 class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,7 +295,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     script: ScriptFigures | None = None
     """The user's own script that ran; None for a preset's run."""
     cpu: Cpu | None = None
-    """None for a run on GPUs, and in results of versions before this field."""
+    """None for a run on GPUs."""
     energy: Energy = Energy()
     throttle: Throttle = Throttle()
     compile: CompileCost | None = None
@@ -304,13 +303,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: list[Diagnosis] = []
     """The bottlenecks of the run, the costliest first."""
     diagnosed: bool = False
-    """True if the run was diagnosed: not with too few measured steps, nor by versions without this field."""
+    """True if the run was diagnosed: not with too few measured steps."""
     error: RunError | None = None
     oom: OomExplanation | None = None
     """The explanation of a run that ran out of memory, with changes that would fit."""
     conditions: RunConditions = RunConditions()
     doubts: list[Doubt] | None = None
-    """Empty if the figures stand; None while they are missing, and in results of versions before this field."""
+    """Empty if the figures stand; None while they are missing."""
     thinning: Thinning | None = None
     """None when the figures rest on all records, as in all but long runs."""
     unreadable_lines: int = 0
@@ -327,9 +326,4 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def measured_under(self) -> str | None:
         """The reason this run's speed ranks against no other; None if it may rank."""
-        return speed_doubt(self.throughput.measured_under, self.actual.device, self.cpu is not None)
-
-
-def speed_doubt(measured_under: str | None, device: str | None, has_cpu: bool) -> str | None:
-    """The `measured_under` of a result; earlier versions wrote no `cpu`, and ran CPUs under strict thresholds."""
-    return OLD_SPEED if device == "cpu" and not has_cpu else measured_under
+        return self.throughput.measured_under

@@ -103,7 +103,7 @@ class RunConditions(SteadyState, frozen=True, kw_only=True):
     """The share of all cores that processes of others took while the measured steps ran, the mean."""
     clean: bool = True
     started_clean: bool | None = None
-    """True if the devices were as free as before at the launch; None in older versions' results."""
+    """True if the devices were as free as before at the launch; None if unknown."""
     outages: list[RecordedOutage] = msgspec.field(default_factory=list, name="absences")
     xid_errors: list[XidError] = []
     driver: str | None = None

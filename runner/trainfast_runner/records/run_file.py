@@ -110,9 +110,9 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     cwd: str = ""
     git_commit: str | None = None
     host: str = ""
-    """The name of the machine that the run is on; empty in records of earlier versions."""
+    """The name of the machine that the run is on."""
     number: int | None = None
-    """The number of its launch in this home; None in records of earlier versions."""
+    """The number of its launch in this home."""
     boot_id: str = ""
     clock: ClockAnchor
     cache_dir: str = ""

@@ -58,8 +58,6 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     power_violation_ns: Count | None = None
     thermal_violation_ns: Count | None = None
     sync_boost_violation_ns: Count | None = None
-    sw_power_cap_ns: Count | None = None
-    """Only in records of earlier versions: no sampler reads it."""
     sw_thermal_slowdown_ns: Count | None = None
     hw_thermal_slowdown_ns: Count | None = None
     hw_power_brake_ns: Count | None = None

@@ -84,7 +84,7 @@ class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     command: list[str]
     cwd: str | None = None
-    """The folder that the command started in; None in results of versions before this field."""
+    """The folder that the command started in."""
     exit_code: int | None = None
     """Exit code of the command, negative for a signal; None if it never started."""
     framework: str | None = None

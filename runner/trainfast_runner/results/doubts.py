@@ -43,7 +43,7 @@ def watched_gpus(indexes: Iterable[int | None]) -> str:
 
 
 def with_doubts(result: Result) -> Result:
-    """The result with its `doubts`, which results of earlier versions do not have."""
+    """The result with its `doubts`."""
     return msgspec.structs.replace(result, doubts=doubts(result))
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.regular_files import read_regular
-from trainfast_runner.records.result import Doubt, Result, StepCount, Throughput, speed_doubt
+from trainfast_runner.records.result import Doubt, Result, StepCount, Throughput
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, name_of
@@ -52,7 +52,7 @@ class RunRow(msgspec.Struct, frozen=True):
     command: list[str] = []
     """The command of a script; empty for a preset's model."""
     number: int | None = None
-    """The number of its launch; None for a run of an earlier version."""
+    """The number of its launch; None for a run that this home did not launch."""
     host: str | None = None
     """The other machine that the run is on; None for one on this machine, and for an ended one."""
 
@@ -68,14 +68,6 @@ class _StepTime(msgspec.Struct, frozen=True):
 
 class _Memory(msgspec.Struct, frozen=True):
     peak_allocated_bytes: int | None = None
-
-
-class _Actual(msgspec.Struct, frozen=True):
-    device: str | None = None
-
-
-class _Cpu(msgspec.Struct, frozen=True):
-    """The CPU record of a result: only its presence matters."""
 
 
 class _Clean(msgspec.Struct, frozen=True):
@@ -105,8 +97,6 @@ class ResultHead(msgspec.Struct, frozen=True):
     memory: _Memory = _Memory()
     conditions: _Clean = _Clean()
     doubts: list[Doubt] | None = None
-    actual: _Actual = _Actual()
-    cpu: _Cpu | None = None
     provisional: bool = False
     script: _Script | None = None
 
@@ -179,5 +169,5 @@ def _row_of_head(head: ResultHead, run_id: str) -> RunRow:
         peak_allocated_bytes=head.memory.peak_allocated_bytes,
         clean=head.conditions.clean,
         command=head.script.command if head.script is not None else [],
-        measured_under=speed_doubt(head.throughput.measured_under, head.actual.device, head.cpu is not None),
+        measured_under=head.throughput.measured_under,
     )

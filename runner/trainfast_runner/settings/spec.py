@@ -85,7 +85,7 @@ def from_preset(preset: Preset, variant: presets.Variant | None, settings: Itera
 
 
 def spec_of_record(record: RecordedSpec) -> RunSpec:
-    """The settings of a record; knobs that an older version did not have take their defaults.
+    """The settings of a record; knobs that it lacks take their defaults.
 
     Unknown names of a newer version are left out. Raises UserError for a value that is unknown to this version.
     """

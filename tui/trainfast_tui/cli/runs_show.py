@@ -106,7 +106,5 @@ def _settings_line(result: Result, run_file: RunFile | None) -> str:
     """Return a run's overrides, or the search that a warm process belongs to."""
     if result.role in WARM_ROLES and result.script is None:
         return f"its search: {result.search_id or 'none recorded'}"
-    # Results of older versions have their overrides only in `run.json`.
-    overrides = result.overrides or (run_file.override_values() if run_file is not None else {})
-    typed = typed_overrides(without_search_settings(overrides, result.role))
+    typed = typed_overrides(without_search_settings(result.overrides, result.role))
     return f"settings: {' '.join(typed)}" if typed else "settings: as the preset sets them"

@@ -128,7 +128,7 @@ def _nothing_found(*, is_live: bool, measured: int, is_diagnosed: bool) -> str:
     if measured < MIN_STEPS_TO_DIAGNOSE:
         return f"too few measured steps {'yet ' if is_live else ''}to find a bottleneck"
     if not is_diagnosed:
-        return "recorded by an earlier version, which did not look for bottlenecks"
+        return "bottlenecks were not looked for"
     return "no bottleneck measured now" if is_live else "no bottleneck measured"
 
 

@@ -55,7 +55,7 @@ class EnergyBalance:
 def energy_distrust(samples: Sequence[tuple[int, object]]) -> str | None:
     """The reason to distrust one device's energy counter over these samples; None if it agrees with the power.
 
-    A sample is its time in ns and a reading with `energy_mj` and `power_w`; older records lack either.
+    A sample is its time in ns and a reading with `energy_mj` and `power_w`; either may be missing.
     """
     balance = EnergyBalance()
     for t_ns, reading in samples:

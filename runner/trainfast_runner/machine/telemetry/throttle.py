@@ -102,7 +102,7 @@ CAUSES = (
         "thermal_violation_ns",
         frozenset(("sw_thermal", "hw_thermal")),
     ),
-    Cause("power", "the power limit", ("sw_power_cap_ns",), "power_violation_ns", frozenset(("sw_power_cap",))),
+    Cause("power", "the power limit", (), "power_violation_ns", frozenset(("sw_power_cap",))),
     Cause("brake", "the power brake", ("hw_power_brake_ns",), None, frozenset(("hw_power_brake",))),
     Cause("sync_boost", "its sync-boost group", (), "sync_boost_violation_ns", frozenset(("sync_boost",))),
 )
@@ -115,7 +115,6 @@ CAUSE_BY_REASON = {
 }
 """The cause of each throttle reason; clocks that somebody set are not a cause, because the GPU obeys them."""
 REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if cause.policy_counter is not None} | {
-    "sw_power_cap_ns": frozenset(("sw_power_cap",)),
     "sw_thermal_slowdown_ns": frozenset(("sw_thermal",)),
     "hw_thermal_slowdown_ns": frozenset(("hw_thermal",)),
     "hw_power_brake_ns": frozenset(("hw_power_brake",)),

@@ -20,7 +20,7 @@ CHANGING = ("temperature_c", "throttle_reasons", ENERGY_FIELD, "power_w", "sm_cl
 
 
 def reading_of(sample: Reading, field: str) -> float | None:
-    """A reading by its name; None when older records or the device lack it."""
+    """A reading by its name; None when the records or the device lack it."""
     value: float | None = getattr(sample, field, None)
     return value
 

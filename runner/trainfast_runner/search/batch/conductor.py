@@ -151,7 +151,7 @@ def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
 
     Raises UserError if one of the GPUs is gone.
     """
-    # A journal of an earlier version, or of a search on the CPU, names none.
+    # A journal of a search on the CPU names none.
     if plan.script is not None or not uuids or plan.device_uuids == uuids:
         return plan
     return planning.plan_run(plan.spec, plan.python, uuids)

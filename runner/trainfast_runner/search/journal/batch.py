@@ -146,7 +146,7 @@ class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
     """Peaks of each rank over all its steps, warm-up included; a rank without a finished step is left out."""
     samples_per_s: float | None = None
     step_ms: float | None = None
-    """The median of the run's result; None in journals of earlier versions."""
+    """The median of the run's result."""
     seconds: float
     refutes: list[int] = []
     """The sizes that fitted in a probe but no longer count, because this run ran out of memory."""
