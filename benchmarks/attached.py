@@ -31,7 +31,7 @@ from benchmarks.in_terminal import Program, started
 from benchmarks.live_run import live_run
 from benchmarks.sampler_cost import stand_in
 
-from trainfast_runner.machine.processes.tree import ProcessTree
+from trainfast_runner.machine.process_tree import ProcessTree
 from trainfast_runner.machine.telemetry.host_files import read_cores
 
 GPU_PERCENT = 0.3

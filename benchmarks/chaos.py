@@ -24,9 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Signals
 
+import psutil
 from benchmarks.in_terminal import Ended, Program, started
-
-from trainfast_runner.machine.processes.family import started_with
 
 EXE = str(Path(sys.executable).with_name("trainfast-tui"))
 PRESET = """schema = 1
@@ -163,10 +162,10 @@ class Round:
     def _processes(self) -> list[tuple[int, str]]:
         """The round's processes, by the home in their environment, with their commands."""
         found = []
-        for process in started_with("TRAINFAST_HOME", str(self.home)):
-            with suppress(OSError):
-                line = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ")
-                found.append((process.pid, line.decode(errors="replace")[:150]))
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it has ended, or belongs to another user
+                if process.environ().get("TRAINFAST_HOME") == str(self.home):
+                    found.append((process.pid, " ".join(process.cmdline())[:150]))
         return found
 
     def _pids(self, wanted: str) -> list[int]:

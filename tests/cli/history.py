@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.result import Cpu, MemoryFigures, Result, Spread, StepCount, StepTime, Throughput
 from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.journal.batch import BatchQuestion

@@ -13,7 +13,7 @@ from begun_search import conducted, search
 
 from plans import PLAN
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import identify
+from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result

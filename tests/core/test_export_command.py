@@ -11,7 +11,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export_run
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.spec import expand_paths, resolve
 

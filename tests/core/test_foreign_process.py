@@ -13,10 +13,9 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes import listing
-from trainfast_runner.machine.processes.end_process import check_endable, end_process
-from trainfast_runner.machine.processes.identity import Identity, identify, is_running
-from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
+from trainfast_runner.machine import process_list as listing
+from trainfast_runner.machine.process_list import ProcessList, ProcessRow, check_endable, end_process
+from trainfast_runner.machine.processes import Identity, identify, is_running
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading

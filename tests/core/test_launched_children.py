@@ -15,7 +15,7 @@ import pytest
 from cli.command import COMMAND, PATIENCE_S, until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_programs
-from trainfast_runner.machine.processes.identity import boot_id, identify
+from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest, read_all
 from trainfast_runner.records.run_file import ClockAnchor, RunFile

@@ -11,8 +11,7 @@ import pytest
 
 from trainfast_runner.machine.gpus import events as events_module
 from trainfast_runner.machine.gpus.events import DeviceEvents
-from trainfast_runner.machine.processes.family import own_pids
-from trainfast_runner.machine.processes.identity import sees_host_pids
+from trainfast_runner.machine.processes import own_pids, sees_host_pids
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 

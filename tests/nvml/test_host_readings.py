@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine.processes import tree as tree_module
-from trainfast_runner.machine.processes.stat import Stat, read_stat
-from trainfast_runner.machine.processes.tree import ProcessTree
+from trainfast_runner.machine import process_tree as tree_module
+from trainfast_runner.machine.process_tree import ProcessTree
+from trainfast_runner.machine.processes import Stat, read_stat
 from trainfast_runner.machine.telemetry import host as host_module
 from trainfast_runner.machine.telemetry import host_files
 from trainfast_runner.machine.telemetry.host import HostReader, busy_percent

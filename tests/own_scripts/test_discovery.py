@@ -11,7 +11,7 @@ import pytest
 
 from cli.command import Cli
 from own_scripts.conftest import ARGPARSE, PYTHON, SCRIPTS, run_script, samples_of_steps, script, written
-from trainfast_runner.machine.processes.identity import identify
+from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.running.scripts.discovered_preset import preset_of
 

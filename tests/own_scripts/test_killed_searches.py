@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cli.command import Cli, Done, Started, until
 from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of, script
-from trainfast_runner.machine.processes.family import started_with
-from trainfast_runner.machine.processes.identity import Identity, send
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.search.journal.batch import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
@@ -25,9 +25,14 @@ MAX_LINES = 30
 """A run of a few steps records about as many lines."""
 
 
-def processes_of(cli: Cli) -> list[Identity]:
+def processes_of(cli: Cli) -> list[psutil.Process]:
     """Every process that works for this home: commands, supervisors, trainings."""
-    return started_with("TRAINFAST_HOME", str(cli.home))
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            if process.environ().get("TRAINFAST_HOME") == str(cli.home):
+                found.append(process)
+    return found
 
 
 def lines_recorded(cli: Cli) -> int:
@@ -42,7 +47,8 @@ def kill_everything(cli: Cli) -> None:
     def is_over() -> bool:
         left = processes_of(cli)
         for process in left:
-            send(process, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         return not left
 
     until(is_over, "the end of every process")

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.file_locks import is_alive, shared_lock
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import Result

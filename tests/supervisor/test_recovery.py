@@ -13,7 +13,7 @@ import pytest
 
 from cli.command import until
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import identify
+from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.running.present_state import RunState, run_state

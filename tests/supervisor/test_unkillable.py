@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine.processes.family import UnkillableProcess
+from trainfast_runner.machine.processes import UnkillableProcess
 from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import DeviceSample, RunRecords

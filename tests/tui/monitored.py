@@ -9,8 +9,8 @@ from recorded import GIB, MIB, START_NS, S, a_gpu, a_tick
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
 
-from trainfast_runner.machine.processes.identity import Identity
-from trainfast_runner.machine.processes.listing import ProcessRow
+from trainfast_runner.machine.process_list import ProcessRow
+from trainfast_runner.machine.processes import Identity
 from trainfast_runner.records.tick import Tick
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.live.snapshot import Snapshot

@@ -14,7 +14,7 @@ from recorded import MIB, START_NS, S, a_run, a_tick, write_lines
 from textual.pilot import Pilot
 
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.processes.identity import identify
+from trainfast_runner.machine.processes import identify
 from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.home import Home

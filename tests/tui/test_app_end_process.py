@@ -16,8 +16,8 @@ from recorded import MIB, START_NS, a_run, write_lines
 from still import running, screen_text
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import identify
-from trainfast_runner.machine.processes.listing import ProcessRow
+from trainfast_runner.machine.process_list import ProcessRow
+from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_tui.control.messages import SnapshotTaken

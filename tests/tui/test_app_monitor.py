@@ -14,8 +14,8 @@ from recorded import GIB, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, write_li
 from still import StillApp, a_snapshot, own_supervisor, running, screen_text
 from textual.pilot import Pilot
 
-from trainfast_runner.machine.processes.identity import Identity
-from trainfast_runner.machine.processes.listing import ProcessRow
+from trainfast_runner.machine.process_list import ProcessRow
+from trainfast_runner.machine.processes import Identity
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event

@@ -27,7 +27,7 @@ from searched import (
 from still import StillApp, a_snapshot, running, screen_text, until, until_true
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE
 from trainfast_runner.search import control

@@ -15,7 +15,7 @@ import pytest
 from recorded import START_NS, S, a_run, write_lines
 from still import own_supervisor
 
-from trainfast_runner.machine.processes.identity import identify
+from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import RESULT_FILE

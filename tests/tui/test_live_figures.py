@@ -11,7 +11,7 @@ import pytest
 from recorded import START_NS, S, a_step, write_lines
 from still import own_supervisor
 
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event, Step

@@ -28,8 +28,7 @@ from trainfast_runner.machine.cpu.thread_policy import (
 from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.interconnect import read_links_among
-from trainfast_runner.machine.processes.children import reap_when_ended
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id, reap_when_ended
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
 from trainfast_runner.memory.headroom import cached_prediction
 from trainfast_runner.records.file_locks import shared_lock

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.file_locks import READERS_WITHIN_S, is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE

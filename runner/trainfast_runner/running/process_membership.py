@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.processes.family import descendants
-from trainfast_runner.machine.processes.identity import Identity
+from trainfast_runner.machine.processes import Identity, descendants
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.running.run_processes import launched_child_of, running_ranks, supervisor_of

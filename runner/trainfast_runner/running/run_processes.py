@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from trainfast_runner.machine.processes.family import session_members
-from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running
+from trainfast_runner.machine.processes import Identity, boot_id, has_open, is_running, session_members
 from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.run_directory import EVENTS_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.family import descendants
-from trainfast_runner.machine.processes.identity import Identity, is_running, send
+from trainfast_runner.machine.processes import Identity, descendants, is_running, send
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.present_state import refuse_left_alone, run_state

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.children import reap_when_ended
-from trainfast_runner.machine.processes.identity import Identity, boot_id, send
+from trainfast_runner.machine.processes import Identity, boot_id, reap_when_ended, send
 from trainfast_runner.machine.worker_programs import open_temporary_file, whole_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.output_log import last_line

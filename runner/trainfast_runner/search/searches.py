@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import STAMP_CHARACTERS, STAMP_FORMAT, Home, home_error, new_id
 from trainfast_runner.records.json_lines import DAMAGE, read_all
 from trainfast_runner.records.regular_files import open_regular

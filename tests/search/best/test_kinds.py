@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor

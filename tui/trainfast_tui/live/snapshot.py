@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.processes.listing import ProcessRow
+    from trainfast_runner.machine.process_list import ProcessRow
     from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot

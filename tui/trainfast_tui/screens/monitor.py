@@ -9,9 +9,8 @@ from textual.app import ComposeResult
 from textual.geometry import Size
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.end_process import check_endable, end_process
-from trainfast_runner.machine.processes.identity import Identity, is_running
-from trainfast_runner.machine.processes.listing import ProcessRow
+from trainfast_runner.machine.process_list import ProcessRow, check_endable, end_process
+from trainfast_runner.machine.processes import Identity, is_running
 from trainfast_runner.running.process_membership import Membership, run_of_process
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.last_minute import LastMinute

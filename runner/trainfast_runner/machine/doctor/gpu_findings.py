@@ -9,7 +9,7 @@ from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD
 from trainfast_runner.machine.doctor.finding import Finding, State
 from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.gpus.presence import pci_card
-from trainfast_runner.machine.processes.identity import sees_host_pids
+from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
 from trainfast_runner.records.tick import Tick

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from trainfast_runner.machine.processes.family import own_pids
-from trainfast_runner.machine.processes.identity import sees_host_pids
+from trainfast_runner.machine.processes import own_pids, sees_host_pids
 from trainfast_runner.machine.telemetry.throttle import severity
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick

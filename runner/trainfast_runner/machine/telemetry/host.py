@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from trainfast_runner.machine.processes.tree import ProcessTree
+from trainfast_runner.machine.process_tree import ProcessTree
 from trainfast_runner.machine.telemetry.host_files import (
     CoreSeconds,
     read_cores,

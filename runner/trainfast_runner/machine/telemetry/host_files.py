@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from trainfast_runner.machine.proc_files import read_proc
-from trainfast_runner.machine.processes.stat import TICKS_PER_S
+from trainfast_runner.machine.processes import TICKS_PER_S
 
 _MEMORY = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree): +(\d+)", re.MULTILINE)
 _SECTOR_BYTES = 512

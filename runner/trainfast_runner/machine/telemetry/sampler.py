@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from trainfast_runner.machine.processes.tree import ProcessTree
+from trainfast_runner.machine.process_tree import ProcessTree
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.xid import OnXid

@@ -12,9 +12,7 @@ import subprocess
 import sys
 import time
 
-from trainfast_runner.machine.processes.children import become_subreaper, collect_orphans
-from trainfast_runner.machine.processes.family import descendants
-from trainfast_runner.machine.processes.identity import send
+from trainfast_runner.machine.processes import become_subreaper, collect_orphans, descendants, send
 from trainfast_runner.worker.exit_now import die_with_parent
 
 POLL_S = 0.02

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.processes.identity import Identity, is_running
+from trainfast_runner.machine.processes import Identity, is_running
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainfast_runner.machine.processes.work import work_below
+from trainfast_runner.machine.processes import work_below
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_states import NO_STEP

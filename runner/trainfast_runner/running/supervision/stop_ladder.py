@@ -7,8 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from trainfast_runner.machine.processes.family import descendants
-from trainfast_runner.machine.processes.identity import Identity, send
+from trainfast_runner.machine.processes import Identity, descendants, send
 from trainfast_runner.records.run_lines import Event
 
 

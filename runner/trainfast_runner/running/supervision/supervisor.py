@@ -11,9 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.processes.children import become_subreaper, collect_orphans
-from trainfast_runner.machine.processes.family import descendants, unended_below
-from trainfast_runner.machine.processes.identity import Identity, identify, send
+from trainfast_runner.machine.processes import (
+    Identity,
+    become_subreaper,
+    collect_orphans,
+    descendants,
+    identify,
+    send,
+    unended_below,
+)
 from trainfast_runner.machine.worker_programs import own_environment
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import with_prediction

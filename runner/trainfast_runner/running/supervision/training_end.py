@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainfast_runner.machine.cgroup import oom_kills
-from trainfast_runner.machine.processes.family import UnkillableProcess
+from trainfast_runner.machine.processes import UnkillableProcess
 from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords

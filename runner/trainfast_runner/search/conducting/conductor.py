@@ -17,7 +17,7 @@ from typing import Generic, TypeVar, cast
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import boot_id, identify
+from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
 from trainfast_runner.running.planning import RunPlan

@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
 from trainfast_runner.machine.extensions import has_libaio, missing_tool
 from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES
-from trainfast_runner.machine.processes.listing import user_name
+from trainfast_runner.machine.process_list import user_name
 from trainfast_runner.records.tick import is_instance
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.device_counts import chosen_gpus

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_runner.machine.gpus.health import defects
-from trainfast_runner.machine.processes.identity import sees_host_pids
-from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
+from trainfast_runner.machine.process_list import command_line, owner_uid, user_name
+from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, count, size
 from trainfast_tui.text.tables import FigureHeading, table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.machine.processes.listing import ProcessRow
+from trainfast_runner.machine.process_list import ProcessRow
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.widgets.tables.sorted_table import Columns, SortedTable, SortOrder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from trainfast_runner.machine.processes.stat import Stat, read_stat, read_storage_bytes
+from trainfast_runner.machine.processes import Stat, read_stat, read_storage_bytes
 from trainfast_runner.records.tick import RunReading
 
 SEARCH_EVERY = 3
