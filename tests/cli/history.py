@@ -13,6 +13,7 @@ from trainfast_runner.records.result import Cpu, MemoryFigures, Result, Spread, 
 from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
+from trainfast_runner.results.doubts import with_doubts
 from trainfast_runner.settings.knobs import defaults
 
 STARTED_NS = 1_795_000_000_000_000_000
@@ -47,7 +48,7 @@ def write(home: Path, one: Result) -> None:
     """Put it into a home."""
     directory = home / "runs" / one.run_id
     directory.mkdir(parents=True)
-    (directory / "result.json").write_bytes(msgspec.json.encode(one))
+    (directory / "result.json").write_bytes(msgspec.json.encode(with_doubts(one)))
     (directory / "alive.lock").touch()
 
 

@@ -9,7 +9,6 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_states import EXIT_CODES
-from trainfast_runner.results.doubts import with_doubts
 from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.recovery import recover_result
 
@@ -29,7 +28,7 @@ def result_or_none_while_live(directory: Path) -> Result | None:
                 key=directory.name,
                 exit_code=EXIT_CODES["unreadable" if is_unreadable else "lost"],
             )
-    return None if result is None else with_doubts(result)
+    return result
 
 
 def final_result(home: Home, run_id: str, command: str = "compare") -> Result:

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.regular_files import read_regular
-from trainfast_runner.records.result import Doubt, Result, StepCount, Throughput
+from trainfast_runner.records.result import Doubt, StepCount, Throughput
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, name_of
-from trainfast_runner.results.doubts import doubts, with_doubts
 from trainfast_runner.running.present_state import other_host, run_state
 from trainfast_runner.running.recovery import recover_result
 
@@ -102,7 +101,9 @@ class ResultHead(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(ResultHead)
-_SHARED_FIELDS = tuple(name for name in RunRow.__struct_fields__ if name in ResultHead.__struct_fields__)
+_SHARED_FIELDS = tuple(
+    name for name in RunRow.__struct_fields__ if name in ResultHead.__struct_fields__ and name != "doubts"
+)
 
 
 def iter_rows(home: Home, *, warm_processes: bool = False) -> Iterator[RunRow]:
@@ -127,7 +128,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         return row
     result = recover_result(directory)
     if result is not None:
-        return _row_of_head(msgspec.convert(with_doubts(result), ResultHead, from_attributes=True), run_id)
+        return _row_of_head(msgspec.convert(result, ResultHead, from_attributes=True), run_id)
     run = read_run_file(directory)
     state = run_state(directory, run)
     return RunRow(
@@ -150,10 +151,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
 def _ended_row(home: Home, run_id: str) -> RunRow | None:
     """The row of a `result.json`; None when there is none, it is provisional, or it is damaged."""
     try:
-        text = read_regular(f"{home.runs}/{run_id}/{RESULT_FILE}")
-        head = _decoder.decode(text)
-        if head.doubts is None:
-            head = msgspec.structs.replace(head, doubts=doubts(msgspec.json.decode(text, type=Result)))
+        head = _decoder.decode(read_regular(f"{home.runs}/{run_id}/{RESULT_FILE}"))
     except (OSError, *DAMAGE):
         return None
     return None if head.provisional else _row_of_head(head, run_id)
@@ -163,6 +161,7 @@ def _row_of_head(head: ResultHead, run_id: str) -> RunRow:
     return RunRow(
         run_id=run_id,
         **{name: getattr(head, name) for name in _SHARED_FIELDS},
+        doubts=head.doubts or [],
         samples_per_s=head.throughput.samples_per_s.typical,
         tokens_per_s=head.throughput.tokens_per_s.typical,
         step_ms_p50=head.step_ms.p50,
