@@ -2,7 +2,7 @@
 
 Textual names such a letter `alt+LETTER`; before Enter, a space, a digit or a sign it drops the Esc, and makes other
 characters of the digits. `KeyReader` names those keys `alt+KEY` too, and `after_escape` takes all of them apart.
-Figures: docs/decisions.md.
+Of 70 keys typed after Esc in one write, Textual alone loses the Esc of 66.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 STRICT_BYTES, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES = 128 << 10, 32 << 20, 256 << 20
 """malloc's thresholds under a limit and without one, as the worker's (`memory/allocator.py`).
 
-Under a script's own the heap goes on growing, and peaks of equal processes differed by 20 % (docs/own-scripts.md)."""
+Under a script's own the heap goes on growing, and peaks of equal processes differed by 20 %."""
 
 
 class MemoryLimit:

