@@ -1,8 +1,8 @@
 """Processes of this machine: their fields, identity and families, the children of this one, and signals.
 
 Fields come from `/proc/PID/stat` (proc_pid_stat(5)). psutil gives start times in seconds since 1970; records name a
-process by its start in clock ticks. psutil also needs six times as long for these fields, each tick for each process of
-a run (docs/decisions.md).
+process by its start in clock ticks. psutil also takes 87 to 135 µs a process for these fields, this 14 to 22: 6 to
+10 ms a tick less for a run of 72 processes.
 """
 
 from __future__ import annotations
