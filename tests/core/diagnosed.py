@@ -15,8 +15,7 @@ from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
 from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
-from trainfast_runner.results.device_conditions.device_window import window_of
-from trainfast_runner.results.device_conditions.step_conditions import join_of
+from trainfast_runner.results.device_conditions import join_of, window_of
 
 S = 1_000_000_000
 GIB = 1 << 30

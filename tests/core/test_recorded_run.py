@@ -11,7 +11,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
-from trainfast_runner.results.device_conditions.joined_steps import read_joined_steps
+from trainfast_runner.results.summary import read_joined_steps
 from trainfast_runner.running.follower import Follower
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"

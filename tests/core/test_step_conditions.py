@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.step_conditions import StepJoin, join_of
+from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin, join_of
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -103,15 +102,6 @@ def test_the_counter_of_the_reason_goes_before_the_policys_and_that_before_sampl
     found = window(bits, 0, 3)
     assert (found.throttled_ms["thermal"], found.sources["thermal"]) == (pytest.approx(1000), "sampled reasons")
     assert (found.throttled_ms["brake"], found.sources["brake"]) == (0, "sampled reasons")
-
-
-def test_a_counter_the_sampler_gave_up_on_counts_nowhere() -> None:
-    """It stood still while the reasons said otherwise: its zeros are worth nothing either."""
-    samples = [
-        (float(t), sample(thermal_violation_ns=7 if t < 6 else None, throttle_reasons=["hw_thermal"])) for t in range(9)
-    ]
-    found = window(samples, 0, 8)
-    assert (found.throttled_ms["thermal"], found.sources["thermal"]) == (pytest.approx(8000), "sampled reasons")
 
 
 def test_a_gpu_lost_for_most_of_the_time_gives_no_figure_for_it() -> None:
@@ -215,22 +205,3 @@ def test_an_idle_gpu_loses_no_clock() -> None:
     assert window([(float(t), idle) for t in range(5)], 0, 4).clock_loss_fraction is None
     mixed = [(float(t), idle if t > 8 else busy) for t in range(11)]
     assert window(mixed, 0, 10).clock_loss_fraction == pytest.approx(0.25)
-
-
-def test_the_clock_falls_where_throttling_begins_and_not_before() -> None:
-    """Throttled from 0.9 s on, at half the clock: a step before that lost nothing, one after it half."""
-    samples = [
-        (
-            float(t),
-            sample(
-                thermal_violation_ns=max(0, round((t - 0.9) * S)),
-                throttle_reasons=["sw_thermal"] if t else [],
-                sm_clock_mhz=1000 if t else 2000,
-                sm_clock_max_mhz=2000,
-            ),
-        )
-        for t in range(3)
-    ]
-    assert window(samples, 0, 0.8).clock_loss_fraction == pytest.approx(0)
-    assert window(samples, 0.9, 1.9).clock_loss_fraction == pytest.approx(0.5)
-    assert window(samples, 0, 2).clock_loss_fraction == pytest.approx(0.5 * 1.1 / 2)

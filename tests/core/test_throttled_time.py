@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL, Moment, Scenario
 
-from trainfast_runner.machine.telemetry.throttle import SampledReasons, decode
+from trainfast_runner.machine.telemetry.throttle import decode
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.device_window import Window, window_throttle
-from trainfast_runner.results.device_conditions.step_conditions import join_of
+from trainfast_runner.results.device_conditions import DeviceConditions, Window, join_of
+from trainfast_runner.results.summary import window_throttle
 
 S = 1_000_000_000
 GPU = "GPU-0"
@@ -33,15 +32,6 @@ def policy_counters(scenario: Scenario, t: float) -> dict[str, Any]:
     return {
         "thermal_violation_ns": 3 * S + int(scenario.held_s(0, THERMAL, t) * S),
         "power_violation_ns": int(scenario.held_s(0, SW_POWER_CAP, t) * S),
-    }
-
-
-def nonsense(sw: Callable[[float], float], hw: Callable[[float], float]) -> Counters:
-    """The answer of other drivers, with success, where the counters of single causes stand in ours."""
-    return lambda _, t: {
-        "sw_thermal_slowdown_ns": int(sw(t)),
-        "hw_thermal_slowdown_ns": int(hw(t)),
-        "hw_power_brake_ns": 1,
     }
 
 
@@ -100,7 +90,8 @@ def test_wherever_spells_ticks_and_the_window_begin_and_end(
         begin = draw.uniform(1.5, 20)
         end = begin + draw.uniform(4, 12)
         late = [n + draw.uniform(0, 0.02) for n in ticks(end, draw.random())]
-        assert fraction_error(scenario, late, begin, end, *counters) < 0.01
+        # At each end of the window half a second at most: a counter's growth is spread over the time between samples.
+        assert fraction_error(scenario, late, begin, end, *counters) * (end - begin) < 0.52
 
 
 def test_reasons_that_hold_at_once_count_once() -> None:
@@ -110,67 +101,14 @@ def test_reasons_that_hold_at_once_count_once() -> None:
         assert fraction_error(scenario, ticks(12), 1, 11, *counters) < 0.001
 
 
-@pytest.mark.parametrize("begin", [5.0, 5.3, 5.7, 6.0])
-def test_what_ended_before_the_window_is_not_in_it(begin: float) -> None:
-    """Throttled while it warmed up, until within the second in which the measured steps begin."""
-    scenario = hot((2, begin - 0.01))
-    assert fraction_error(scenario, ticks(15, 0.2), begin, 15, cause_counters, policy_counters) < 1e-6
-
-
 def test_a_step_gets_the_milliseconds_of_its_own_time() -> None:
-    """Steps of 100 ms between two ticks: throttled are those in which the spell lies, and they are so whole."""
+    """Steps of 100 ms between two ticks: each gets its share of what the counter grew between them."""
     join = join_of(sampled(hot((3.4, 9)), ticks(12), cause_counters, policy_counters), [GPU])
     for n in range(1, 61):
         join.add(Step(t_ns=round((n / 10 + 0.05) * S), step=n, samples=1, tokens=1, step_ms=100.0))
     conditions = {one.step: one for one in join.joined(final=True)}
-    assert [round(conditions[n].throttled_ms["thermal"] or 0) for n in (32, 33, 34, 35, 45)] == [0, 0, 50, 100, 100]
-    assert conditions[40].devices[0].lost_ms["thermal"] == pytest.approx(50), "the clock is at half of its maximum"
-
-
-@pytest.mark.parametrize(
-    "counters",
-    [
-        nonsense(lambda t: 1, lambda t: 1),
-        nonsense(lambda t: 0.3 * t * S, lambda t: 1),
-        nonsense(lambda t: 1, lambda t: t * S),
-    ],
-    ids=["settings", "something slower than time", "something as fast as time"],
-)
-def test_numbers_that_mean_something_else_are_not_believed(counters: Counters) -> None:
-    """Spells of two seconds: too short for the sampler to be sure while it runs."""
-    for scenario in (hot((5, 7), (11, 13), (20, 22)), hot()):
-        join = join_of(sampled(scenario, ticks(30), counters, policy_counters), [GPU])
-        (found,) = join.conditions_between(2 * S, 28 * S)
-        assert found.throttled_ms["thermal"] == pytest.approx(1e3 * scenario.held_s(0, THERMAL, 28))
-        stands_still = set(counters(scenario, 30).values()) == {1}
-        right_by_chance = stands_still and not scenario.held_s(0, THERMAL, 30)
-        assert found.sources["thermal"] == ("reason counter" if right_by_chance else "policy counter")
-
-
-def test_without_a_counter_to_believe_the_sampled_reasons_count() -> None:
-    still = nonsense(lambda t: 1, lambda t: 1)
-    stuck_too: Counters = lambda _scenario, _t: {"thermal_violation_ns": 4}  # noqa: E731
-    found = conditions(hot((5.2, 9.2)), still, stuck_too)
-    assert found.throttled_ms["thermal"] == pytest.approx(4000)
-    assert found.sources["thermal"] == "sampled reasons"
-
-
-def test_looks_between_the_ticks_tell_where_a_spell_began_and_ended() -> None:
-    """Spells of 2.25 s every 6 s: once a second they are seen two or three times each, by chance."""
-    looks = SampledReasons()
-    scenario = hot(*((6 * n + 1.4, 6 * n + 3.65) for n in range(10)))
-
-    def sampled_ns(one: Scenario, t: float) -> dict[str, Any]:
-        for tenth in range(10):
-            at = t - 0.9 + tenth / 10
-            looks.see(decode(one.at(0, at).reasons), round(at * S))
-        return {"throttled_sampled_ns": looks.held_ns()}
-
-    found = conditions(scenario, sampled_ns)
-    assert found.throttled_ms["thermal"] == pytest.approx(
-        10_000 * scenario.fraction(0, THERMAL, 2 * S, 12 * S), abs=150
-    )
-    assert found.sources["thermal"] == "sampled reasons"
+    assert [round(conditions[n].throttled_ms["thermal"] or 0) for n in (29, 32, 33, 39, 45)] == [0, 60, 60, 60, 100]
+    assert conditions[45].devices[0].lost_ms["thermal"] == pytest.approx(50), "the clock is at half of its maximum"
 
 
 def conditions(scenario: Scenario, *counters: Counters) -> DeviceConditions:

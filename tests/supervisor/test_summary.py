@@ -18,9 +18,9 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.results.comparison.conditions import compared_conditions
-from trainfast_runner.results.device_conditions.joined_steps import read_joined_steps
 from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.doubts import doubts
+from trainfast_runner.results.summary import read_joined_steps
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.search.batch.script_probe_record import fitting_probe
 
@@ -198,8 +198,8 @@ def test_without_counters_the_sampled_reasons_are_counted(tmp_path: Path) -> Non
         [device(t, throttle_reasons=["sw_power_cap"] if t < 5 else ["idle"]) for t in range(12)],
     )
     result = result_of(tmp_path, watch_uuids=[GPU])
-    # The reason held at second 4 and no more at second 5: until half way between.
-    assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (0, 0.45)
+    # The reason held at second 4 and no more at second 5: until then.
+    assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (0, 0.5)
     assert result.throttle.devices[0].power_source == "sampled reasons"
     assert result.energy.joules is None
 

@@ -28,8 +28,7 @@ from still import a_snapshot, own_supervisor, running, screen_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, StepCount
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.step_conditions import StepConditions
+from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.runs_show import explained_bottlenecks
 from trainfast_tui.control.messages import SnapshotTaken

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from trainfast_runner.known_values import highest
 from trainfast_runner.machine.peaks import peak_of
+from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.memory.oom.explain_run import explain_records
 from trainfast_runner.records.result import (
     LOSSES_IN_A_MEAN,
@@ -26,11 +28,18 @@ from trainfast_runner.records.result import (
     Throughput,
     mean_loss,
 )
-from trainfast_runner.records.result_conditions import RecordedOutage, RunConditions, XidError
+from trainfast_runner.records.result_conditions import (
+    Energy,
+    RecordedOutage,
+    RunConditions,
+    Throttle,
+    ThrottledDevice,
+    XidError,
+)
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
-from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.records.worker_lines import (
     ActualLine,
@@ -46,23 +55,34 @@ from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, 
 from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.compile_cost import compile_cost
-from trainfast_runner.results.device_conditions.device_window import (
+from trainfast_runner.results.device_conditions import (
+    ENERGY_COUNTER,
+    INTEGRATED_POWER,
+    DeviceConditions,
+    DeviceTrack,
+    Outage,
+    StepConditions,
+    StepJoin,
+    Window,
     hottest_c,
-    outage_rows,
-    window_energy,
+    join_of,
+    quotient,
+    total_joules,
     window_of,
-    window_throttle,
 )
-from trainfast_runner.results.device_conditions.step_conditions import join_of
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.doubts import with_doubts
 from trainfast_runner.results.script_figures import read_hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.worker.shared.malloc_thresholds import KEPT, ORDINARY, STRICT
 from trainfast_runner.worker.shared.phases import STEP_PHASES
 
 MODEL_PARALLEL_AXES = ("tp", "pp")
+MIN_SAMPLES = 2
+"""Samples needed within the measured steps for their energy. Steps that end before the second sample, as a fast GPU's
+first ones, would get the energy of the start and the end instead."""
 SCRIPTS_ALLOCATOR = "ordinary allocator"
 """Basis of a script's peak: resident memory above that after imports, with blocks that malloc keeps."""
 
@@ -84,7 +104,6 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
     step_ms = _step_time(measured_steps)
-    readings = [records.device_samples.get(device.uuid or "", []) for device in devices]
     result = msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
         synthetic_data=_synthetic(records.worker_lines),
@@ -97,7 +116,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         memory=_memory(records),
         script=script_figures(directory, records),
         cpu=_cpu(records),
-        energy=window_energy(devices, readings, window, trained_samples, totals.measured),
+        energy=_window_energy(join, devices, window, trained_samples, totals.measured),
         throttle=window_throttle(devices, window, step_ms.p50, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
@@ -105,7 +124,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosed=measured_window is not None and has_enough_steps(measured_window),
         oom=explain_records(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(
-            records, measured_steps, measured_window, hottest_c(devices), outage_rows(join.tracks.values(), window)
+            records, measured_steps, measured_window, hottest_c(devices), _outage_rows(join.tracks.values(), window)
         ),
     )
     return with_doubts(result)
@@ -352,3 +371,113 @@ def _synthetic(worker_lines: dict[int, list[WorkerLine]]) -> bool | None:
     data_lines = [line for lines in worker_lines.values() for line in lines if isinstance(line, DataLine)]
     synthetic_values = [line.synthetic for line in data_lines if line.synthetic is not None]
     return synthetic_values[-1] if synthetic_values else None
+
+
+def _window_energy(
+    join: StepJoin, devices: Sequence[DeviceConditions], window: Window | None, trained_samples: float, steps: int
+) -> Energy:
+    """Energy summed over the `devices` of the window; no figure if one device's energy is unknown or doubtful."""
+    if window is None or any(track.samples_within(window) < MIN_SAMPLES for track in join.sampled_tracks):
+        return Energy()
+    for device in devices:
+        if device.energy_reason is not None:
+            return Energy(reason=f"GPU {device.index}: {device.energy_reason}")
+    joules = total_joules(devices)
+    if joules is None:
+        return Energy()
+    is_integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
+    return Energy(
+        joules=joules,
+        joules_per_sample=joules / trained_samples if trained_samples else None,
+        joules_per_step=joules / steps if steps else None,
+        source=INTEGRATED_POWER if is_integrated else ENERGY_COUNTER,
+    )
+
+
+def window_throttle(
+    devices: Sequence[DeviceConditions], window: Window | None, step_ms: float | None, used_uuids: Collection[str]
+) -> Throttle:
+    """Throttled shares of the window, for each device and the worst; None without samples.
+
+    Steps, of a median of `step_ms`, lose time to those devices alone whose UUIDs are among `used_uuids`, not to one
+    that is only watched.
+    """
+    if window is None:
+        return Throttle()
+    rows = [_throttled_device(device, window, step_ms if device.uuid in used_uuids else None) for device in devices]
+    worst = {
+        name: highest(getattr(row, name) for row in rows) for name in (f"{cause.name}_fraction" for cause in CAUSES)
+    }
+    clock_loss_fraction = highest(device.clock_loss_fraction for device in devices)
+    return Throttle(**worst, clock_loss_fraction=clock_loss_fraction, devices=rows)
+
+
+def _throttled_device(device: DeviceConditions, window: Window, step_ms: float | None) -> ThrottledDevice:
+    """One device's row; `step_ms` is the median of the steps that trained on it, None without any."""
+    shares: dict[str, Any] = {}
+    for cause in CAUSES:
+        shares[f"{cause.name}_fraction"] = quotient(device.throttled_ms.get(cause.name), window.ms)
+        shares[f"{cause.name}_source"] = device.sources.get(cause.name)
+    return ThrottledDevice(
+        index=device.index,
+        uuid=device.uuid,
+        **shares,
+        throttled_ms=device.throttled_ms,
+        lost_ms_per_step={
+            # Pauses between steps lose time, too, that no step lost.
+            name: None if lost is None or step_ms is None else min(1.0, lost / window.ms) * step_ms
+            for name, lost in device.lost_ms.items()
+        },
+        clock_loss_fraction=device.clock_loss_fraction,
+        temperature_c=device.temperature_c,
+    )
+
+
+def _outage_rows(tracks: Iterable[DeviceTrack], window: Window | None) -> list[RecordedOutage]:
+    """Each time in which a watched GPU that had answered gave no reading."""
+    return [_outage_row(track.index, outage, window) for track in tracks for outage in track.outages()]
+
+
+def _outage_row(index: int | None, outage: Outage, window: Window | None) -> RecordedOutage:
+    began_ns, ended_ns = outage.silent_ns, outage.end_ns
+    covered_ns = 0 if window is None else min(ended_ns, window.end_ns) - max(began_ns, window.begin_ns)
+    return RecordedOutage(
+        device=index,
+        seconds=(ended_ns - began_ns) / 1e9,
+        back=outage.back,
+        measured_fraction=0.0 if window is None else max(0, covered_ns) / (window.end_ns - window.begin_ns),
+        throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.grown.get(cause.name, 0.0)) > 0},
+    )
+
+
+def read_joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
+    """Every readable step of the lowest rank, in order; None beside a step of a run that watches no device."""
+    records = read_records(directory)
+    steps = records.first_rank_steps
+    conditions = {condition.step: condition for condition in _recorded_conditions(records, steps)}
+    return [(step, conditions.get(step.step)) for step in steps]
+
+
+def _recorded_conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
+    run = records.run
+    if run is None or not run.watch_uuids:
+        return []
+    join = join_of(records.device_samples, run.watch_uuids, samples_factor=ranks_with_samples(run))
+    for step in steps:
+        join.add(step)
+    return [_without_watched_losses(step, run.device_uuids) for step in join.joined(final=True)]
+
+
+def _without_watched_losses(conditions: StepConditions, used_uuids: Collection[str]) -> StepConditions:
+    """A step loses time to the devices it trains on alone, as in the result: not to one that is only watched."""
+    devices = tuple(
+        device if device.uuid in used_uuids else msgspec.structs.replace(device, lost_ms=dict.fromkeys(device.lost_ms))
+        for device in conditions.devices
+    )
+    return msgspec.structs.replace(conditions, devices=devices)
+
+
+def step_record(step: Step, conditions: StepConditions | None) -> dict[str, Any]:
+    """One object with the step's fields and those of `StepConditions`, null when unknown."""
+    absent = dict.fromkeys(StepConditions.__struct_fields__)
+    return {**absent, **(msgspec.structs.asdict(conditions) if conditions else {}), **msgspec.structs.asdict(step)}

@@ -44,7 +44,7 @@ from trainfast_runner.records.worker_lines import (
     WorkerLine,
 )
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
-from trainfast_runner.results.device_conditions.step_conditions import StepConditions, StepJoin
+from trainfast_runner.results.device_conditions import StepConditions, StepJoin
 from trainfast_runner.running.growing_files import RankTails, RecentRecords, new_records
 from trainfast_runner.running.present_state import is_whole, run_state
 from trainfast_runner.running.rates import Rates, SummedRates

@@ -14,7 +14,7 @@ from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.warm_process import TrialLine, TrialOrder
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.start_time import read_start_s
 from trainfast_runner.search.best.disturbances import throttled_doubt
 from trainfast_runner.search.best.measure.cold_run_record import outcome_of

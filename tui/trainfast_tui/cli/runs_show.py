@@ -11,7 +11,7 @@ from trainfast_runner.records.result import Diagnosis, Result
 from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import SCHEMA, RunFile
-from trainfast_runner.results.device_conditions.joined_steps import as_record, read_joined_steps
+from trainfast_runner.results.summary import read_joined_steps, step_record
 from trainfast_runner.running.final_result import result_or_none_while_live
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.set_by_searches import without_search_settings
@@ -90,7 +90,7 @@ def explained_bottlenecks(diagnoses: Sequence[Diagnosis], nothing: str) -> list[
 
 
 def _print_steps(directory: Path, as_json: bool) -> None:
-    steps = [as_record(*step) for step in read_joined_steps(directory)]
+    steps = [step_record(*step) for step in read_joined_steps(directory)]
     result = read_result(directory)
     thinning = None if result is None else result.thinning
     if as_json:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.step_conditions import StepJoin
+from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin
 
 MINUTE_NS = 60_000_000_000
 JOIN_EVERY_NS = 900_000_000

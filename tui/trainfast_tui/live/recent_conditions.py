@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-    from trainfast_runner.results.device_conditions.step_conditions import StepConditions
+    from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
 RECENT_STEPS = 20

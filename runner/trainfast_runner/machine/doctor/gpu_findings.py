@@ -10,9 +10,9 @@ from trainfast_runner.machine.doctor.finding import Finding, State
 from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.gpus.presence import pci_card
 from trainfast_runner.machine.processes import sees_host_pids
-from trainfast_runner.machine.telemetry.energy import energy_distrust
 from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
-from trainfast_runner.records.tick import Tick
+from trainfast_runner.machine.telemetry.plausible import energy_doubt
+from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_runner.units import gibibytes
 
 
@@ -65,9 +65,7 @@ def energy_findings(before: Tick, after: Tick) -> Iterator[Finding]:
     earlier = {gpu.uuid or gpu.index: gpu for gpu in before.devices}
     for gpu in after.devices:
         first = earlier.get(gpu.uuid or gpu.index)
-        if first is None or first.t_ns is None or gpu.t_ns is None:
-            continue
-        doubt = energy_distrust([(first.t_ns, first), (gpu.t_ns, gpu)])
+        doubt = None if first is None else _energy_doubt(first, gpu)
         if doubt is not None:
             yield Finding(
                 f"GPU {gpu.index} energy",
@@ -75,6 +73,16 @@ def energy_findings(before: Tick, after: Tick) -> Iterator[Finding]:
                 f"{doubt}: runs give no energy of this GPU",
                 "update the NVIDIA driver, or restart the machine; nothing but the energy is affected",
             )
+
+
+def _energy_doubt(first: DeviceReading, last: DeviceReading) -> str | None:
+    if first.t_ns is None or last.t_ns is None or first.energy_mj is None or last.energy_mj is None:
+        return None
+    # A counter that went back was reset in between.
+    if first.power_w is None or last.power_w is None or last.energy_mj < first.energy_mj:
+        return None
+    seconds = (last.t_ns - first.t_ns) / 1e9
+    return energy_doubt((last.energy_mj - first.energy_mj) / 1e3, (first.power_w + last.power_w) / 2 * seconds, seconds)
 
 
 def _missing_readings(tick: Tick) -> Iterator[Finding]:

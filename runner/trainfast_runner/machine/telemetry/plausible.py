@@ -98,3 +98,28 @@ def drop_impossible(values: dict[str, Any]) -> dict[str, str]:
             if pids:
                 reasons[f"processes.{name}"] = f"{IMPOSSIBLE} for process {', '.join(map(str, pids[:3]))}"
     return reasons
+
+
+MAX_APART = 2.0
+"""Chosen, not measured: from this factor between the counter's energy and power times time on, neither is believed."""
+MIN_JOULES = 10.0
+"""Least energy by which a counter is judged: half a second of a GPU at rest."""
+STILL_S = 0.5
+"""Seconds after which a counter that stands still is judged: the driver updates it several times as often."""
+MIN_GROWING_S = 10.0
+"""Least seconds over which a growing counter is judged: power is an average over a second at best, or a sample."""
+
+
+def energy_doubt(counted_j: float, integrated_j: float, seconds: float) -> str | None:
+    """The reason to distrust an energy counter that grew by `counted_j` while power times time was `integrated_j`.
+
+    None if both agree, or if too little was measured. Where they are far apart, neither is a measurement.
+    """
+    smaller_j, larger_j = sorted((counted_j, integrated_j))
+    enough_s = STILL_S if counted_j == 0 else MIN_GROWING_S
+    if seconds < enough_s or larger_j < MIN_JOULES or larger_j <= MAX_APART * smaller_j:
+        return None
+    return (
+        f"the energy counter shows {counted_j:,.0f} J in {seconds:.1f} s,"
+        f" but {integrated_j / seconds:,.0f} W over that time are {integrated_j:,.0f} J"
+    )

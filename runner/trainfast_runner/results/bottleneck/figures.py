@@ -11,8 +11,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.device_window import window_of
+from trainfast_runner.results.device_conditions import DeviceConditions, window_of
 from trainfast_runner.settings.strategy_of_run import strategy_or_single
 
 Figures = dict[str, Figure]

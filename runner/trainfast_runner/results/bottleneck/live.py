@@ -13,8 +13,7 @@ from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.measured_window import AVERAGED_NS, MeasuredWindow, foreign_processes
 from trainfast_runner.results.bottleneck.steady_state import steady_state
-from trainfast_runner.results.device_conditions.device_window import window_of
-from trainfast_runner.results.device_conditions.step_conditions import StepJoin
+from trainfast_runner.results.device_conditions import StepJoin, window_of
 
 WINDOW_NS = 30_000_000_000
 DIAGNOSED_STEPS = 200

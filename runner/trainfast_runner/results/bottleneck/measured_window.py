@@ -12,9 +12,7 @@ from trainfast_runner.records.run_file import ForeignProcess, RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import HostSample, RunRecords
 from trainfast_runner.records.tick import HostReading
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.device_window import Window
-from trainfast_runner.results.device_conditions.readings import Reading
+from trainfast_runner.results.device_conditions import DeviceConditions, Reading, Window
 
 T = TypeVar("T")
 

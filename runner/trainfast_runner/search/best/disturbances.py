@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from trainfast_runner.machine.cpu.other_load import CpuWindow
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.doubts import DOUBTFUL_THROTTLED_SHARE, THROTTLING_KINDS
 from trainfast_runner.search.journal.best import Attempt, BestJournal, BestLine
 

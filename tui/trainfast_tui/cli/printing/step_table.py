@@ -12,7 +12,7 @@ from trainfast_tui.text.format import ABSENT, celsius, count, fraction, joules, 
 from trainfast_tui.text.tables import figure_headings, without_empty_columns
 
 StepRecord = dict[str, Any]
-"""A step's fields and those of its `StepConditions`, as `as_record` returns them."""
+"""A step's fields and those of its `StepConditions`, as `step_record` returns them."""
 CAUSE_HEADS = {"thermal": "HEAT", "power": "POWER CAP", "brake": "BRAKE", "sync_boost": "SYNC BOOST"}
 
 

@@ -14,7 +14,7 @@ from trainfast_tui.text.lines import Line, Tone, first_fitting
 from trainfast_tui.text.shades import SHADES
 
 if TYPE_CHECKING:
-    from trainfast_runner.results.device_conditions.step_conditions import StepConditions
+    from trainfast_runner.results.device_conditions import StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
 LONG_STEP_WORDS_FROM = 78

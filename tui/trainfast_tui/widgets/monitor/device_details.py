@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from trainfast_runner.machine.gpus.health import BUSY_PERCENT
 from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, Tone
 from trainfast_tui.text.shades import SHADES

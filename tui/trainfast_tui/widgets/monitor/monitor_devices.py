@@ -8,7 +8,7 @@ from functools import cached_property
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.throttle import causes_of
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
+from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting.painted import PaintedWidget

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.results.device_conditions.device_track import DeviceConditions
-from trainfast_runner.results.device_conditions.step_conditions import join_of
+from trainfast_runner.results.device_conditions import DeviceConditions, join_of
 
 
 def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns: int) -> list[DeviceConditions]:

@@ -1,0 +1,496 @@
+"""The devices' conditions over time, joined to the steps: throttled time, clocks, energy, temperature and outages.
+
+Steps and device samples share CLOCK_MONOTONIC. Nothing is stored: the live view, `runs show --steps` and the summary
+feed the same `StepJoin` from the same two files. Between two samples every rate is constant: a counter's growth is
+spread evenly over the time between, and a throttle reason without a counter holds until the next sample.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+import msgspec
+
+from trainfast_runner.known_values import highest
+from trainfast_runner.machine.telemetry.plausible import energy_doubt
+from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, SOURCES, Cause
+from trainfast_runner.records.run_lines import Step
+from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.records.tick import DeviceReading
+
+Reading = DeviceSample | DeviceReading
+"""A device's sample, from whole records or from live ticks; a reading that the device lacks is None."""
+
+ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
+MIN_COVERED = 0.5
+"""Share of a window that samples must cover for a figure of the whole window."""
+LATE_NS = 1_000_000_000
+"""Nanoseconds that a counter may be ahead of the clock: the driver updates it in steps."""
+_ANSWERS = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes")
+"""Readings that change from tick to tick: a GPU that answers gives at least one, or a duration counter."""
+_BY_REASON, _BY_POLICY, _BY_SAMPLES = range(len(SOURCES))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The span of the measured steps, CLOCK_MONOTONIC nanoseconds."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def ms(self) -> float:
+        """Length of the window in milliseconds."""
+        return (self.end_ns - self.begin_ns) / 1e6
+
+
+def window_of(steps: Sequence[Step]) -> Window | None:
+    """The time from the start of the first step to the end of the last; None without any."""
+    if not steps:
+        return None
+    begin_ns = steps[0].begin_ns
+    return Window(begin_ns, steps[-1].t_ns) if steps[-1].t_ns > begin_ns else None
+
+
+class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Throttling, clocks and energy of one device in a window. Dictionaries are by cause; None was not measured.
+
+    `lost_ms` is throttled time times the loss of SM clock meanwhile: an estimate of the throttling's cost, right for
+    work that scales with the clock.
+    """
+
+    index: int | None = None
+    uuid: str | None = None
+    throttled_ms: dict[str, float | None] = {}
+    lost_ms: dict[str, float | None] = {}
+    sources: dict[str, str] = {}
+    clock_loss_fraction: float | None = None
+    """1 - SM clock / maximum SM clock, the mean over the time in which the GPU was not idle."""
+    sm_clock_mhz: float | None = None
+    energy_joules: float | None = None
+    energy_source: str | None = None
+    energy_reason: str | None = None
+    """The reason that the energy counter gives no figure: it disagrees with the power."""
+    temperature_c: float | None = None
+    """Temperature at the start of the window."""
+
+
+class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
+    """The watched devices' conditions in one step.
+
+    Throttling and clock loss are the worst device's, energy the sum, temperature the hottest at the step's start.
+    """
+
+    step: int
+    t_ns: int
+    throttled_ms: dict[str, float | None] = {}
+    sources: dict[str, str] = {}
+    clock_loss_fraction: float | None = None
+    energy_joules: float | None = None
+    joules_per_sample: float | None = None
+    temperature_c: float | None = None
+    devices: tuple[DeviceConditions, ...] = ()
+
+
+class Outage(NamedTuple):
+    """The time between two answers of a device, and the growth of its counters meanwhile."""
+
+    begin_ns: int
+    silent_ns: int
+    """Time of the first sample without an answer."""
+    end_ns: int
+    grown: dict[str, float]
+    """Growth of the counters: nanoseconds by cause, joules as `energy`."""
+    back: bool = True
+    """False if no answer came until the last sample."""
+
+
+def _reading(sample: Reading, field: str) -> float | None:
+    """A reading by its name; a record of a run has only some of them."""
+    value: float | None = getattr(sample, field, None)
+    return value
+
+
+def _answers(sample: Reading) -> bool:
+    return any(getattr(sample, name, None) is not None for name in (*_ANSWERS, *REASONS_OF_COUNTER))
+
+
+def _shows(reasons: AbstractSet[str], sample: Reading) -> bool | None:
+    """True if a sample shows one of these throttle reasons; None without a reading of the reasons."""
+    return None if sample.throttle_reasons is None else not reasons.isdisjoint(sample.throttle_reasons)
+
+
+def _clock_loss(sample: Reading) -> float | None:
+    """1 - SM clock / its maximum."""
+    clock, max_clock = sample.sm_clock_mhz, sample.sm_clock_max_mhz
+    return max(0.0, 1 - clock / max_clock) if clock is not None and max_clock else None
+
+
+def _working_clock_loss(sample: Reading) -> float | None:
+    """The clock loss of a GPU with work; None of an idle GPU, which lowers its clock to save power."""
+    return None if "idle" in (sample.throttle_reasons or ()) else _clock_loss(sample)
+
+
+def _mean(first: float | None, last: float | None) -> float | None:
+    return None if first is None or last is None else (first + last) / 2
+
+
+def quotient(value: float | None, by: float) -> float | None:
+    """The value divided by a number; None if it is unknown."""
+    return None if value is None else value / by
+
+
+def _growth(field: str, earlier: Reading, later: Reading, ns: int) -> float | None:
+    """Growth of a duration counter; None if it was reset in between, or ran ahead of the clock and is no duration."""
+    first, last = _reading(earlier, field), _reading(later, field)
+    return last - first if first is not None and last is not None and 0 <= last - first <= ns + LATE_NS else None
+
+
+def _counted_ns(cause: Cause, earlier: Reading, later: Reading, ns: int) -> tuple[float | None, int]:
+    """Nanoseconds throttled by the driver's counters, None without any, and the index of their source in `SOURCES`."""
+    policy_ns = _growth(cause.policy_counter, earlier, later, ns) if cause.policy_counter else None
+    grown_ns = [growth for field in cause.reason_counters if (growth := _growth(field, earlier, later, ns)) is not None]
+    if not grown_ns or len(grown_ns) < len(cause.reason_counters):
+        return policy_ns, _BY_REASON if policy_ns is None else _BY_POLICY
+    # Reasons may hold at once, and then each counter runs: the time is between the longest counter and the sum.
+    low_ns = max(grown_ns)
+    high_ns = max(low_ns, min(sum(grown_ns), float(ns)))
+    return (high_ns if policy_ns is None else min(max(policy_ns, low_ns), high_ns)), _BY_REASON
+
+
+def _counted_joules(earlier: Reading, later: Reading) -> float | None:
+    """Growth of the energy counter; None without one, or if it was reset in between."""
+    first, last = earlier.energy_mj, later.energy_mj
+    return (last - first) / 1e3 if first is not None and last is not None and last >= first else None
+
+
+class _Total:
+    """A rate summed up to each sample: a mean over any time needs no sum over samples."""
+
+    def __init__(self) -> None:
+        self.known_ns, self.sums = [0], [0.0]
+
+    def grow(self, ns: int, rate: float | None) -> None:
+        self.known_ns.append(self.known_ns[-1] + (0 if rate is None else ns))
+        self.sums.append(self.sums[-1] + (rate or 0.0) * ns)
+
+    def forget(self, count: int) -> None:
+        del self.known_ns[:count], self.sums[:count]
+
+
+class _Moment(NamedTuple):
+    """A moment as the sample after it, and the share of the time between that sample and the one before.
+
+    Beyond the samples the share is below 0 or above 1: the nearest rate goes on.
+    """
+
+    after: int
+    share: float
+
+    def of(self, values: Sequence[float]) -> float:
+        """The sum up to this moment; between two samples it grows evenly."""
+        before = values[self.after - 1]
+        return before + self.share * (values[self.after] - before)
+
+
+class _Span:
+    """A window between two moments of a track, with the parts of outages in it."""
+
+    def __init__(self, begin: _Moment | None, end: _Moment | None, ns: int, outages: list[tuple[int, Outage]]) -> None:
+        """`ns` is the window's length; the moments are None with fewer than two samples. An outage has its ns in it."""
+        self._begin, self._end, self._ns, self._outages = begin, end, ns, outages
+
+    def sum(self, total: _Total) -> tuple[float, float]:
+        """Nanoseconds in which the rate is known, and the rate summed over them."""
+        if self._begin is None or self._end is None:
+            return 0.0, 0.0
+        begin, end = self._begin, self._end
+        return end.of(total.known_ns) - begin.of(total.known_ns), end.of(total.sums) - begin.of(total.sums)
+
+    def mean(self, total: _Total) -> float | None:
+        """The mean rate; None if less than `MIN_COVERED` of the window is known."""
+        known_ns, amount = self.sum(total)
+        return amount / known_ns if known_ns > 0 and known_ns >= MIN_COVERED * self._ns else None
+
+    def amount(self, total: _Total, counter: str | None = None, max_rate: float = math.inf) -> float | None:
+        """The mean rate times the time; in outages the growth of `counter` instead, if there is one."""
+        mean = self.mean(total)
+        if mean is None:
+            return None
+        parts = [(ns, outage) for ns, outage in self._outages if counter in outage.grown]
+        rest_ns = self._ns - sum(ns for ns, _ in parts)
+        grown = (outage.grown[counter or ""] * ns / (outage.end_ns - outage.begin_ns) for ns, outage in parts)
+        return min(mean, max_rate) * rest_ns + sum(grown)
+
+
+class DeviceTrack:
+    """One device's samples in the order of their time, and its conditions between any two moments.
+
+    `keep` samples stay in memory, up to twice as many before the older half is dropped; None keeps all.
+    """
+
+    def __init__(self, uuid: str, keep: int | None = None) -> None:
+        self.uuid = uuid
+        self.index: int | None = None
+        self.times: list[int] = []
+        self.energy_doubt: str | None = None
+        """The reason that the energy counter counts nowhere, once `judge_energy` found one."""
+        self._keep = keep
+        self._last: Reading | None = None
+        self._temperatures: list[float | None] = []
+        self._sources: list[dict[str, int]] = []
+        """Index in `SOURCES` of the throttled time before each sample, by cause."""
+        self._throttled = {cause.name: _Total() for cause in CAUSES}
+        self._lost = {cause.name: _Total() for cause in CAUSES}
+        """Throttled share of the time, times the loss of SM clock meanwhile."""
+        self._clock, self._clock_loss, self._energy = _Total(), _Total(), _Total()
+        self._counted, self._integrated = _Total(), _Total()
+        """Energy by the counter and by power times time where both are known, to check one by the other."""
+        self._counts_energy = False
+        """True if a counter was seen. Power times time never replaces a silent counter."""
+        self._answered: tuple[int, Reading] | None = None
+        self._silent_ns: int | None = None
+        """Time and sample of the last answer, and the time of the first sample without an answer since then."""
+        self._ended_outages: list[Outage] = []
+
+    def add(self, t_ns: int, sample: Reading) -> None:
+        """Take the sample at `t_ns` (CLOCK_MONOTONIC); one that is no newer than the last is left out."""
+        if self.times and t_ns <= self.times[-1]:
+            return
+        self.index = sample.index if self.index is None else self.index
+        self._sources.append({} if self._last is None else self._grow(self._last, sample, t_ns - self.times[-1]))
+        self._note_outage(t_ns, sample)
+        self._last = sample
+        self.times.append(t_ns)
+        self._temperatures.append(sample.temperature_c)
+        if self._keep is not None and len(self.times) > 2 * self._keep:
+            self._forget(len(self.times) - self._keep)
+
+    def _grow(self, earlier: Reading, later: Reading, ns: int) -> dict[str, int]:
+        """Add the time between two samples; return the source of the throttled time by cause."""
+        sources = {}
+        for cause in CAUSES:
+            throttled_ns, sources[cause.name] = _counted_ns(cause, earlier, later, ns)
+            share, loss = quotient(throttled_ns, ns), _mean(_clock_loss(earlier), _clock_loss(later))
+            shown = _shows(cause.reasons, earlier)
+            if share is None and shown is not None and later.throttle_reasons is not None:
+                share, loss, sources[cause.name] = float(shown), _clock_loss(earlier), _BY_SAMPLES
+            self._throttled[cause.name].grow(ns, share)
+            self._lost[cause.name].grow(ns, None if share is None or loss is None else share * loss)
+        self._clock.grow(ns, _mean(earlier.sm_clock_mhz, later.sm_clock_mhz))
+        self._clock_loss.grow(ns, _mean(_working_clock_loss(earlier), _working_clock_loss(later)))
+        counted, by_power = (
+            quotient(_counted_joules(earlier, later), ns),
+            quotient(_mean(earlier.power_w, later.power_w), 1e9),
+        )
+        self._counts_energy |= earlier.energy_mj is not None or later.energy_mj is not None
+        self._energy.grow(ns, counted if self._counts_energy else by_power)
+        self._counted.grow(ns, None if by_power is None else counted)
+        self._integrated.grow(ns, None if counted is None else by_power)
+        return sources
+
+    def _note_outage(self, t_ns: int, sample: Reading) -> None:
+        """Begin an outage at a sample without an answer; end one, with the growth of the counters over its time."""
+        if not _answers(sample):
+            self._silent_ns = t_ns if self._silent_ns is None else self._silent_ns
+            return
+        before, self._answered = self._answered, (t_ns, sample)
+        silent_ns, self._silent_ns = self._silent_ns, None
+        if before is None or silent_ns is None:
+            return
+        began_ns, last_answer = before
+        ns = t_ns - began_ns
+        counted_ns = {cause.name: _counted_ns(cause, last_answer, sample, ns)[0] for cause in CAUSES}
+        grown = {name: min(grown_ns, float(ns)) for name, grown_ns in counted_ns.items() if grown_ns is not None}
+        if (joules := _counted_joules(last_answer, sample)) is not None:
+            grown["energy"] = joules
+        self._ended_outages.append(Outage(began_ns, silent_ns, t_ns, grown))
+
+    def _forget(self, count: int) -> None:
+        del self.times[:count], self._temperatures[:count], self._sources[:count]
+        rates = (self._clock, self._clock_loss, self._energy, self._counted, self._integrated)
+        for total in (*self._throttled.values(), *self._lost.values(), *rates):
+            total.forget(count)
+        self._ended_outages = [outage for outage in self._ended_outages if outage.end_ns >= self.times[0]]
+
+    def outages(self) -> list[Outage]:
+        """The times without an answer after a first one, also one that has not ended by the newest sample."""
+        if self._answered is None or self._silent_ns is None:
+            return self._ended_outages
+        return [*self._ended_outages, Outage(self._answered[0], self._silent_ns, self.times[-1], {}, back=False)]
+
+    def samples_within(self, window: Window) -> int:
+        """The number of samples between the two ends of a window."""
+        return bisect_right(self.times, window.end_ns) - bisect_left(self.times, window.begin_ns)
+
+    def judge_energy(self) -> None:
+        """Believe the energy counter nowhere if all samples together refute it: a few alone may not."""
+        if self.times:
+            self.energy_doubt = self._energy_doubt(self._span(self.times[0], self.times[-1]))
+
+    def _energy_doubt(self, span: _Span) -> str | None:
+        (known_ns, counted), (_, integrated) = span.sum(self._counted), span.sum(self._integrated)
+        return energy_doubt(counted, integrated, known_ns / 1e9)
+
+    def conditions_between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:
+        """The conditions between two moments. Time in an outage counts by the counters' growth over the outage.
+
+        With `whole_outages`, ignore outages that reach beyond the two moments: a live one may not have ended yet.
+        """
+        span = self._span(begin_ns, end_ns, whole_outages=whole_outages)
+        # A counter that catches up on earlier time grows faster than the clock.
+        throttled_ms = {
+            name: quotient(span.amount(total, name, max_rate=1.0), 1e6) for name, total in self._throttled.items()
+        }
+        # The samples around the window: the time between them overlaps it.
+        first_index = max(0, bisect_right(self.times, begin_ns) - 1)
+        last_index = min(bisect_left(self.times, end_ns), len(self.times) - 1)
+        sources = self._sources[first_index + 1 : last_index + 1]
+        doubt = self.energy_doubt or self._energy_doubt(span)
+        joules = None if doubt else span.amount(self._energy, "energy")
+        return DeviceConditions(
+            index=self.index,
+            uuid=self.uuid,
+            throttled_ms=throttled_ms,
+            lost_ms={name: quotient(span.amount(total, max_rate=1.0), 1e6) for name, total in self._lost.items()},
+            sources={
+                name: SOURCES[max((by_cause[name] for by_cause in sources), default=0)]
+                for name, ms in throttled_ms.items()
+                if ms is not None
+            },
+            clock_loss_fraction=span.mean(self._clock_loss),
+            sm_clock_mhz=span.mean(self._clock),
+            energy_joules=joules,
+            energy_source=None if joules is None else ENERGY_COUNTER if self._counts_energy else INTEGRATED_POWER,
+            energy_reason=doubt,
+            temperature_c=self._temperatures[first_index] if self.times[first_index] <= begin_ns else None,
+        )
+
+    def _span(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> _Span:
+        parts = []
+        for outage in self._ended_outages:
+            covered_ns = min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)
+            is_whole = covered_ns == outage.end_ns - outage.begin_ns
+            if covered_ns > 0 and (is_whole or not whole_outages):
+                parts.append((covered_ns, outage))
+        return _Span(self._moment(begin_ns), self._moment(end_ns), end_ns - begin_ns, parts)
+
+    def _moment(self, t_ns: int) -> _Moment | None:
+        """The moment, at most as far outside the samples as the nearest two are apart; None without two."""
+        times = self.times
+        if len(times) < 2:
+            return None
+        index = min(max(1, bisect_left(times, t_ns)), len(times) - 1)
+        share = (t_ns - times[index - 1]) / (times[index] - times[index - 1])
+        return _Moment(index, min(max(share, -1.0), 2.0))
+
+
+class StepJoin:
+    """Joins steps to the samples of some devices as both come in. Feed samples in the order of their time.
+
+    `samples_factor` turns the samples of one rank's step into the whole run's: it is the data-parallel degree. `keep`
+    bounds how many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all.
+    """
+
+    def __init__(
+        self,
+        uuids: Sequence[str],
+        *,
+        samples_factor: float = 1.0,
+        keep: int | None = None,
+        keep_steps: int | None = None,
+    ) -> None:
+        self.tracks = {uuid: DeviceTrack(uuid, keep) for uuid in uuids}
+        """The track of each device, by UUID."""
+        self._samples_factor = samples_factor
+        self._waiting: deque[Step] = deque(maxlen=keep_steps)
+        self._seen_ns: int | None = None
+
+    def add_tick(self, t_ns: int, devices: Iterable[Reading]) -> None:
+        """Add the devices of one tick."""
+        self._seen_ns = t_ns
+        for sample in devices:
+            track = self.tracks.get(sample.uuid or "")
+            if track is not None:
+                track.add(t_ns if sample.t_ns is None else sample.t_ns, sample)
+
+    def add(self, step: Step) -> None:
+        """Take a step of rank 0; it is joined when a tick after its end has come."""
+        if self.tracks:
+            self._waiting.append(step)
+
+    def joined(self, *, final: bool = False) -> list[StepConditions]:
+        """The steps joined since the last call; `final`: no more samples will come."""
+        conditions = []
+        while self._waiting and (final or (self._seen_ns is not None and self._waiting[0].t_ns <= self._seen_ns)):
+            conditions.append(self._join_step(self._waiting.popleft()))
+        return conditions
+
+    @property
+    def sampled_tracks(self) -> list[DeviceTrack]:
+        """The tracks of the devices with samples, in the order of the UUIDs."""
+        return [track for track in self.tracks.values() if track.times]
+
+    def conditions_between(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
+        """The conditions of each device with samples between two moments, in the order of the UUIDs."""
+        return [track.conditions_between(begin_ns, end_ns) for track in self.sampled_tracks]
+
+    def _join_step(self, step: Step) -> StepConditions:
+        # Live and after the end a step must get the same figures, and live an outage may not have ended yet.
+        devices = [
+            track.conditions_between(step.begin_ns, step.t_ns, whole_outages=True) for track in self.sampled_tracks
+        ]
+        joules = total_joules(devices)
+        samples = (step.samples or 0) * self._samples_factor
+        return StepConditions(
+            step=step.step,
+            t_ns=step.t_ns,
+            throttled_ms={
+                cause.name: highest(device.throttled_ms.get(cause.name) for device in devices) for cause in CAUSES
+            },
+            sources=_least_exact(devices),
+            clock_loss_fraction=highest(device.clock_loss_fraction for device in devices),
+            energy_joules=joules,
+            joules_per_sample=joules / samples if joules is not None and samples else None,
+            temperature_c=hottest_c(devices),
+            devices=tuple(devices),
+        )
+
+
+def total_joules(devices: Sequence[DeviceConditions]) -> float | None:
+    """The energy of all devices; None without any, or without one's: the sum of the others would pass for all."""
+    joules = [device.energy_joules for device in devices]
+    return sum(value for value in joules if value is not None) if joules and None not in joules else None
+
+
+def _least_exact(devices: Sequence[DeviceConditions]) -> dict[str, str]:
+    return {
+        cause.name: max((device.sources[cause.name] for device in with_source), key=SOURCES.index)
+        for cause in CAUSES
+        if (with_source := [device for device in devices if cause.name in device.sources])
+    }
+
+
+def join_of(
+    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], *, samples_factor: float = 1.0
+) -> StepJoin:
+    """A `StepJoin` with all samples of ended records, without the energy counters that the records refute."""
+    join = StepJoin(uuids, samples_factor=samples_factor)
+    timed_samples = ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ()))
+    for t_ns, sample in sorted(timed_samples, key=itemgetter(0)):
+        join.add_tick(t_ns, (sample,))
+    for track in join.tracks.values():
+        track.judge_energy()
+    return join
+
+
+def hottest_c(devices: Sequence[DeviceConditions]) -> float | None:
+    """The highest temperature at the start of the window, in degrees Celsius."""
+    return highest(device.temperature_c for device in devices)
