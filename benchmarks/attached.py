@@ -32,7 +32,7 @@ from benchmarks.live_run import live_run
 from benchmarks.sampler_cost import stand_in
 
 from trainfast_runner.machine.process_tree import ProcessTree
-from trainfast_runner.machine.telemetry.host_files import read_cores
+from trainfast_runner.machine.telemetry.host import read_cores
 
 GPU_PERCENT = 0.3
 CPU_PERCENT_BEYOND_SHARE = 1.0

@@ -24,12 +24,16 @@ from typing import Any
 import pynvml
 from benchmarks.budget import Row, at_most
 
-from trainfast_runner.machine.telemetry import failures, throttle
+from trainfast_runner.machine.telemetry import binding, throttle
 from trainfast_runner.machine.telemetry.binding import Guarded
-from trainfast_runner.machine.telemetry.capabilities import Capabilities
-from trainfast_runner.machine.telemetry.device import Device
-from trainfast_runner.machine.telemetry.field_values import ALL_LINKS, CAUSE_COUNTERS, CAUSE_NUMBERS, FIELDS
-from trainfast_runner.machine.telemetry.queries import ENERGY_BY_FUNCTION
+from trainfast_runner.machine.telemetry.device import Capabilities, Device
+from trainfast_runner.machine.telemetry.queries import (
+    ALL_LINKS,
+    CAUSE_COUNTERS,
+    CAUSE_NUMBERS,
+    ENERGY_BY_FUNCTION,
+    FIELDS,
+)
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 
 nv = Guarded(pynvml)
@@ -62,10 +66,10 @@ def main() -> int:
         nv.nvmlInit()
         count = nv.nvmlDeviceGetCount()
     except nv.NVMLError as error:
-        print(f"no GPU: {failures.library_failure(error.value, str(error)).sentence}", file=sys.stderr)
+        print(f"no GPU: {binding.library_failure(error.value, str(error)).sentence}", file=sys.stderr)
         return 2
     if not count:
-        print(f"no GPU: {failures.NO_DEVICES}", file=sys.stderr)
+        print(f"no GPU: {binding.NO_DEVICES}", file=sys.stderr)
         return 2
     report = examine(options.seconds)
     report["judged"] = judge(report)
@@ -167,7 +171,7 @@ def _latencies(device: Device) -> Json:
     capabilities = _capabilities(device)
     calls: dict[str, Callable[[], object]] = {
         "+".join(query.fields): lambda ask=ask: ask(nv, device.handle)  # type: ignore[misc]
-        for query, ask in {**{ENERGY_BY_FUNCTION: ENERGY_BY_FUNCTION.asks[0]}, **capabilities.queries}.items()
+        for query, ask in {**{ENERGY_BY_FUNCTION: ENERGY_BY_FUNCTION.asks[0]}, **dict(capabilities.queries)}.items()
     }
     calls["field batch of a tick"] = lambda: capabilities.batch.read(nv, device.handle, sparse=False)
     calls["field batch with the sparse ones"] = lambda: capabilities.batch.read(nv, device.handle, sparse=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainfast_runner.machine.telemetry.slowdown import degrees_left, slows_down_at_c
+from trainfast_runner.machine.telemetry.throttle import degrees_left, slows_down_at_c
 from trainfast_runner.records.tick import DeviceReading
 
 

@@ -205,3 +205,11 @@ def test_an_idle_gpu_loses_no_clock() -> None:
     assert window([(float(t), idle) for t in range(5)], 0, 4).clock_loss_fraction is None
     mixed = [(float(t), idle if t > 8 else busy) for t in range(11)]
     assert window(mixed, 0, 10).clock_loss_fraction == pytest.approx(0.25)
+
+
+def test_a_counter_that_steps_back_by_its_rounding_is_believed_and_one_that_is_no_duration_is_not() -> None:
+    stepping = [(float(t), sample(power_violation_ns=[0, 700_000, 699_999, 900_000][t])) for t in range(4)]
+    assert window(stepping, 0, 3).throttled_ms["power"] == pytest.approx(0.900_001)
+    racing = [(float(t), sample(power_violation_ns=t * 5 * S, throttle_reasons=["sw_power_cap"])) for t in range(4)]
+    found = window(racing, 0, 3)
+    assert (found.throttled_ms["power"], found.sources["power"]) == (pytest.approx(3000), "sampled reasons")

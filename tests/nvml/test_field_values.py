@@ -1,6 +1,5 @@
 """The batched field query: counters whose numbers moved, counters that wrap, fields that are not there."""
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -8,8 +7,7 @@ import pynvml
 import pytest
 from stand_in import Machine, gpus
 
-from trainfast_runner.machine.telemetry.duration_counter import DurationCounter
-from trainfast_runner.machine.telemetry.field_values import FIELDS, UNSIGNED_LONG_LONG, FieldCall, Unwrapped
+from trainfast_runner.machine.telemetry.queries import FIELDS, UNSIGNED_LONG_LONG, FieldCall, Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
 
@@ -31,27 +29,6 @@ def test_single_causes_are_counted_where_the_driver_has_them(watch, numbers, lab
     assert seen[1].thermal_violation_ns == 500_000_000, "the policy's own counter stays in any case"
     missing = look(2)[1]
     assert ("gpu0.sw_thermal_slowdown_ns" in missing) == (numbers is None)
-
-
-@pytest.mark.parametrize(
-    ("nonsense", "sentence"),
-    [
-        (lambda seconds: 10**15 - int(seconds * 1e9), "backwards"),
-        (lambda seconds: int(seconds * 5e9), "faster than time"),
-        (lambda seconds: int(seconds * 1e9), "runs all the time"),
-    ],
-)
-def test_numbers_that_mean_something_else_are_given_up_together(
-    watch, nonsense: Callable[[float], int], sentence: str
-) -> None:
-    """Another binding's numbers: the driver answers them with SUCCESS and other data of the same type."""
-    look = watch(Machine(gpus(1, violation_ns=lambda number, seconds: nonsense(seconds) if number == HW else 0)))
-    for second in range(15):
-        [gpu], missing = look(second)
-    assert (gpu.sw_thermal_slowdown_ns, gpu.hw_thermal_slowdown_ns, gpu.hw_power_brake_ns) == (None, None, None)
-    assert gpu.throttle_counters is None
-    assert sentence in missing["gpu0.sw_thermal_slowdown_ns"]
-    assert (gpu.thermal_violation_ns, gpu.power_violation_ns) == (0, 0)
 
 
 def test_settings_of_power_smoothing_are_not_taken_for_counters(watch) -> None:
@@ -102,28 +79,6 @@ def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch) -> Non
     [gpu], missing = watch(absurd)(0)
     assert (gpu.processes, gpu.temperature_c) == (None, 50)
     assert "more processes than are looked at" in missing["gpu0.processes"]
-
-
-def test_spells_that_a_counter_sleeps_through_count_together() -> None:
-    """Two seconds on, three off: what never runs is given up after five seconds of them; one that runs is not."""
-    dead, alive = DurationCounter(), DurationCounter()
-    suspected = []
-    for second in range(20):
-        on = second % 5 < 3
-        dead.accept(7, second * 10**9, on)
-        alive.accept(7 + second * 10**8, second * 10**9, on)
-        suspected.append(dead.suspect)
-    assert suspected[1], "from the first second on its figure is in doubt"
-    assert dead.distrust is not None
-    assert not alive.suspect
-    assert alive.distrust is None
-
-
-def test_a_counter_that_steps_back_by_its_rounding_is_believed() -> None:
-    counter = DurationCounter()
-    taken = [counter.accept(value, second * 10**9, None) for second, value in enumerate((0, 700_000, 699_999, 900_000))]
-    assert taken == [0, 700_000, 700_000, 900_000]
-    assert counter.accept(900_000 - 10**6, 5 * 10**9, None) is None
 
 
 def test_a_field_that_the_driver_leaves_out_has_not_the_value_of_the_time_before() -> None:

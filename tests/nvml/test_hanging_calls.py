@@ -7,10 +7,10 @@ import pytest
 import stand_in
 from stand_in import Machine, gpus
 
-from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry import nvml as nvml_module
+from trainfast_runner.machine.telemetry.calls import Job, TimedCalls
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.timed_calls import Job, TimedCalls
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate: thread
         nvml.sample(0)
         machine.gpus[1].hangs = gate
         nvml.timeout_s = SHORT_S
-        assert failures.takes_long(nvml.sample(10**9)[0][1].error or "")
+        assert binding.takes_long(nvml.sample(10**9)[0][1].error or "")
         gate.set()
         until(lambda: nvml._calls._hangs[1].job.ended)
         gate.clear()

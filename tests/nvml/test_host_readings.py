@@ -15,10 +15,9 @@ from cli.command import until
 from trainfast_runner.machine import process_tree as tree_module
 from trainfast_runner.machine.process_tree import ProcessTree
 from trainfast_runner.machine.processes import Stat, read_stat
+from trainfast_runner.machine.telemetry import host
 from trainfast_runner.machine.telemetry import host as host_module
-from trainfast_runner.machine.telemetry import host_files
-from trainfast_runner.machine.telemetry.host import HostReader, busy_percent
-from trainfast_runner.machine.telemetry.host_files import CoreSeconds
+from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, busy_percent
 from trainfast_runner.machine.telemetry.sampler import take_tick
 
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"
@@ -86,14 +85,14 @@ def test_a_core_switched_on_has_no_percent_yet(monkeypatch: pytest.MonkeyPatch) 
 
 def hold(monkeypatch: pytest.MonkeyPatch, file: str, text: str | None) -> None:
     """Let `/proc/FILE` hold this text, or with None not exist."""
-    real = host_files.read_proc
+    real = host.read_proc
 
     def content(name: str) -> bytes:
         if name == file and text is None:
             raise FileNotFoundError(2, "No such file or directory", f"/proc/{name}")
         return text.encode() if name == file and text is not None else real(name)
 
-    monkeypatch.setattr(host_files, "read_proc", content)
+    monkeypatch.setattr(host, "read_proc", content)
 
 
 LOOPBACK = """\
@@ -120,7 +119,7 @@ def test_network_interfaces_other_than_loopback_are_summed(monkeypatch: pytest.M
 def test_whole_disks_are_summed_in_bytes_without_the_devices_on_top_of_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_files, "BLOCK_DEVICES", str(tmp_path))
+    monkeypatch.setattr(host, "BLOCK_DEVICES", str(tmp_path))
     for folder in ("sda/device", "cciss!c0d0/device", "dm-0", "loop0"):
         (tmp_path / folder).mkdir(parents=True)
     disks = (
@@ -131,7 +130,7 @@ def test_whole_disks_are_summed_in_bytes_without_the_devices_on_top_of_them(
         "7 0 loop0 9 9 4 9 9 9 1 9 0 9 9",
     )
     hold(monkeypatch, "diskstats", "\n".join(disks))
-    assert host_files.read_disks() == {"disk_read_bytes": (4 + 12) * 512, "disk_write_bytes": (1 + 3) * 512}
+    assert host.read_disks() == {"disk_read_bytes": (4 + 12) * 512, "disk_write_bytes": (1 + 3) * 512}
 
 
 def test_the_host_s_figures_are_those_of_psutil() -> None:

@@ -12,15 +12,15 @@ import stand_in
 from stand_in import Gpu, Machine
 from test_nvml_whole_process import RUNNER
 
-from trainfast_runner.machine.telemetry.mig import read_instances
 from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.topology import read_instances
 
 ONE = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
 TWO = "MIG-9f1c2a34-0000-5e3d-8b3a-2b7a4b0d0ac0"
 PROCESS = f"""
 import sys; sys.path.insert(0, {str(RUNNER)!r})
 import json, msgspec
-from trainfast_runner.machine.telemetry.mig import read_instances
+from trainfast_runner.machine.telemetry.topology import read_instances
 from trainfast_runner.machine.telemetry.nvml import Nvml
 instances = read_instances()
 readings, missing = Nvml(instances=[one.uuid for one in instances]).sample(0)

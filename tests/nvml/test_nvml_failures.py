@@ -15,7 +15,7 @@ from stand_in import Machine, gpus
 from stand_in_machine import FUNCTIONS, Function, gpu_of, put
 
 import trainfast_runner
-from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import read_topology
 
@@ -195,7 +195,7 @@ def test_the_cure_fits_what_the_machine_has(tmp_path: Path, code: int, files: li
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    assert sentence in failures.library_failure(code, "its name", tmp_path).sentence
+    assert sentence in binding.library_failure(code, "its name", tmp_path).sentence
 
 
 @pytest.mark.parametrize("broken", ["empty", "garbage", "folder"])
@@ -206,7 +206,7 @@ def test_a_broken_driver_library_is_not_called_missing(tmp_path: Path, broken: s
     else:
         library.write_bytes(b"" if broken == "empty" else b"no library at all" * 10)
     script = f"import sys; sys.path[:0] = [{str(RUNNER)!r}]\n" + (
-        "from trainfast_runner.machine.telemetry.failures import library_failure\n"
+        "from trainfast_runner.machine.telemetry.binding import library_failure\n"
         "print(library_failure(12, 'not found').sentence)"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}

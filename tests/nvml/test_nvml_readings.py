@@ -120,34 +120,11 @@ def test_an_older_binding_loses_only_what_it_lacks(watch, monkeypatch: pytest.Mo
     assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.power_w"]
 
 
-@pytest.mark.parametrize(
-    ("violation_ns", "reasons", "sentence"),
-    [
-        (lambda _field, seconds: 10**12 - int(seconds * 1e9), 0, "backwards"),
-        (lambda _field, seconds: int(seconds * 5e9), 0, "faster than time"),
-        (lambda _field, _seconds: 0, 0x20, "stands still"),
-    ],
-)
-def test_a_violation_counter_that_cannot_be_one_is_given_up(watch, violation_ns, reasons: int, sentence: str) -> None:
-    look = watch(Machine(gpus(1, violation_ns=violation_ns, reasons=reasons)))
-    for at_s in range(8):
-        [gpu], missing = look(at_s)
-    assert gpu.thermal_violation_ns is None
-    assert sentence in missing["gpu0.thermal_violation_ns"]
-
-
 def test_a_live_violation_counter_is_reported(watch) -> None:
     look = watch(Machine(gpus(1, reasons=0x20, violation_ns=lambda field, s: int(s * 5e8) if field == 75 else 0)))
     seen = [look(at_s)[0][0] for at_s in range(8)]
     assert [gpu.thermal_violation_ns for gpu in seen] == [at_s * 500_000_000 for at_s in range(8)]
     assert {gpu.power_violation_ns for gpu in seen} == {0}
-
-
-def test_sync_boost_without_a_counter_is_sampled_beside_the_counters_of_other_causes(watch) -> None:
-    look = watch(Machine(gpus(1, reasons=0x10, unsupported=frozenset({"field 76"}))))
-    first, last = (look(at_s)[0][0] for at_s in (0, 1))
-    assert last.throttled_sampled_ns["sync_boost"] == last.t_ns - first.t_ns
-    assert last.power_violation_ns == 0, "it has a counter"
 
 
 def test_mixed_gpus_have_their_own_capabilities(watch) -> None:
@@ -161,40 +138,6 @@ def test_throttle_reasons_that_a_gpu_cannot_report_are_named(watch) -> None:
     look = watch(Machine(gpus(1, supported_reasons=0x1FF & ~0x88)))
     _, missing = look(0)
     assert set(missing) == {"gpu0.throttle_reasons.hw_slowdown", "gpu0.throttle_reasons.hw_power_brake"}
-
-
-def test_an_energy_counter_that_stands_still_beside_power_is_given_up(watch) -> None:
-    machine = Machine(gpus(2, power_mw=400_000))
-    machine.gpus[1].energy_share = 0.0
-    look = watch(machine)
-    for at_s in range(3):
-        assert look(at_s)[1] == {}, "too early to tell"
-    for at_s in range(4, 7):
-        (sound, still), missing = look(at_s)
-        assert sound.energy_mj == 5_000_000 + 400_000 * at_s
-        assert still.energy_mj is None
-        assert set(missing) == {"gpu1.energy_mj"}
-        assert missing["gpu1.energy_mj"].startswith("the energy counter shows 0 J in ")
-        assert ", but 400 W over that time are 1," in missing["gpu1.energy_mj"]
-
-
-def test_an_energy_counter_that_counts_a_third_is_given_up_and_one_that_counts_two_thirds_is_not(watch) -> None:
-    machine = Machine(gpus(2))
-    machine.gpus[0].energy_share, machine.gpus[1].energy_share = 1 / 3, 2 / 3
-    look = watch(machine)
-    for at_s in range(64):
-        (third, two_thirds), missing = look(at_s)
-    assert (third.energy_mj, set(missing)) == (None, {"gpu0.energy_mj"})
-    assert two_thirds.energy_mj is not None
-
-
-def test_an_energy_counter_that_only_its_function_gives_is_given_up_too(watch) -> None:
-    look = watch(Machine(gpus(1, energy_share=0.0, unsupported=frozenset({"field 83"}))))
-    assert look(0)[0][0].energy_mj == 5_000_000
-    for at_s in range(1, 5):
-        [gpu], missing = look(at_s)
-    assert gpu.energy_mj is None
-    assert missing["gpu0.energy_mj"].startswith("the energy counter shows 0 J")
 
 
 @pytest.mark.parametrize("garbage", [0xFFFFFFFF, 0x55555555, 0xFFFFFFD8, 3_714_000_000])

@@ -8,7 +8,7 @@ import stand_in
 from stand_in import Gpu, Machine
 
 from cli.command import until
-from trainfast_runner.machine.telemetry import xid
+from trainfast_runner.machine.telemetry import calls
 from trainfast_runner.machine.telemetry.nvml import Nvml
 
 
@@ -41,5 +41,5 @@ def test_a_binding_without_a_call_for_events_is_named_as_the_reason(monkeypatch:
 
 
 def test_a_known_number_has_words() -> None:
-    assert xid.xid_text(79) == "79: the GPU has fallen off the bus"
-    assert xid.xid_text(12345) == "12345"
+    assert calls.xid_text(79) == "79: the GPU has fallen off the bus"
+    assert calls.xid_text(12345) == "12345"

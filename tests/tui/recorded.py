@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
+from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import (
     Cpu,

@@ -9,7 +9,7 @@ import pytest
 from recorded import a_run, a_tick
 from still import a_snapshot, running, screen_text
 
-from trainfast_runner.machine.telemetry.failures import library_failure
+from trainfast_runner.machine.telemetry.binding import library_failure
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import SnapshotTaken
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from recorded import OOM_WORDS, START_NS, S, a_gpu, a_run, a_tick, an_oom_run, write_lines
 from still import FULL, SMALL, a_live_run, a_snapshot, running, screen_text, shown
 
-from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
+from trainfast_runner.machine.telemetry.binding import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.result_conditions import RunConditions

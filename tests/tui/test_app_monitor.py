@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.machine.process_list import ProcessRow
 from trainfast_runner.machine.processes import Identity
-from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_tui.control.messages import SnapshotTaken
@@ -102,7 +102,7 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
 
 
 async def test_the_error_of_a_gpu_is_shown_whole_with_its_cure(home: Home) -> None:
-    why = failures.device_failure(failures.GPU_IS_LOST, "")
+    why = binding.device_failure(binding.GPU_IS_LOST, "")
     ticks = [a_full_tick(second, 8) for second in range(80)]
     ticks[79].devices[0] = a_gpu(0, error=why, throttle_reasons=None)
     async with running(home, size=(80, 24)) as (_, pilot):

@@ -7,7 +7,7 @@ from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_the
 from still import a_snapshot, running, screen_text
 from textual.app import App, ComposeResult
 
-from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, Tick
@@ -176,7 +176,7 @@ async def test_nothing_happened_is_shown() -> None:
 
 def test_a_gpu_whose_call_takes_long_is_not_called_lost() -> None:
     text = DESCRIPTIONS["gpu_lost"](
-        Event(t_ns=START_NS, kind="gpu_lost", device=4, detail=failures.slow_call_sentence(2, "this GPU"))
+        Event(t_ns=START_NS, kind="gpu_lost", device=4, detail=binding.slow_call_sentence(2, "this GPU"))
     )[2]
     assert text.startswith(
         "GPU 4 does not answer: this GPU has not answered for 2 s: the NVIDIA driver is slow with it"

@@ -26,10 +26,9 @@ from trainfast_runner.machine.gpus.visible import (
     order_unknown_error,
     visible_devices,
 )
-from trainfast_runner.machine.telemetry.failures import NO_DEVICES, NvmlFailure, comes_from_a_driver
-from trainfast_runner.machine.telemetry.mig import Instance, read_instances
+from trainfast_runner.machine.telemetry.binding import NO_DEVICES, NvmlFailure, comes_from_a_driver
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.topology import Topology, read_topology
+from trainfast_runner.machine.telemetry.topology import Instance, Topology, read_instances, read_topology
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.units import gpus_text
 from trainfast_runner.worker.catalog import STRATEGIES

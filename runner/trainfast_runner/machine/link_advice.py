@@ -9,7 +9,7 @@ from itertools import combinations
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.gpus.visible import visible_devices
 from trainfast_runner.machine.interconnect import SLOWEST_FIRST, Interconnect, interconnect
-from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.topology import SELF_SIGN, UNKNOWN_SIGN, Topology, TopologyDevice
 from trainfast_runner.units import gpus_text
 
@@ -22,8 +22,8 @@ def link_advice(topology: Topology, environment: Mapping[str, str] | None = None
     Examples name GPUs as the `devices` knob counts them in this environment, by default the process's own.
     """
     if not topology.devices:
-        missing = topology.missing or failures.NO_DEVICES
-        if failures.comes_from_a_driver(missing):
+        missing = topology.missing or binding.NO_DEVICES
+        if binding.comes_from_a_driver(missing):
             return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
         return [f"No GPU to show, runs train on the CPU: {missing}."]
     answering_indexes = [index for index, device in enumerate(topology.devices) if device.error is None]

@@ -61,7 +61,6 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     sw_thermal_slowdown_ns: Count | None = None
     hw_thermal_slowdown_ns: Count | None = None
     hw_power_brake_ns: Count | None = None
-    throttled_sampled_ns: dict[str, Count] = {}
     throttle_reasons: list[str] | None = None
 
 

@@ -88,9 +88,6 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """Time slowed down for heat by the hardware; take differences."""
     hw_power_brake_ns: int | None = None
     """Time slowed down by the power brake, an outside signal; take differences."""
-    throttled_sampled_ns: dict[str, int] = {}
-    """Throttled time by cause, from reasons read ten times a second; take differences. Only if the driver has no
-    counter of heat, power or sync boost."""
     throttle_counters: str | None = None
     """The field numbers of the three counters above, which moved between drivers: "269-271", "251-253", or None."""
     pcie_generation: int | None = None

@@ -31,8 +31,9 @@ Reading = DeviceSample | DeviceReading
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
 MIN_COVERED = 0.5
 """Share of a window that samples must cover for a figure of the whole window."""
-LATE_NS = 1_000_000_000
-"""Nanoseconds that a counter may be ahead of the clock: the driver updates it in steps."""
+LATE_NS, ROUNDING_NS = 1_000_000_000, 1_000_000
+"""Nanoseconds that a counter may be ahead of the clock, since the driver updates it in steps, and that it may step
+back by, since it is kept in coarser units or in floating point (chosen, not measured)."""
 _ANSWERS = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes")
 """Readings that change from tick to tick: a GPU that answers gives at least one, or a duration counter."""
 _BY_REASON, _BY_POLICY, _BY_SAMPLES = range(len(SOURCES))
@@ -150,7 +151,9 @@ def quotient(value: float | None, by: float) -> float | None:
 def _growth(field: str, earlier: Reading, later: Reading, ns: int) -> float | None:
     """Growth of a duration counter; None if it was reset in between, or ran ahead of the clock and is no duration."""
     first, last = _reading(earlier, field), _reading(later, field)
-    return last - first if first is not None and last is not None and 0 <= last - first <= ns + LATE_NS else None
+    if first is None or last is None or not -ROUNDING_NS < last - first <= ns + LATE_NS:
+        return None
+    return max(0.0, last - first)
 
 
 def _counted_ns(cause: Cause, earlier: Reading, later: Reading, ns: int) -> tuple[float | None, int]:

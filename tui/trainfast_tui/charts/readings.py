@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
+from trainfast_runner.machine.telemetry.throttle import slows_down_at_c
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.text import format as fmt
 

@@ -15,7 +15,7 @@ from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick, take_tick
-from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
+from trainfast_runner.machine.telemetry.throttle import slows_down_at_c
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_tui.cli.arguments import finite
 from trainfast_tui.cli.printing.monitor_details import ecc_errors, lines_below

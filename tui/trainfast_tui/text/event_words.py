@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.machine.telemetry import throttle
-from trainfast_runner.machine.telemetry.failures import takes_long
+from trainfast_runner.machine.telemetry.binding import takes_long
 from trainfast_runner.records.run_states import state_text
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Tone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
+from trainfast_runner.machine.telemetry.binding import UNIFIED_MEMORY
 from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.text.format import percent_change, signed_percent, size
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_runner.machine.telemetry import failures, throttle
-from trainfast_runner.machine.telemetry.slowdown import degrees_left
+from trainfast_runner.machine.telemetry import binding, throttle
+from trainfast_runner.machine.telemetry.throttle import degrees_left
 from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.painting.painted import PaintedWidget
@@ -105,7 +105,7 @@ def _host_lines(snapshot: Snapshot, tick: Tick, width: int) -> list[Line]:
 
 def _driver_failure(tick: Tick) -> Line:
     """Name the reason a driver shows no GPU; a machine without a driver has no problem."""
-    without_driver = failures.LIBRARY_FAILURES[failures.LIBRARY_NOT_FOUND].sentence
+    without_driver = binding.LIBRARY_FAILURES[binding.LIBRARY_NOT_FOUND].sentence
     failure = tick.missing.get("nvml", without_driver)
     return [] if failure == without_driver else [(f": {failure}", "warning")]
 
@@ -143,7 +143,7 @@ def gpu_line(
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.to_width(fmt.plain(name), GPU_NAME_CELLS) + " ", "muted"))
     if device.error is not None:
-        word = "silent" if failures.takes_long(device.error) else "lost"
+        word = "silent" if binding.takes_long(device.error) else "lost"
         lost_words = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
         room = width - line_length(line) - cell_len(lost_words)
         return [*line, (lost_words, "error"), (_in_short(device.error, room), "error")]

@@ -7,8 +7,7 @@ import time
 
 import psutil
 
-from trainfast_runner.machine.telemetry.host import UNREADABLE
-from trainfast_runner.machine.telemetry.host_files import read_cores
+from trainfast_runner.machine.telemetry.host import UNREADABLE, read_cores
 
 MIN_S = 0.01
 """Shortest length of a window: the kernel counts processor time in hundredths of a second."""

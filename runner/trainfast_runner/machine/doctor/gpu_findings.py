@@ -10,7 +10,7 @@ from trainfast_runner.machine.doctor.finding import Finding, State
 from trainfast_runner.machine.gpus.health import defects
 from trainfast_runner.machine.gpus.presence import pci_card
 from trainfast_runner.machine.processes import sees_host_pids
-from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
+from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
 from trainfast_runner.machine.telemetry.plausible import energy_doubt
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_runner.units import gibibytes

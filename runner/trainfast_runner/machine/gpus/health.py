@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainfast_runner.machine.telemetry import throttle
-from trainfast_runner.machine.telemetry.slowdown import degrees_left
+from trainfast_runner.machine.telemetry.throttle import degrees_left
 from trainfast_runner.records.tick import DeviceReading
 
 BUSY_PERCENT = 50

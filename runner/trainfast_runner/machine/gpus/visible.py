@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.telemetry.mig import Instance
-from trainfast_runner.machine.telemetry.topology import TopologyDevice
+from trainfast_runner.machine.telemetry.topology import Instance, TopologyDevice
 from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
 
 VISIBLE_DEVICES, DEVICE_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"

@@ -7,15 +7,11 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.device import Device
-from trainfast_runner.machine.telemetry.device_list import DeviceList
-from trainfast_runner.machine.telemetry.driver import FIRST_RETRY_NS, Driver
-from trainfast_runner.machine.telemetry.failures import NvmlError, NvmlFailure
-from trainfast_runner.machine.telemetry.gpu_calls import GpuCalls
+from trainfast_runner.machine.telemetry import binding
+from trainfast_runner.machine.telemetry.binding import FIRST_RETRY_NS, Driver, NvmlError, NvmlFailure
+from trainfast_runner.machine.telemetry.calls import GpuCalls, Job, OnXid, XidWatch
+from trainfast_runner.machine.telemetry.device import Device, DeviceList
 from trainfast_runner.machine.telemetry.queries import Handle
-from trainfast_runner.machine.telemetry.timed_calls import Job
-from trainfast_runner.machine.telemetry.xid import OnXid, XidWatch
 from trainfast_runner.records.tick import DeviceReading
 
 SPARSE_EVERY = 5
@@ -79,11 +75,6 @@ class Nvml:
         """True if a reading was given up early because `stopping` was set: that GPU may not hang."""
         return self._calls.timed.cut_short
 
-    @property
-    def needs_reason_polls(self) -> bool:
-        """True if a GPU has no counter of throttled time, so that its reasons are polled between two samples."""
-        return self._driver.is_open and any(device.needs_reason_polls for device in self._gpus.devices)
-
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
         """One reading for each GPU, and the reasons of missing ones. `t_ns` is CLOCK_MONOTONIC and paces retries."""
         if self._opening is not None and self._opening.ended:
@@ -98,7 +89,7 @@ class Nvml:
         for device in devices:
             reading = answered.get(device.index)
             if reading is None:
-                sentence = device.error or (failures.VANISHED if self.failure is None else self.failure.sentence)
+                sentence = device.error or (binding.VANISHED if self.failure is None else self.failure.sentence)
                 missing[f"gpu{device.index}"] = sentence
                 reading = device.failed_reading(sentence)
             readings.append(reading)
@@ -106,20 +97,6 @@ class Nvml:
             # After the readings: opening the driver again can take seconds, and the others must not wait for it.
             self._open_when_due(t_ns)
         return readings, missing | self._general_reasons()
-
-    def poll_throttle_reasons(self) -> None:
-        """Read the throttle reasons of the GPUs without counters. The next sample reports failures."""
-        nv = self._driver.nv
-        assert nv is not None
-        due = [device for device in self._gpus.devices if device.needs_reason_polls]
-        t_ns = time.monotonic_ns()
-
-        def poll(device: Device) -> None:
-            device.poll_throttle_reasons(nv, time.monotonic_ns())
-
-        for _, job in self._calls.run(due, poll, self.timeout_s, t_ns):
-            if job.error is not None and not isinstance(job.error, NvmlError):
-                raise job.error
 
     def close(self) -> None:
         """Close the driver. A later `sample` opens it again."""
@@ -130,8 +107,8 @@ class Nvml:
     def failure(self) -> NvmlFailure | None:
         """The reason that NVML as a whole does not answer or lists no GPU, or None."""
         if self._opening is not None:
-            return failures.opening_failure(self._opening.age_s, OPENING_S)
-        return self._driver.failure or (None if self._gpus.devices else NvmlFailure(failures.NO_DEVICES))
+            return binding.opening_failure(self._opening.age_s, OPENING_S)
+        return self._driver.failure or (None if self._gpus.devices else NvmlFailure(binding.NO_DEVICES))
 
     def _general_reasons(self) -> dict[str, str]:
         """The reasons of missing readings that are not in the readings of single GPUs."""
@@ -184,10 +161,10 @@ class Nvml:
         if not isinstance(error, NvmlError):
             raise error
         code = error.value
-        if code in failures.LIBRARY_FAILURES:
+        if code in binding.LIBRARY_FAILURES:
             self._driver.fail(code, str(error), t_ns)
         else:
-            device.fail(failures.device_failure(code, str(error)), lost=failures.may_pass(code))
+            device.fail(binding.device_failure(code, str(error)), lost=binding.may_pass(code))
         return True
 
     def _open_when_due(self, t_ns: int) -> None:

@@ -5,15 +5,13 @@ import time
 from collections.abc import Callable, Collection
 
 from trainfast_runner.machine.process_tree import ProcessTree
+from trainfast_runner.machine.telemetry.calls import OnXid
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.xid import OnXid
 from trainfast_runner.records.tick import Tick
 
 BUDGET_SHARE = 0.2
 """The share of the period that taking a tick may cost."""
-THROTTLE_POLL_S = 0.1
-"""Interval between two readings of throttle reasons between ticks."""
 _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
 """Slow ticks in a row before the period grows: one is an initialization or a GPU that just died."""
@@ -171,7 +169,7 @@ class Sampler:
         due_s = time.monotonic()
         has_sampled = False
         try:
-            while not self._is_stopped_before(due_s, nvml):
+            while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
                 self._follow(host)
                 tick = read_tick(nvml, host)
                 if nvml.cut_short:
@@ -192,19 +190,6 @@ class Sampler:
         finally:
             self._ended.set()
             nvml.close()
-
-    def _is_stopped_before(self, due_s: float, nvml: Nvml) -> bool:
-        """Wait for the next tick, reading throttle reasons meanwhile on GPUs without counters; True if the end came
-        first."""
-        poll_s = THROTTLE_POLL_S
-        while (left_s := due_s - time.monotonic()) > poll_s and nvml.needs_reason_polls:
-            if self._stopping.wait(poll_s):
-                return True
-            began_s = time.monotonic()
-            nvml.poll_throttle_reasons()
-            # Never more than a fiftieth of the time, however slow the driver is.
-            poll_s = max(THROTTLE_POLL_S, 50 * (time.monotonic() - began_s))
-        return self._stopping.wait(max(0.0, left_s))
 
     def _follow(self, host: HostReader) -> None:
         """Watch the process tree of the last `set_root_pid`."""

@@ -3,11 +3,22 @@
 The bit values are those of nvml.h (`nvmlClocksEventReason*`, before R535 `nvmlClocksThrottleReason*`).
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+
+from trainfast_runner.known_values import lowest
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.run_records import DeviceSample
+    from trainfast_runner.records.tick import DeviceReading
+
+    ThermalReading = DeviceReading | DeviceSample
+    """A reading of a GPU with its temperature and limits, in degrees Celsius; None when unavailable."""
 
 Severity = Literal["none", "info", "warning"]
 
@@ -80,8 +91,7 @@ def severity(name: str) -> Severity:
 REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS = "reason counter", "policy counter", "sampled reasons"
 SOURCES = (REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS)
 """Sources of throttled time, the most exact first: the driver's counter of the reason, its counter of the policy
-(fields 74 to 76 of nvml.h), or sampled reasons, each holding half way to its neighbours, and read ten times a second on
-a GPU without a counter."""
+(fields 74 to 76 of nvml.h), or sampled reasons, each holding until the next sample."""
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -120,8 +130,6 @@ REASONS_OF_COUNTER = {cause.policy_counter: cause.reasons for cause in CAUSES if
     "hw_power_brake_ns": frozenset(("hw_power_brake",)),
 }
 """Every duration counter, with the throttle reasons in whose presence it must run."""
-MAX_INTERVAL_NS = 5_000_000_000
-"""Longest time between two readings that measure the time between them."""
 
 
 def causes_of(reasons: Iterable[str] | None) -> frozenset[str]:
@@ -130,26 +138,24 @@ def causes_of(reasons: Iterable[str] | None) -> frozenset[str]:
     return causes - {UMBRELLA_CAUSE} if causes & {"thermal", "brake"} else causes
 
 
-class SampledReasons:
-    """The time by cause in which its reasons were shown, growing as a counter of the driver would.
+def slows_down_at_c(reading: ThermalReading) -> float | None:
+    """The temperature at which the GPU is slowed down: by its limits, else by its own margin."""
+    limit_c = lowest((reading.gpu_max_temperature_c, reading.slowdown_temperature_c))
+    if limit_c is not None or reading.temperature_c is None or reading.degrees_to_slowdown_c is None:
+        return limit_c
+    return reading.temperature_c + reading.degrees_to_slowdown_c
 
-    Between a reading that shows a reason and one that does not, half of the time counts.
-    """
 
-    def __init__(self) -> None:
-        self._held_ns = {cause.name: 0 for cause in CAUSES}
-        self._last: tuple[int, frozenset[str]] | None = None
+def degrees_left(reading: ThermalReading) -> float | None:
+    """Degrees Celsius before the GPU is slowed down, by its own margin, else by its limits; negative above them."""
+    limit_c = slows_down_at_c(reading)
+    if reading.degrees_to_slowdown_c is not None or reading.temperature_c is None or limit_c is None:
+        return reading.degrees_to_slowdown_c
+    return limit_c - reading.temperature_c
 
-    def see(self, reasons: Iterable[str], t_ns: int) -> None:
-        """Add the reasons read at `t_ns` (CLOCK_MONOTONIC)."""
-        shown = frozenset(reasons)
-        before, self._last = self._last, (t_ns, shown)
-        if before is None or not 0 < t_ns - before[0] <= MAX_INTERVAL_NS:
-            return
-        for cause in CAUSES:
-            ends = bool(cause.reasons & before[1]) + bool(cause.reasons & shown)
-            self._held_ns[cause.name] += (t_ns - before[0]) * ends // 2
 
-    def held_ns(self) -> dict[str, int]:
-        """Nanoseconds by cause, since the first reading."""
-        return dict(self._held_ns)
+def degrees_by_limits(values: dict[str, Any]) -> int | None:
+    """Degrees Celsius to the lower of the two slowdown temperatures; None without either, or without a temperature."""
+    limit_c = lowest((values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c")))
+    temperature_c: int | None = values.get("temperature_c")
+    return None if temperature_c is None or limit_c is None else int(limit_c) - temperature_c

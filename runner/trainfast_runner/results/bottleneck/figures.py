@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from trainfast_runner.known_values import highest, last_known, lowest, mean_of_known
-from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
-from trainfast_runner.machine.telemetry.throttle import CAUSES
+from trainfast_runner.machine.telemetry.throttle import CAUSES, slows_down_at_c
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope

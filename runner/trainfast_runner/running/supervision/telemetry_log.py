@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainfast_runner.machine.gpus.events import DeviceEvents
+from trainfast_runner.machine.telemetry.calls import xid_text
 from trainfast_runner.machine.telemetry.sampler import Sampler
-from trainfast_runner.machine.telemetry.xid import xid_text
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.run_directory import TELEMETRY_FILE
 from trainfast_runner.records.run_lines import Event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.throttle import causes_of
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.device_conditions import DeviceConditions
@@ -258,8 +258,8 @@ def _period(snapshot: Snapshot) -> str:
 
 
 def _why_no_gpu(tick: Tick) -> list[str]:
-    failure = tick.missing.get("nvml", failures.NO_DEVICES)
-    if failures.comes_from_a_driver(failure):
+    failure = tick.missing.get("nvml", binding.NO_DEVICES)
+    if binding.comes_from_a_driver(failure):
         return [f"no GPU: {failure}.", "devices=cpu trains without one; trainfast-tui doctor says more."]
     advice = (
         "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu. trainfast-tui doctor says more."
