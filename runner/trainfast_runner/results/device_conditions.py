@@ -189,46 +189,43 @@ class _Total:
 
 
 class _Moment(NamedTuple):
-    """A moment as the sample after it, and the share of the time between that sample and the one before.
-
-    Beyond the samples the share is below 0 or above 1: the nearest rate goes on.
-    """
+    """The sample after a moment, and the part of the time from the sample before: beyond the samples below 0 or over 1,
+    where the nearest rate goes on."""
 
     after: int
-    share: float
+    part: float
 
     def of(self, values: Sequence[float]) -> float:
         """The sum up to this moment; between two samples it grows evenly."""
         before = values[self.after - 1]
-        return before + self.share * (values[self.after] - before)
+        return before + self.part * (values[self.after] - before)
 
 
-class _Span:
-    """A window between two moments of a track, with the parts of outages in it."""
+class _Span(NamedTuple):
+    """A window between two moments of a track, its length, and the outages that lie in it for so many ns."""
 
-    def __init__(self, begin: _Moment | None, end: _Moment | None, ns: int, outages: list[tuple[int, Outage]]) -> None:
-        """`ns` is the window's length; the moments are None with fewer than two samples. An outage has its ns in it."""
-        self._begin, self._end, self._ns, self._outages = begin, end, ns, outages
+    begin: _Moment
+    end: _Moment
+    ns: int
+    outages: list[tuple[int, Outage]]
 
     def sum(self, total: _Total) -> tuple[float, float]:
         """Nanoseconds in which the rate is known, and the rate summed over them."""
-        if self._begin is None or self._end is None:
-            return 0.0, 0.0
-        begin, end = self._begin, self._end
-        return end.of(total.known_ns) - begin.of(total.known_ns), end.of(total.sums) - begin.of(total.sums)
+        known_ns, sums = total.known_ns, total.sums
+        return self.end.of(known_ns) - self.begin.of(known_ns), self.end.of(sums) - self.begin.of(sums)
 
     def mean(self, total: _Total) -> float | None:
         """The mean rate; None if less than `MIN_COVERED` of the window is known."""
         known_ns, amount = self.sum(total)
-        return amount / known_ns if known_ns > 0 and known_ns >= MIN_COVERED * self._ns else None
+        return amount / known_ns if known_ns > 0 and known_ns >= MIN_COVERED * self.ns else None
 
     def amount(self, total: _Total, counter: str | None = None, max_rate: float = math.inf) -> float | None:
         """The mean rate times the time; in outages the growth of `counter` instead, if there is one."""
         mean = self.mean(total)
         if mean is None:
             return None
-        parts = [(ns, outage) for ns, outage in self._outages if counter in outage.grown]
-        rest_ns = self._ns - sum(ns for ns, _ in parts)
+        parts = [(ns, outage) for ns, outage in self.outages if counter in outage.grown]
+        rest_ns = self.ns - sum(ns for ns, _ in parts)
         grown = (outage.grown[counter or ""] * ns / (outage.end_ns - outage.begin_ns) for ns, outage in parts)
         return min(mean, max_rate) * rest_ns + sum(grown)
 
@@ -329,10 +326,6 @@ class DeviceTrack:
             return self._ended_outages
         return [*self._ended_outages, Outage(self._answered[0], self._silent_ns, self.times[-1], {}, back=False)]
 
-    def samples_within(self, window: Window) -> int:
-        """The number of samples between the two ends of a window."""
-        return bisect_right(self.times, window.end_ns) - bisect_left(self.times, window.begin_ns)
-
     def judge_energy(self) -> None:
         """Believe the energy counter nowhere if all samples together refute it: a few alone may not."""
         if self.times:
@@ -385,14 +378,14 @@ class DeviceTrack:
                 parts.append((covered_ns, outage))
         return _Span(self._moment(begin_ns), self._moment(end_ns), end_ns - begin_ns, parts)
 
-    def _moment(self, t_ns: int) -> _Moment | None:
-        """The moment, at most as far outside the samples as the nearest two are apart; None without two."""
+    def _moment(self, t_ns: int) -> _Moment:
+        """The moment, at most as far outside the samples as the nearest two are apart."""
         times = self.times
         if len(times) < 2:
-            return None
-        index = min(max(1, bisect_left(times, t_ns)), len(times) - 1)
-        share = (t_ns - times[index - 1]) / (times[index] - times[index - 1])
-        return _Moment(index, min(max(share, -1.0), 2.0))
+            return _Moment(0, 0.0)
+        after = min(max(1, bisect_left(times, t_ns)), len(times) - 1)
+        part = (t_ns - times[after - 1]) / (times[after] - times[after - 1])
+        return _Moment(after, min(max(part, -1.0), 2.0))
 
 
 class StepJoin:
@@ -436,20 +429,14 @@ class StepJoin:
             conditions.append(self._join_step(self._waiting.popleft()))
         return conditions
 
-    @property
-    def sampled_tracks(self) -> list[DeviceTrack]:
-        """The tracks of the devices with samples, in the order of the UUIDs."""
-        return [track for track in self.tracks.values() if track.times]
-
-    def conditions_between(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
-        """The conditions of each device with samples between two moments, in the order of the UUIDs."""
-        return [track.conditions_between(begin_ns, end_ns) for track in self.sampled_tracks]
+    def conditions_between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> list[DeviceConditions]:
+        """The conditions of each device with samples between two moments, as its track has them, in their order."""
+        tracks = [track for track in self.tracks.values() if track.times]
+        return [track.conditions_between(begin_ns, end_ns, whole_outages=whole_outages) for track in tracks]
 
     def _join_step(self, step: Step) -> StepConditions:
         # Live and after the end a step must get the same figures, and live an outage may not have ended yet.
-        devices = [
-            track.conditions_between(step.begin_ns, step.t_ns, whole_outages=True) for track in self.sampled_tracks
-        ]
+        devices = self.conditions_between(step.begin_ns, step.t_ns, whole_outages=True)
         joules = total_joules(devices)
         samples = (step.samples or 0) * self._samples_factor
         return StepConditions(

@@ -377,7 +377,8 @@ def _window_energy(
     join: StepJoin, devices: Sequence[DeviceConditions], window: Window | None, trained_samples: float, steps: int
 ) -> Energy:
     """Energy summed over the `devices` of the window; no figure if one device's energy is unknown or doubtful."""
-    if window is None or any(track.samples_within(window) < MIN_SAMPLES for track in join.sampled_tracks):
+    times = [track.times for track in join.tracks.values() if track.times]
+    if window is None or any(_count_between(one, window) < MIN_SAMPLES for one in times):
         return Energy()
     for device in devices:
         if device.energy_reason is not None:
@@ -392,6 +393,10 @@ def _window_energy(
         joules_per_step=joules / steps if steps else None,
         source=INTEGRATED_POWER if is_integrated else ENERGY_COUNTER,
     )
+
+
+def _count_between(times_ns: Sequence[int], window: Window) -> int:
+    return sum(window.begin_ns <= t_ns <= window.end_ns for t_ns in times_ns)
 
 
 def window_throttle(
