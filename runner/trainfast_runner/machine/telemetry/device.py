@@ -203,8 +203,6 @@ class Device:
             values["degrees_to_slowdown_c"] = degrees_by_limits(values)
             if values["degrees_to_slowdown_c"] is not None:
                 failure_by_field.pop("degrees_to_slowdown_c", None)
-            elif "temperature_c" in failure_by_field:
-                failure_by_field.setdefault("degrees_to_slowdown_c", failure_by_field["temperature_c"])
         reading = DeviceReading(
             index=self.index,
             uuid=self.uuid,
@@ -215,7 +213,11 @@ class Device:
         )
         identity = (("uuid", self.uuid_failure), ("name", self._name_failure))
         identity_failures = {name: reason for name, reason in identity if reason is not None}
-        return reading, identity_failures | capabilities.absent | self._kept_failures | failure_by_field
+        reasons = identity_failures | capabilities.absent | self._kept_failures | failure_by_field
+        if reading.degrees_to_slowdown_c is None and "temperature_c" in reasons:
+            # The limits are known, and only the temperature is missing from the margin.
+            reasons.setdefault("degrees_to_slowdown_c", reasons["temperature_c"])
+        return reading, reasons
 
     def _ask(
         self, nv: ModuleType, capabilities: Capabilities, *, sparse: bool
