@@ -1,13 +1,13 @@
 """Record a grid: every setting of a small space that is legal and fits, trained on this machine, pass after pass.
 
+    python -m benchmarks.best_fit_record [--grids bert] [--passes 3]        (up to 3 hours each)
+
 A pass visits each process of the space once, in random order, and tries its settings there in random order. The speed
 of a machine drifts, so a second process holds the baseline: its steps stand before and after every few steps of a
 setting, as their anchor. A setting is tried again when others took more than 2 % of the CPU meanwhile. The grid is
 written after each visit; the same command goes on with the visit that was cut off, from its start. Every rank has one
 thread: two that compete for two cores run ten times slower, at random.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -19,11 +19,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from benchmarks.best_fit_spaces import GRIDS, groups
+from benchmarks.meter import Json, options
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.other_load import CpuWindow
@@ -37,7 +39,7 @@ from trainfast_runner.search.best.global_batch import default_global_batch
 from trainfast_runner.search.best.planning.varied import vary_of
 from trainfast_runner.search.candidate_spec import candidate_spec
 from trainfast_runner.search.conducting.warm_process import WarmProcess
-from trainfast_runner.search.journal.best import Space
+from trainfast_runner.search.journal.best import Candidate, Space
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -55,23 +57,21 @@ MAX_TRIES = 40
 class Recipe:
     """One grid: a preset with settings, and the values of each varied knob.
 
-    `fewer` narrows the values of other knobs for a strategy: each of its settings takes a process of its own. A
-    setting has `ROUNDS` rounds a visit, each between two of the anchor.
+    A setting has `ROUNDS` rounds a visit, each between two of the anchor.
     """
 
     name: str
     preset: str
     settings: tuple[str, ...]
     vary: Mapping[str, tuple[Any, ...]]
-    fewer: Mapping[str, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
 
-    def records(self, knobs: Mapping[str, Any]) -> bool:
-        """True if the grid has this setting."""
-        fewer = self.fewer.get(str(knobs.get("strategy")), {})
-        return all(knobs[name] in values for name, values in fewer.items())
+    def records(self, candidate: Candidate) -> bool:
+        """True if the grid has this setting: fsdp, each setting of which takes a process, varies only `COMMON`."""
+        extra = {name: values[0] for name, values in self.vary.items() if name not in COMMON}
+        return candidate.knobs.get("strategy") != "fsdp" or extra.items() <= candidate.knobs.items()
 
 
-COMMON = {
+COMMON: Mapping[str, tuple[Any, ...]] = {
     "batch_size": (1, 2, 4, 8),
     "optimizer": ("adamw", "adamw-foreach", "adamw-fused"),
     "strategy": ("single", "ddp", "fsdp"),
@@ -81,71 +81,27 @@ TWO_RANKS = (
     *("devices=cpu:2", "strategy=ddp", "precision=fp32", "workers=0", "pin_memory=off", "optimizer=adamw"),
     *("batch_size=8", "grad_accum=1"),
 )
+CHECKPOINTED: Mapping[str, tuple[Any, ...]] = {**COMMON, "checkpointing": ("off", "full")}
+SMALL_BERT = (
+    *("model.num_hidden_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"),
+    *("model.intermediate_size=1024", "model.vocab_size=4096", "data.kind=random", "seq_len=16"),
+)
+SMALL_VIT = (
+    *("model.num_hidden_layers=2", "model.hidden_size=192", "model.num_attention_heads=4"),
+    *("model.intermediate_size=768", "model.image_size=64"),
+)
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
-            "causal-lm",
-            "tiny-llama",
-            (*TWO_RANKS, "data.kind=random", "seq_len=16"),
-            {**COMMON, "checkpointing": ("off", "full")},
-            fewer={"fsdp": {"checkpointing": ("off",)}},
-        ),
-        Recipe(
-            "bert",
-            "bert-base",
-            (
-                *("model.num_hidden_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"),
-                *("model.intermediate_size=1024", "model.vocab_size=4096", "data.kind=random", "seq_len=16"),
-                *TWO_RANKS,
-            ),
-            {**COMMON, "checkpointing": ("off", "full")},
-            fewer={"fsdp": {"checkpointing": ("off",)}},
-        ),
-        Recipe(
-            "vit",
-            "vit-large",
-            (
-                *("model.num_hidden_layers=2", "model.hidden_size=192", "model.num_attention_heads=4"),
-                *("model.intermediate_size=768", "model.image_size=64", *TWO_RANKS),
-            ),
-            {**COMMON, "attention": ("auto", "eager")},
-            fewer={"fsdp": {"attention": ("auto",)}},
-        ),
+        Recipe("causal-lm", "tiny-llama", (*TWO_RANKS, "data.kind=random", "seq_len=16"), CHECKPOINTED),
+        Recipe("bert", "bert-base", (*SMALL_BERT, *TWO_RANKS), CHECKPOINTED),
+        Recipe("vit", "vit-large", (*SMALL_VIT, *TWO_RANKS), {**COMMON, "attention": ("auto", "eager")}),
     )
 }
 
 
 class InUse(Exception):
     """Others use the machine: nothing can be recorded now."""
-
-
-def record(names: Sequence[str], passes: int, folder: Path = GRIDS) -> int:
-    """Record these grids, or go on with them; the exit status, 1 when the machine is in use."""
-    for name in names:
-        try:
-            record_grid(RECIPES[name], passes, folder / f"{name}.json")
-        except InUse as reason:
-            print(f"{name}: {reason}; the same command goes on from here", file=sys.stderr)
-            return 1
-    return 0
-
-
-def record_grid(recipe: Recipe, passes: int, path: Path) -> None:
-    """Record one grid into a file. Raises InUse, and UserError for a recipe that cannot run here."""
-    spec = resolve(recipe.preset, recipe.settings)
-    space = space_of(spec, recipe)
-    grid = json.loads(path.read_text()) if path.exists() else _begin(recipe, space)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        # In homes of their own: one home gives a device to one run at a time.
-        homes = [Home(Path(folder, name)).create() for name in ("anchor", "visits")]
-        with _warm_process(_spec_of(spec, space, space.baseline_number), homes[0]) as anchor:
-            recorder = _Recorder(recipe, spec, space, homes[1], anchor)
-            for number in range(passes):
-                for visit in recorder.record_pass(number, grid["visits"]):
-                    grid["visits"].append({"pass": number, **visit})
-                    _write(path, grid)
 
 
 def space_of(spec: RunSpec, recipe: Recipe) -> Space:
@@ -163,72 +119,56 @@ def space_of(spec: RunSpec, recipe: Recipe) -> Space:
     size = default_global_batch(spec, machine)
     vary, _ = vary_of(spec, recipe.vary, machine, size, refuse)
     space = enumerate_space(spec, machine, vary, size, refuse)
-    candidates = [candidate for candidate in space.candidates if recipe.records(candidate.knobs)]
-    return Space(
-        candidates=candidates,
-        baseline_number=candidates.index(space.candidates[space.baseline_number]),
-        dropped=space.dropped,
-    )
+    baseline, candidates = space.candidates[space.baseline_number], list(filter(recipe.records, space.candidates))
+    return Space(candidates=candidates, baseline_number=candidates.index(baseline), dropped=space.dropped)
 
 
-def _begin(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """The head of a grid's file."""
-    return {
-        "schema": 1,
-        "preset": recipe.preset,
-        "settings": list(recipe.settings),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread a rank",
-        "baseline": space.baseline_number,
-        "candidates": [
-            {
-                "knobs": candidate.knobs,
-                "process": candidate.process_knobs,
-                "samples_per_step": candidate.samples_per_step,
-                "ruled_out": candidate.excluded_as,
-                "reason": candidate.reason,
-            }
-            for candidate in space.candidates
-        ],
-        "visits": [],
-    }
+class Recorder:
+    """Records one grid into a file, trial by trial beside an anchor: a process that holds the baseline.
 
+    Raises InUse, and UserError for a recipe that cannot run here.
+    """
 
-class _Recorder:
-    """Tries the settings of one grid beside its anchor, a process that holds the baseline."""
+    def __init__(self, recipe: Recipe, path: Path, folder: Path) -> None:
+        self._path, self._name, self._spec = path, recipe.name, resolve(recipe.preset, recipe.settings)
+        self._space = space_of(self._spec, recipe)
+        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread a rank"
+        head: Json = {"schema": 1, "preset": recipe.preset, "settings": list(recipe.settings), "machine": machine}
+        head |= {"baseline": self._space.baseline_number, "candidates": msgspec.to_builtins(self._space.candidates)}
+        self._grid: Json = json.loads(path.read_text()) if path.exists() else {**head, "visits": []}
+        # In homes of their own: one home gives a device to one run at a time.
+        self._homes = [Home(folder / name).create() for name in ("anchor", "visits")]
 
-    def __init__(self, recipe: Recipe, spec: RunSpec, space: Space, home: Home, anchor: WarmProcess) -> None:
-        self._recipe, self._spec, self._space, self._home, self._anchor = recipe, spec, space, home, anchor
-        first = _trial(anchor, self._spec_of(space.baseline_number), space.baseline_number, 4 * MIN_STEPS)
-        self._anchor_steps = _steps_of_a_round(first)
+    def record(self, passes: int) -> None:
+        """Visit each process of the space once a pass; the visits of an earlier recording stand."""
+        done = [(visit["pass"], visit["process"]) for visit in self._grid["visits"]]
+        with _warm_process(self._spec_of(self._space.baseline_number), self._homes[0]) as self._anchor:
+            first = self._trial(self._anchor, self._space.baseline_number, 4 * MIN_STEPS)
+            self._anchor_steps = _steps_of_a_round(first)
+            for number in range(passes):
+                order = random.Random(f"{self._name} {number}")
+                visits = list(groups(self._space).items())
+                order.shuffle(visits)
+                for place, (key, members) in enumerate(visits):
+                    settings = [each for each in members if self._space.candidates[each].excluded_as is None]
+                    order.shuffle(settings)
+                    if not settings or (number, dict(key)) in done:
+                        continue
+                    print(f"{self._name}, pass {number + 1}, process {place + 1} of {len(visits)}", file=sys.stderr)
+                    self._grid["visits"].append({"pass": number, "process": dict(key), **self._visit(settings)})
+                    new = self._path.with_suffix(".new")
+                    new.write_text(json.dumps(self._grid))
+                    new.replace(self._path)
 
-    def record_pass(self, number: int, recorded: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Visit each process that this pass has not recorded. Raises InUse when a setting has company every time."""
-        order = random.Random(f"{self._recipe.name} {number}")
-        visits = list(groups(self._space).items())
-        order.shuffle(visits)
-        for place, (key, members) in enumerate(visits):
-            process = dict(key)
-            settings = [member for member in members if self._space.candidates[member].excluded_as is None]
-            if not settings or _is_recorded(recorded, number, process):
-                continue
-            order.shuffle(settings)
-            print(f"{self._recipe.name}, pass {number + 1}, process {place + 1} of {len(visits)}", file=sys.stderr)
-            yield {"process": process, **self._visit(settings)}
-
-    def _visit(self, settings: Sequence[int]) -> dict[str, Any]:
+    def _visit(self, settings: Sequence[int]) -> Json:
         """One process that tries every setting."""
-        began_s = time.monotonic()
-        with _warm_process(self._spec_of(settings[0]), self._home) as process:
+        began_s, load = time.monotonic(), os.getloadavg()[0]
+        with _warm_process(self._spec_of(settings[0]), self._homes[1]) as process:
             start_s = time.monotonic() - began_s
             trials = [trial for number in settings for trial in self._alone(process, number)]
-        return {
-            "start_s": start_s,
-            "load": os.getloadavg()[0],
-            "seconds": time.monotonic() - began_s,
-            "trials": trials,
-        }
+        return {"start_s": start_s, "load": load, "seconds": time.monotonic() - began_s, "trials": trials}
 
-    def _alone(self, process: WarmProcess, number: int) -> list[dict[str, Any]]:
+    def _alone(self, process: WarmProcess, number: int) -> list[Json]:
         """The rounds of a setting in which others left the CPU to it. Raises InUse after `MAX_TRIES`."""
         for tries in range(MAX_TRIES):
             window = CpuWindow()
@@ -237,15 +177,13 @@ class _Recorder:
             share = None if others is None else others / (os.cpu_count() or 1)
             if share is not None and share <= MAX_COMPANY:
                 return [{**trial, "others_share": round(share, 4)} for trial in trials]
-        taken = "an unknown share" if share is None else f"{100 * share:.0f} %"
-        most = f"more than {100 * MAX_COMPANY:g} % of the CPU"
-        raise InUse(f"others took {most} in each of {MAX_TRIES} tries, {taken} in the last")
+        raise InUse(f"others took more than {100 * MAX_COMPANY:g} % of the CPU in each of {MAX_TRIES} tries")
 
-    def _rounds(self, process: WarmProcess, number: int, again: bool) -> list[dict[str, Any]]:
+    def _rounds(self, process: WarmProcess, number: int, again: bool) -> list[Json]:
         """The rounds of a setting, each between two looks at the anchor; `again` if it is the process's last one."""
-        trials, steps, before = [], MIN_STEPS, self._anchor_ms()
+        trials, steps, before = list[Json](), MIN_STEPS, self._anchor_ms()
         for place in range(ROUNDS):
-            trial = _trial(process, self._spec_of(number), number, steps, more=again or place > 0)
+            trial = self._trial(process, number, steps, more=again or place > 0)
             steps, after = _steps_of_a_round(trial), self._anchor_ms()
             trials.append({**trial, "anchor_ms": round((before + after) / 2, 3)})
             before = after
@@ -253,19 +191,30 @@ class _Recorder:
 
     def _anchor_ms(self) -> float:
         """Median of the anchor's next steps."""
-        baseline = self._space.baseline_number
-        trial = _trial(self._anchor, self._spec_of(baseline), baseline, self._anchor_steps, more=True)
+        trial = self._trial(self._anchor, self._space.baseline_number, self._anchor_steps, more=True)
         return float(statistics.median(trial["step_ms"]))
 
+    def _trial(self, process: WarmProcess, number: int, steps: int, more: bool = False) -> Json:
+        """The steps of one setting, by the slowest rank; `more` takes further steps of the process's last setting."""
+        knobs = self._spec_of(number).knobs
+        warm = {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].changes_in_warm_process}
+        answers = process.trial(warm, 0 if more else UNTIMED, steps, more=more)
+        if answers is None:
+            raise UserError(f"the process of setting {number} ended: {process.result and process.result.reason}")
+        if bad := next((line for line in answers.values() if line.outcome != "measured"), None):
+            raise UserError(f"setting {number}: {bad.outcome}: {bad.message}")
+        slowest = max(answers.values(), key=lambda line: sum(line.step_ms))
+        step_ms = [round(step, 3) for step in slowest.step_ms]
+        return {"candidate": number, "step_ms": step_ms, "switch_s": slowest.switch_s}
+
     def _spec_of(self, number: int) -> RunSpec:
-        return _spec_of(self._spec, self._space, number)
+        return candidate_spec(self._spec, self._space.candidates[number].knobs)
 
 
 @contextmanager
 def _warm_process(spec: RunSpec, home: Home) -> Iterator[WarmProcess]:
     """A process of one thread a rank that is ready for its first trial, ended with the context."""
-    search = new_search(home, "grid")
-    plan = plan_run(spec)
+    search, plan = new_search(home, "grid"), plan_run(spec)
     plan = replace(plan, role="trial", search_id=search.name, env={**plan.env, "OMP_NUM_THREADS": "1"})
     with conductor_lock(search):
         process = WarmProcess(launch.start(plan, home), plan.world_size, lambda: None)
@@ -276,41 +225,23 @@ def _warm_process(spec: RunSpec, home: Home) -> Iterator[WarmProcess]:
             process.end()
 
 
-def _spec_of(spec: RunSpec, space: Space, number: int) -> RunSpec:
-    """The run of a candidate of the space."""
-    return candidate_spec(spec, space.candidates[number].knobs)
-
-
-def _trial(process: WarmProcess, spec: RunSpec, number: int, steps: int, more: bool = False) -> dict[str, Any]:
-    """The steps of one setting, by the slowest rank; `more` takes further steps of the process's last setting."""
-    knobs = {name: value for name, value in spec.knobs.items() if KNOBS_BY_NAME[name].changes_in_warm_process}
-    answers = process.trial(knobs, 0 if more else UNTIMED, steps, more=more)
-    if answers is None:
-        raise UserError(f"the process of setting {number} ended: {process.result and process.result.reason}")
-    if bad := next((line for line in answers.values() if line.outcome != "measured"), None):
-        raise UserError(f"setting {number}: {bad.outcome}: {bad.message}")
-    slowest = max(answers.values(), key=lambda line: sum(line.step_ms))
-    return {
-        "candidate": number,
-        "step_ms": [round(step, 3) for step in slowest.step_ms],
-        "untimed_ms": [round(step, 3) for step in slowest.untimed_ms],
-        "switch_s": slowest.switch_s,
-        "peak_allocated_bytes": slowest.peak_allocated_bytes,
-        "losses": slowest.losses,
-    }
-
-
-def _steps_of_a_round(trial: Mapping[str, Any]) -> int:
+def _steps_of_a_round(trial: Json) -> int:
     """The steps of this setting that take about `ROUND_S`."""
     return max(MIN_STEPS, round(1000 * ROUND_S / float(statistics.median(trial["step_ms"]))))
 
 
-def _is_recorded(visits: Sequence[Mapping[str, Any]], number: int, process: Mapping[str, Any]) -> bool:
-    return any(visit["pass"] == number and visit["process"] == process for visit in visits)
+def main() -> int:
+    """Record grids, or go on with them; the exit status, 1 when the machine is in use."""
+    asked = options(__doc__, grids=[], passes=3, into=str(GRIDS)).parse_args()
+    for name in asked.grids or RECIPES:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                Recorder(RECIPES[name], Path(asked.into, f"{name}.json"), Path(folder)).record(asked.passes)
+        except InUse as reason:
+            print(f"{name}: {reason}; the same command goes on from here", file=sys.stderr)
+            return 1
+    return 0
 
 
-def _write(path: Path, grid: Mapping[str, Any]) -> None:
-    """Replace the file at once."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(grid))
-    new.replace(path)
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,10 +1,8 @@
 """A best-fit search under a fake clock: the real decision code, and trials that a space answers."""
 
-from __future__ import annotations
-
+import itertools
 import random
 import statistics
-import time
 from dataclasses import dataclass, field
 
 from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
@@ -36,7 +34,7 @@ COLD_WARMUP = 3
 class Replayed:
     """One replayed search. `leader` was chosen by trials alone, `answer` after the runs in fresh processes.
 
-    Seconds are of the fake clock; `decisions_s` are real ones.
+    Seconds are of the fake clock.
     """
 
     leader: int | None = None
@@ -45,7 +43,6 @@ class Replayed:
     seconds: float = 0.0
     starts: int = 0
     cold: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COLD_ROLES, 0))
-    decisions_s: list[float] = field(default_factory=list)
     best_answer: BestAnswer | None = None
     stopped_because: str = ""
     lines: list[BestLine] = field(default_factory=list)
@@ -68,9 +65,7 @@ class FakeConductor:
         """Conduct to the end, or for so many decisions, after which everything of this process is forgotten."""
         replayed = Replayed(lines=self.lines)
         for _ in range(most_decisions):
-            began = time.perf_counter()
             decision = self.next()
-            replayed.decisions_s.append(time.perf_counter() - began)
             if decision.step.action == "end":
                 break
             if decision.step.action == "trial":
@@ -101,17 +96,15 @@ class FakeConductor:
         """Try a setting in the process that waits, or in a new one."""
         number = decision.step.candidate_number
         assert number is not None
-        began_s = self.spent_s
         candidate = self.terrain.space.candidates[number]
         warm = not decision.needs_new_process
         if decision.needs_new_process or self._process is None:
             warm = False
             self._process = self.terrain.process(number, self.seed)
-            self.run_id = f"visit-{len(self.lines)}"
+            self.run_id, start_s = f"visit-{len(self.lines)}", self._process.start_s
             self.lines.append(BestLaunched(run_id=self.run_id, role="trial", candidate_number=number))
-            start_s = self._process.start_s
             self.lines.append(ProcessReady(run_id=self.run_id, process_knobs=candidate.process_knobs, start_s=start_s))
-            self.spent_s += self._process.start_s
+            self.spent_s += start_s
         assert self.run_id is not None
         began_s = self.spent_s
         if warm:
@@ -143,9 +136,7 @@ class FakeConductor:
         self._process, self.run_id = None, None
         candidate = self.terrain.space.candidates[number]
         process = self.terrain.process(number, self.seed, cold=True)
-        steps = process.steps(number)
-        taken = [next(steps) for _ in range(COLD_WARMUP + decision.step_rule.min_steps)]
-        timed = taken[COLD_WARMUP:]
+        taken = list(itertools.islice(process.steps(number), COLD_WARMUP + decision.step_rule.min_steps))
         seconds = process.start_s + sum(taken) / 1000
         self.spent_s += seconds
         run_id = f"run-{len(self.lines)}"
@@ -157,7 +148,7 @@ class FakeConductor:
                 run_id=run_id,
                 outcome="measured",
                 knob=step.knob,
-                samples_per_s=1000 * candidate.samples_per_step / statistics.median(timed),
+                samples_per_s=1000 * candidate.samples_per_step / statistics.median(taken[COLD_WARMUP:]),
                 start_s=process.start_s,
                 peak_allocated_bytes=candidate.predicted_bytes,
                 seconds=seconds,
@@ -177,8 +168,8 @@ def question(
     baseline = space.candidates[space.baseline_number]
     vary: dict[str, list[KnobValue]] = {}
     for candidate in space.candidates:
-        for name, value in candidate.knobs.items():
-            values = vary.setdefault(name, [])
+        for knob, value in candidate.knobs.items():
+            values = vary.setdefault(knob, [])
             if value not in values:
                 values.append(value)
     return BestQuestion(

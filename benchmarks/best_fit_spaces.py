@@ -1,20 +1,22 @@
 """Spaces that a best-fit search is replayed over: recorded grids of this machine, and synthetic ones.
 
-A recorded grid is a JSON file of `benchmarks/grids`, written by `best_fit.py record`. A synthetic space is a model of a
+A recorded grid is a JSON file of `benchmarks/grids`, written by `best_fit_record.py`. A synthetic space is a model of a
 training step with random parts: it judges the decision code where no grid was recorded, and says nothing of a machine.
 """
-
-from __future__ import annotations
 
 import itertools
 import json
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
+from benchmarks.meter import Json
+from msgspec.structs import replace
 
 from trainfast_runner.search.journal.best import Candidate, Space
 from trainfast_runner.search.speed.process_starts import knobs_key
@@ -25,23 +27,24 @@ COLD_STEPS = 10
 """Timed steps of each setting where the whole grid is run cold, for the time that takes."""
 
 
-class Process(Protocol):
-    """A training process of a space: its start in seconds, the seconds of a switch, and the steps of a setting."""
+@dataclass
+class Process:
+    """A training process of a space: its start in seconds, the seconds of each switch, and the steps of a setting."""
 
     start_s: float
+    steps: Callable[[int], Iterator[float]]
+    """The timed steps of a candidate in ms, without end."""
+    switches_s: Mapping[int, float] = field(default_factory=dict)
 
     def switch_s(self, candidate: int) -> float:
         """Seconds to turn the warm knobs to a candidate's."""
-
-    def steps(self, candidate: int) -> Iterator[float]:
-        """Its timed steps in ms, without end."""
+        return self.switches_s.get(candidate, 0.3)
 
 
 class Terrain(Protocol):
     """A space whose figures are known: `truth` is the ln samples/s of each candidate that can be the answer."""
 
     name: str
-    is_synthetic: bool
     space: Space
     truth: dict[int, float]
 
@@ -79,8 +82,6 @@ class Synthetic:
     + optimizer / global batch + loading that is not hidden; then pairwise terms of 1 % and a residual of 0.5 %.
     """
 
-    is_synthetic = True
-
     def __init__(self, number: int) -> None:
         self.name = f"synthetic {number}"
         draw = random.Random(f"space {number}")
@@ -104,35 +105,19 @@ class Synthetic:
             truth.append(-math.log(self._sample_s(knobs)) + self._small_terms(knobs, draw))
             # A compiled step of another setting is another program.
             process = [name for name in knobs if knobs["compile"] != "off" or name in ("pin_memory", "compile")]
-            candidates.append(
-                Candidate(
-                    knobs=knobs,
-                    process_knobs={name: knobs[name] for name in process},
-                    samples_per_step=self._global_batch,
-                )
-            )
+            process_knobs = {name: knobs[name] for name in process}
+            candidates.append(Candidate(knobs=knobs, process_knobs=process_knobs, samples_per_step=self._global_batch))
         needed = [self._bytes(candidate.knobs) for candidate in candidates]
         limit = sorted(needed)[int(draw.uniform(0.75, 1.0) * (len(needed) - 1))]
         for place, size in enumerate(needed):
             out = "too_large" if size > limit else None
-            candidates[place] = Candidate(
-                knobs=candidates[place].knobs,
-                process_knobs=candidates[place].process_knobs,
-                samples_per_step=self._global_batch,
-                predicted_bytes=size,
-                excluded_as=out,
-            )
+            candidates[place] = replace(candidates[place], predicted_bytes=size, excluded_as=out)
         self.truth: dict[int, float] = {
             number: rate for number, rate in enumerate(truth) if candidates[number].excluded_as is None
         }
         preset = {name: values[0] for name, values in vary.items()} | {"batch_size": min(8, self._global_batch)}
-        baseline = next(
-            number
-            for number, candidate in enumerate(candidates)
-            if all(candidate.knobs[name] == value for name, value in preset.items())
-        )
-        if baseline not in self.truth:
-            baseline = next(iter(self.truth))
+        baseline = next(place for place, one in enumerate(candidates) if preset.items() <= one.knobs.items())
+        baseline = baseline if baseline in self.truth else next(iter(self.truth))
         self.space = Space(candidates=candidates, baseline_number=baseline)
 
     def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
@@ -140,13 +125,14 @@ class Synthetic:
         chosen = self.space.candidates[candidate]
         start = self._start_s + (self._compile_s if chosen.knobs["compile"] != "off" else 0.0)
         shift = seed.gauss(0, self._visit) + (self._cold_gap + seed.gauss(0, 0.003) if cold else 0.0)
-        return _Drawn(self, start * seed.uniform(0.9, 1.1), shift, seed)
 
-    def step_ms(self, candidate: int, shift: float, seed: random.Random) -> float:
-        """One timed step: mostly near the true one, now and then a much longer one."""
-        noise = seed.gauss(0, self._noise) + (seed.uniform(0.1, 0.6) if seed.random() < 0.03 else 0.0)
-        slower: float = math.exp(noise - shift - self.truth[candidate])
-        return 1000 * self._global_batch * slower
+        def steps(number: int) -> Iterator[float]:
+            # Mostly near the true one, now and then a much longer one.
+            while True:
+                noise = seed.gauss(0, self._noise) + (seed.uniform(0.1, 0.6) if seed.random() < 0.03 else 0.0)
+                yield 1000 * self._global_batch * math.exp(noise - shift - self.truth[number])
+
+        return Process(start * seed.uniform(0.9, 1.1), steps)
 
     def _draw_parts(self, draw: random.Random) -> None:
         self._compute = draw.uniform(0.002, 0.02)
@@ -158,11 +144,8 @@ class Synthetic:
         }
         self._launch, self._pressure = draw.uniform(0.1, 3.0), draw.uniform(0.0, 0.2)
         self._pressure_from = draw.choice((2, 4, 8, 64))
-        self._optimizer = {
-            "adamw": draw.uniform(0.01, 0.25),
-            "adamw-foreach": draw.uniform(0.01, 0.25),
-            "adamw-fused": draw.uniform(0.005, 0.1),
-        }
+        within = {"adamw": (0.01, 0.25), "adamw-foreach": (0.01, 0.25), "adamw-fused": (0.005, 0.1)}
+        self._optimizer = {name: draw.uniform(*bounds) for name, bounds in within.items()}
         self._load = draw.choice((0.02, draw.uniform(0.1, 1.2))) * self._compute
         self._start_s, self._compile_s = draw.uniform(3, 15), draw.uniform(15, 60)
         self._visit, self._noise = draw.uniform(0.002, 0.01), draw.uniform(0.005, 0.03)
@@ -182,15 +165,6 @@ class Synthetic:
         total: float = work + optimizer + hidden
         return total
 
-    def parts_s(self, knobs: Mapping[str, Any]) -> tuple[float, float, float]:
-        """Seconds of a step's calls, products and moved bytes, as its work alone explains them."""
-        samples = self._global_batch
-        work = self._compute
-        for name in ("precision", "attention", "checkpointing"):
-            work *= self._factors.get(knobs.get(name), 1.0)
-        update = self._optimizer[knobs["optimizer"]] * self._compute * 8
-        return samples * work * self._launch / knobs["batch_size"], samples * work, update + 0.1 * samples * work
-
     def _small_terms(self, knobs: Mapping[str, Any], draw: random.Random) -> float:
         total: float = draw.gauss(0, 0.005)
         for pair in itertools.combinations(sorted(set(knobs) - {"grad_accum"}), 2):
@@ -205,53 +179,25 @@ class Synthetic:
         return int(2**20 * (500 + 40 * knobs["batch_size"] * per_sample))
 
 
-@dataclass
-class _Drawn:
-    """A process of a synthetic space."""
-
-    terrain: Synthetic
-    start_s: float
-    shift: float
-    seed: random.Random
-
-    def switch_s(self, candidate: int) -> float:
-        return 0.3
-
-    def steps(self, candidate: int) -> Iterator[float]:
-        while True:
-            yield self.terrain.step_ms(candidate, self.shift, self.seed)
-
-
 class Recorded:
     """A grid of this machine: `passes` over every setting, each a visit of each process with its steps.
 
     Steps are those of a machine that does not drift: each is scaled by the grid's median anchor over its own anchor.
     """
 
-    is_synthetic = False
-
     def __init__(self, path: Path) -> None:
         stored = json.loads(path.read_text())
         self.name = path.stem
-        candidates = [
-            Candidate(
-                knobs=fields["knobs"],
-                process_knobs=fields["process"],
-                samples_per_step=fields["samples_per_step"],
-                excluded_as=fields["ruled_out"],
-                reason=fields["reason"],
-            )
-            for fields in stored["candidates"]
-        ]
+        candidates = msgspec.convert(stored["candidates"], list[Candidate])
         self.space = Space(candidates=candidates, baseline_number=stored["baseline"])
-        self._visits: list[dict[str, Any]] = stored["visits"]
-        anchor_ms = statistics.median(trial["anchor_ms"] for visit in self._visits for trial in visit["trials"])
+        self._visits: list[Json] = stored["visits"]
+        anchors = [trial["anchor_ms"] for visit in self._visits for trial in visit["trials"]]
+        self.anchor_ms: float = statistics.median(anchors)
         by_setting: dict[int, list[float]] = {}
         for visit in self._visits:
-            for number, steps in _steps_of(visit, anchor_ms).items():
+            for number, steps in self._steps_of(visit).items():
                 rate = math.log(1000 * candidates[number].samples_per_step / statistics.median(steps))
                 by_setting.setdefault(number, []).append(rate)
-        self.anchor_ms: float = anchor_ms
         self.rates: Mapping[int, Sequence[float]] = by_setting
         self.truth: dict[int, float] = {number: statistics.median(rates) for number, rates in by_setting.items()}
 
@@ -273,39 +219,27 @@ class Recorded:
     def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
         """One of the recorded visits of the candidate's process that tried it."""
         visits = [visit for visit in self._visits if any(trial["candidate"] == candidate for trial in visit["trials"])]
-        return _Replayed(seed.choice(visits), self, seed)
+        visit = seed.choice(visits)
+        recorded_steps = self._steps_of(visit)
 
+        def steps(number: int) -> Iterator[float]:
+            setting = self.space.candidates[number]
+            known = recorded_steps.get(number) or [1000 * setting.samples_per_step / math.exp(self.truth[number])]
+            begin = seed.randrange(len(known))
+            # From a random one on and in their order, because a machine's slow moments follow each other.
+            yield from itertools.chain(known[begin:], itertools.cycle(known))
 
-def _steps_of(visit: Mapping[str, Any], anchor_ms: float) -> dict[int, list[float]]:
-    """The scaled steps in ms of each setting that a visit tried."""
-    steps: dict[int, list[float]] = {}
-    for trial in visit["trials"]:
-        scale = anchor_ms / trial["anchor_ms"]
-        steps.setdefault(trial["candidate"], []).extend(scale * step for step in trial["step_ms"])
-    return steps
-
-
-class _Replayed:
-    """A recorded visit: its steps from a random one on, as often as asked for."""
-
-    def __init__(self, visit: Mapping[str, Any], grid: Recorded, seed: random.Random) -> None:
-        self.start_s = float(visit["start_s"])
-        self._steps = _steps_of(visit, grid.anchor_ms)
         # The first round of a setting holds the switch to it.
-        self._switches_s = {trial["candidate"]: float(trial["switch_s"]) for trial in reversed(visit["trials"])}
-        self._grid, self._seed = grid, seed
+        switches_s = {trial["candidate"]: float(trial["switch_s"]) for trial in reversed(visit["trials"])}
+        return Process(float(visit["start_s"]), steps, switches_s)
 
-    def switch_s(self, candidate: int) -> float:
-        return self._switches_s.get(candidate, 0.3)
-
-    def steps(self, candidate: int) -> Iterator[float]:
-        steps = self._steps.get(candidate)
-        if steps is None:
-            setting = self._grid.space.candidates[candidate]
-            steps = [1000 * setting.samples_per_step / math.exp(self._grid.truth[candidate])]
-        begin = self._seed.randrange(len(steps))
-        # In their order, because a machine's slow moments follow each other.
-        yield from itertools.chain(steps[begin:], itertools.cycle(steps))
+    def _steps_of(self, visit: Json) -> dict[int, list[float]]:
+        """The scaled steps in ms of each setting that a visit tried."""
+        steps: dict[int, list[float]] = {}
+        for trial in visit["trials"]:
+            scale = self.anchor_ms / trial["anchor_ms"]
+            steps.setdefault(trial["candidate"], []).extend(scale * step for step in trial["step_ms"])
+        return steps
 
 
 def recorded() -> list[Recorded]:

@@ -1,15 +1,12 @@
 """Chaos: start small runs and searches, inject one fault into each at a random moment, and check how each ends.
 
     python -m benchmarks.chaos --rounds 40 --seed 1
-    python -m benchmarks.chaos --only search,app --rounds 8
+    python -m benchmarks.chaos --only search app --rounds 8
 
 Linux, on the CPU. As root, a full disk is among the faults, and with --uid the runs are that user's, whom modes bind.
 It prints each finding and a table: steps lost, processes left, wrong states, tracebacks. Exit code 1 unless all are 0.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import os
 import random
@@ -23,11 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Signals
+from subprocess import DEVNULL, PIPE
+from typing import Any
 
 import psutil
-from benchmarks.in_terminal import Ended, Program, started
+from benchmarks.meter import Ended, Program, app, options, print_columns
 
-EXE = str(Path(sys.executable).with_name("trainfast-tui"))
 PRESET = """schema = 1
 title = "chaos"
 extends = "tiny-llama"
@@ -74,6 +72,8 @@ OF_SEARCHES = [f"{kind}-{verb}" for kind in ("search", "app", "conductor") for v
 FULL_DISK = "full-disk"
 GARBAGE = [b'{"step": 1e999', b"\0" * 4096, b"\xff\xfe\n[[[[", b'{"step":"\x1b]52;c;eA==\x07"}\n']
 ROLES = (("supervisor", "running.supervision"), ("conductor", "trainfast_runner.search"), ("launcher", "torchrun"))
+Answer = tuple[int, str, str]
+"""Exit code, stdout and stderr of a command."""
 KINDS = ("lost", "left", "wrong", "tracebacks")
 ENDS_WITHIN_S, SEARCH_WITHIN_S = 120.0, 600.0
 
@@ -127,22 +127,13 @@ class Round:
         return {**os.environ, **own, "XDG_CACHE_HOME": str(cache)}
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        user: dict[str, Any] = {"user": self.uid, "group": self.uid, "extra_groups": []} if self.uid else {}
         return subprocess.Popen(
-            [EXE, *words],
-            env=self._environment,
-            cwd=self.base,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            user=self.uid or None,
-            group=self.uid or None,
-            extra_groups=[] if self.uid else None,
+            [*app(), *words], env=self._environment, cwd=self.base, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, **user
         )
 
-    def _ended(
-        self, process: subprocess.Popen[bytes], words: str, within_s: float = ENDS_WITHIN_S
-    ) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr; notes a traceback, and a wait without an end."""
+    def _ended(self, process: subprocess.Popen[bytes], words: str, within_s: float = ENDS_WITHIN_S) -> Answer:
+        """Wait for a command; notes a traceback, and a wait without an end."""
         try:
             out, err = process.communicate(timeout=within_s)
         except subprocess.TimeoutExpired:
@@ -152,7 +143,7 @@ class Round:
         self._look_for_traceback(words, err.decode(errors="replace"))
         return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
 
-    def _call(self, *words: str, within_s: float = ENDS_WITHIN_S) -> tuple[int, str, str]:
+    def _call(self, *words: str, within_s: float = ENDS_WITHIN_S) -> Answer:
         return self._ended(self._start(*words), " ".join(words[:2]), within_s)
 
     def _look_for_traceback(self, where: str, text: str) -> None:
@@ -171,7 +162,7 @@ class Round:
     def _pids(self, wanted: str) -> list[int]:
         roles: dict[str, list[int]] = defaultdict(list)
         for pid, line in self._processes():
-            names = (*ROLES, ("follower", EXE))
+            names = (*ROLES, ("follower", app()[-1]))
             role = next((role for role, word in names if word in line.replace("distributed.run", "torchrun")), "rank")
             roles[role].append(pid)
         if wanted == "everything":
@@ -263,8 +254,8 @@ class Round:
             if code not in {0, -number, 130 if number in (SIGTERM, SIGHUP) else 0}:
                 self._note("wrong", f"exit code {code}: {err[-300:]}")
         else:
-            with started([EXE, "--preset", "chaos"], env=self._environment, cwd=self.base) as app:
-                self._search_in_app(app, target, number)
+            with Program([*app(), "--preset", "chaos"], env=self._environment, cwd=self.base) as screen:
+                self._search_in_app(screen, target, number)
         self._wait_until(lambda: not self._processes(), SEARCH_WITHIN_S)
         for log in (*self.home.glob("searches/*/conductor.log"), *self.home.glob("runs/*/supervisor.log")):
             self._look_for_traceback(log.name, log.read_text(errors="replace"))
@@ -275,27 +266,27 @@ class Round:
             self._check_state(directory, set(EXIT_CODES))
         self._check_commands(self._run_directories()[-1].name)
 
-    def _search_in_app(self, app: Program, target: str, number: Signals) -> None:
-        """Start the search by its key; signal the app or the conductor, and leave the app."""
+    def _search_in_app(self, screen: Program, target: str, number: Signals) -> None:
+        """Start the search by its key; signal the app or the conductor, and leave the screen."""
         with suppress(Ended):
-            app.read(time.monotonic() + 5)
+            screen.read(time.monotonic() + 5)
             for keys in APP_KEYS[self.kind]:
-                app.read(time.monotonic() + 3, [(time.monotonic(), keys)])
+                screen.read(time.monotonic() + 3, [(time.monotonic(), keys)])
             deadline_s = time.monotonic() + ENDS_WITHIN_S
             while not list(self.home.glob("searches/*/journal.jsonl")):
                 if time.monotonic() > deadline_s:
-                    self._note("wrong", f"the app started no search: {app.output.tail[-300:]!r}")
+                    self._note("wrong", f"the app started no search: {screen.tail[-300:]!r}")
                     return
-                app.read(time.monotonic() + 0.5)
-            app.read(time.monotonic() + self.chance.uniform(0, 20))
+                screen.read(time.monotonic() + 0.5)
+            screen.read(time.monotonic() + self.chance.uniform(0, 20))
             if target == "conductor":
                 self._signal(number, target)
             else:
-                app.signal(number)
+                screen.signal(number)
                 time.sleep(4 if number == SIGSTOP else 0)
-                app.signal(SIGCONT)
-            app.read(time.monotonic() + 5)
-        self._look_for_traceback("the app", app.output.tail.decode(errors="replace"))
+                screen.signal(SIGCONT)
+            screen.read(time.monotonic() + 5)
+        self._look_for_traceback("the app", screen.tail.decode(errors="replace"))
 
     def _run_directories(self) -> list[Path]:
         return sorted((self.home / "runs").glob("*")) if (self.home / "runs").is_dir() else []
@@ -334,24 +325,18 @@ def _steps_in(directory: Path) -> int:
 
 def main() -> int:
     """Run the rounds and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--uid", type=int, default=0, help="the user of the commands (root alone can choose one)")
-    parser.add_argument("--only", default="", metavar="WORD,WORD", help="words of which a fault's name holds one")
-    options = parser.parse_args()
+    # Of --only, words of which a fault's name holds one; --uid is the user of the commands (root alone can choose one).
+    asked = options(__doc__, rounds=40, seed=1, uid=0, only=[]).parse_args()
     names = [*RIGHT, *FILES, *COMMANDS, *STOPS, *OF_SEARCHES, *([FULL_DISK] if os.geteuid() == 0 else [])]
-    faults = [name for name in names if any(word in name for word in options.only.split(","))]
-    chance, found = random.Random(options.seed), list[tuple[str, str]]()
-    for number in range(options.rounds):
+    faults = [name for name in names if any(word in name for word in asked.only or [""])]
+    chance, found = random.Random(asked.seed), list[tuple[str, str]]()
+    for number in range(asked.rounds):
         if number % len(faults) == 0:
             chance.shuffle(faults)
-        Round(number, faults[number % len(faults)], chance, options.uid, found).run()
+        Round(number, faults[number % len(faults)], chance, asked.uid, found).run()
     counts = Counter(kind for kind, _ in found)
-    for kind, text in found:
-        print(f"{kind}: {text}")
-    print("".join(f"{heading:>12}" for heading in ("rounds", *KINDS)))
-    print("".join(f"{figure:12}" for figure in (options.rounds, *(counts[kind] for kind in KINDS))))
+    print_columns([*found, ("", "")])
+    print_columns([("rounds", *KINDS), [str(figure) for figure in (asked.rounds, *(counts[kind] for kind in KINDS))]])
     return 1 if found else 0
 
 

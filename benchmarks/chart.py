@@ -1,40 +1,38 @@
 """The cost of one frame of a chart: ours beside Textual's Sparkline, both repainted at 10 Hz in a pseudo-terminal.
 
-    python -m benchmarks.chart [--seconds 8] [--rate 10] [--json]
+    python -m benchmarks.chart [--seconds 8]
 
 CPU a frame is the app's whole cost (drawing, layout, output) less that of the same app with an empty screen.
 """
 
-import argparse
-import json
 import math
-import statistics
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
-from benchmarks.pty_meter import measure
-from rich.style import Style
+from benchmarks.meter import measure, options, print_columns
 from textual.app import ComposeResult
 from textual.widget import Widget
-from textual.widgets import Sparkline
+from textual.widgets import Label, Sparkline
 
 from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
-from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_axis import TimeAxis
-from trainfast_tui.charts.y_range import YRange
-from trainfast_tui.painting.palettes import TONES
 from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.format import watts
 
-WIDTH, HEIGHT, POINTS = 120, 16, 600
+WIDTH, HEIGHT, POINTS, RATE = 120, 16, 600, 10
 SECOND_NS = 1_000_000_000
+SUBJECTS = {
+    "idle": "empty screen",
+    "chart": "StripChart, all new",
+    "chart-newest": "StripChart, live",
+    "chart-newest-plain": "the same by Textual itself",
+    "sparkline": "Sparkline (one series)",
+}
 PLAIN = "-plain"
 """The ending of a subject that Textual sends by itself: a changed region whole, not its changed cells."""
+READY = "READY"
 
 
 def chart_at(point: int) -> ChartData:
@@ -56,105 +54,50 @@ def chart_at(point: int) -> ChartData:
 
 
 class Painted(TerminalApp):
-    """Repaints one widget at `rate` Hz, or nothing at all, with the product's own output to the terminal."""
+    """Repaints one widget at `RATE` Hz, or nothing at all, with the product's own output to the terminal."""
 
     CSS = f"Screen {{ overflow: hidden; }} StripChart, Sparkline {{ width: {WIDTH}; height: {HEIGHT}; }}"
 
-    def __init__(self, subject: str, rate: float) -> None:
+    def __init__(self, subject: str) -> None:
         super().__init__(plain_output=subject.endswith(PLAIN))
-        self._subject = subject.removesuffix(PLAIN)
-        self._rate = rate
-        self._ticks = count()
+        self._subject, self._ticks = subject.removesuffix(PLAIN), count()
 
     def compose(self) -> ComposeResult:
-        if self._subject.startswith("chart"):
-            yield StripChart()
-        elif self._subject == "sparkline":
+        yield Label(READY)
+        if self._subject == "sparkline":
             yield Sparkline(chart_at(0).series[0].values)  # type: ignore[arg-type]
         else:
-            yield Widget()
+            yield StripChart() if self._subject.startswith("chart") else Widget()
 
     def on_mount(self) -> None:
-        self.set_interval(1 / self._rate, self._repaint)
+        self.set_interval(1 / RATE, self._repaint)
 
     def _repaint(self) -> None:
-        tick = next(self._ticks)
-        if self._subject == "chart":
-            # Six points are one cell of this window: every frame is another picture.
-            self.query_one(StripChart).show_chart(chart_at(6 * tick))
-        elif self._subject == "chart-newest":
-            # One new point a frame, as in a live run: five frames of six change the last cell alone.
-            self.query_one(StripChart).show_chart(chart_at(tick))
+        # Six points are one cell of this window: every frame is another picture. As in a live run, one new point a
+        # frame changes the last cell alone in five frames of six.
+        data = chart_at(next(self._ticks) * (6 if self._subject == "chart" else 1))
+        if self._subject.startswith("chart"):
+            self.query_one(StripChart).show_chart(data)
         elif self._subject == "sparkline":
-            self.query_one(Sparkline).data = chart_at(tick).series[0].values  # type: ignore[assignment]
-        else:
-            chart_at(tick)
+            self.query_one(Sparkline).data = data.series[0].values  # type: ignore[assignment]
 
 
-SUBJECTS = {
-    "idle": "empty screen",
-    "chart": "StripChart, all new",
-    "chart-newest": "StripChart, live",
-    "chart-newest-plain": "the same by Textual itself",
-    "sparkline": "Sparkline (one series)",
-}
-
-
-def drawing_ms() -> float:
-    """The median time to draw one frame of ours, without Textual's part, in milliseconds."""
-    palette: dict[str, Style] = {name: Style(color="blue") for name in TONES}
-    y_range = YRange()
-    took = []
-    for tick in range(100):
-        data = chart_at(tick)
-        start = time.perf_counter()
-        paint(data, WIDTH, HEIGHT, y_range, palette)
-        took.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(took)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Measure what one frame of a chart costs.")
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--rate", type=float, default=10.0, help="repaints a second (default 10)")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--subject", choices=list(SUBJECTS), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.subject:
-        Painted(options.subject, options.rate).run()
+def main() -> int:
+    """Measure each subject and print the table; `--subject` is the app itself."""
+    asked = options(__doc__, seconds=8.0, subject="").parse_args()
+    if asked.subject:
+        Painted(asked.subject).run()
         return 0
-    measured = {
-        subject: measure(
-            [sys.executable, "-m", "benchmarks.chart", "--subject", subject, "--rate", str(options.rate)],
-            seconds=options.seconds,
-            paint_timeout=2.0,
-            cwd=Path(__file__).parents[1],
-        )
-        for subject in SUBJECTS
-    }
-    idle = measured["idle"]
-    rows = {
-        subject: {
-            "cpu_ms_per_frame": (result.cpu_percent - idle.cpu_percent) * 10 / options.rate,
-            "bytes_per_frame": result.bytes_per_s / options.rate,
-            "largest_frame_bytes": result.largest_frame_bytes,
-        }
-        for subject, result in measured.items()
-        if subject != "idle"
-    }
-    drawing = drawing_ms()
-    if options.json:
-        print(json.dumps({"drawing_ms": drawing, "rows": rows, "runs": {k: asdict(m) for k, m in measured.items()}}))
-        return 0
-    print(f"{WIDTH}x{HEIGHT}, {POINTS} points a series, {options.rate:g} Hz for {options.seconds:g} s each\n")
-    print(f"{'':24}{'CPU a frame':>14}{'bytes a frame':>16}{'largest frame':>16}")
-    for subject, row in rows.items():
-        print(
-            f"{SUBJECTS[subject]:24}{row['cpu_ms_per_frame']:11.2f} ms{row['bytes_per_frame'] / 1e3:13.2f} kB"
-            f"{row['largest_frame_bytes'] / 1e3:13.2f} kB"
-        )
-    print(f"\ndrawing alone (two series, no Textual): {drawing:.2f} ms")
+    command, folder = (sys.executable, "-m", "benchmarks.chart", "--subject"), Path(__file__).parents[1]
+    seen = {each: measure([*command, each], seconds=asked.seconds, until=READY, cwd=folder) for each in SUBJECTS}
+    lines = [
+        (f"{WIDTH}x{HEIGHT}, {POINTS} points a series, {RATE} Hz", "CPU a frame", "bytes a frame", "largest frame")
+    ]
+    for subject, each in seen.items():
+        cpu_ms = (each.cpu_percent - seen["idle"].cpu_percent) * 10 / RATE
+        sizes = (f"{each.bytes_per_s / RATE / 1e3:.2f} kB", f"{each.largest_frame_bytes / 1e3:.2f} kB")
+        lines.append((SUBJECTS[subject], f"{cpu_ms:.2f} ms", *sizes))
+    print_columns(lines)
     return 0
 
 

@@ -5,6 +5,7 @@ device, the driver, the versions and one row a check; the newest row of a check 
 """
 
 import argparse
+import contextlib
 import fnmatch
 import importlib.metadata
 import json
@@ -22,10 +23,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
-from benchmarks.budget import Row, at_most
 from benchmarks.gpu_checks import APART, HERE, SPEED, Check, all_checks
+from benchmarks.meter import Json, Row, at_most, print_columns
 
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.training_python import torch_build
@@ -45,8 +47,6 @@ LADDER_S = 20.0
 MEMORY_WITHIN_PERCENT = 3.0
 AFTER_OOM_S = 6.0
 SPEED_AT_LEAST = 0.95
-
-Json = dict[str, Any]
 
 
 @dataclass
@@ -114,14 +114,15 @@ def run_all(session: Session, checks: Sequence[Check]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         in_lanes = [check for _, check, _ in plan(checks, recorded_seconds(), session.gpus) if not check.alone]
-        lanes = [threading.Thread(target=_lane, args=(session, in_lanes, number)) for number in range(1, LANES + 1)]
+        lanes = [
+            threading.Thread(target=_run_all_of, args=(session, in_lanes, f"lane {number}"))
+            for number in range(1, LANES + 1)
+        ]
         for lane in lanes:
             lane.start()
         for lane in lanes:
             lane.join()
-        for check in checks:
-            if check.alone:
-                session.add(run_check(session, check, ALONE))
+        _run_all_of(session, [check for check in checks if check.alone], ALONE)
     except KeyboardInterrupt:
         session.stopped.set()
         for lane in lanes:
@@ -137,14 +138,14 @@ def run_all(session: Session, checks: Sequence[Check]) -> int:
     return 0 if session.head["ok"] else 1
 
 
-def _lane(session: Session, waiting: list[Check], number: int) -> None:
+def _run_all_of(session: Session, waiting: list[Check], lane: str) -> None:
     """Take the next check until none is left."""
     while not session.stopped.is_set():
         with session.lock:
             if not waiting:
                 return
             check = waiting.pop(0)
-        session.add(run_check(session, check, f"lane {number}"))
+        session.add(run_check(session, check, lane))
 
 
 def run_check(session: Session, check: Check, lane: str) -> Json:
@@ -159,7 +160,7 @@ def run_check(session: Session, check: Check, lane: str) -> Json:
     held = report["exit_code"] == check.expect and all(held for *_, held in judged)
     row |= {"ok": held, "exit_code": report["exit_code"], "wall_seconds": report["wall_seconds"], "judged": judged}
     output = report["output"]
-    if isinstance(output, dict):
+    if output is not None:
         row |= {name: output[name] for name in KEPT if name in output} if "run_id" in output else {"result": output}
     else:
         row["lines"] = report["lines"]
@@ -169,8 +170,8 @@ def run_check(session: Session, check: Check, lane: str) -> Json:
 def judge(check: Check, report: Json) -> list[Row]:
     """The figures of a check beside their bounds, by what its command printed."""
     output = report["output"]
-    if not isinstance(output, dict):
-        # A line of `budget.print_table`.
+    if output is None:
+        # Lines of `meter.print_table`.
         cells = [re.split(r"\s{2,}", line) for line in report["lines"]]
         budgets = [row for row in cells if len(row) == 4 and row[3] in ("held", "NOT HELD")]
         return [(what, text, bound, held == "held") for what, text, bound, held in budgets]
@@ -179,7 +180,7 @@ def judge(check: Check, report: Json) -> list[Row]:
     for sign, path, bound, unit in bounds:
         value: Any = output
         for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
+            value = (value or {}).get(name)
         held = value is not None and (value <= bound if sign == "<=" else value >= bound)
         rows.append((path, "absent" if value is None else f"{value:,.1f} {unit}", f"{sign} {bound:g} {unit}", held))
     memory = output.get("memory") or {}
@@ -200,11 +201,9 @@ def speed_row(rows: Sequence[Json]) -> Row | None:
     speeds = {}
     for row in rows:
         if row["check"] in SPEED and row["ok"]:
-            found = (
-                row["throughput"]["samples_per_s"]["median"] if "throughput" in row else row["result"]["samples_per_s"]
-            )
-            speeds[row["check"]] = found
-    if len(speeds) < len(SPEED) or None in speeds.values():
+            of_run = row.get("throughput", {}).get("samples_per_s", {}).get("median")
+            speeds[row["check"]] = of_run or row["result"]["samples_per_s"]
+    if len(speeds) < len(SPEED):
         return None
     ours, plain = (statistics.mean(speeds[name] for name in SPEED if kind in name) for kind in ("run", "plain"))
     text = f"{ours:.1f} against {plain:.1f} samples/s ({ours / plain:.3f})"
@@ -225,9 +224,9 @@ def run(command: Sequence[str], limit_s: float, variables: Mapping[str, str], st
     began_s = time.monotonic()
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
         text=True,
         errors="replace",
         start_new_session=True,
@@ -308,9 +307,7 @@ def print_table(session: Session, not_run: Sequence[str]) -> None:
             figures.append((_verdict(row), remark, "", ""))
         lines += [(verdict, row["check"], *rest) for verdict, *rest in figures]
     lines += [("FAIL", name, "not run", "", "") for name in not_run]
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print_columns(lines)
     failed = sum(not row["ok"] for row in session.rows) + len(not_run)
     print(f"{session.head['seconds']:.0f} s, {len(session.rows)} checks, {failed} FAIL; {session.file}")
 
@@ -335,24 +332,24 @@ def describe(machine: Machine) -> Json:
 
 def version(package: str) -> str | None:
     """The version of an installed distribution."""
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
-def _as_json(text: str) -> Any:
-    """The last line as JSON, else None."""
+def _as_json(text: str) -> Json | None:
+    """The object that the last line holds, or None."""
     try:
-        return json.loads("".join(text.splitlines()[-1:]))
+        answer = json.loads("".join(text.splitlines()[-1:]))
     except ValueError:
         return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _what_went_wrong(check: Check, report: Json) -> str:
     if report["exit_code"] == check.expect:
         return ""
-    output = report["output"] if isinstance(report["output"], dict) else {}
+    output = report["output"] or {}
     message = (output.get("error") or {}).get("message") or output.get("reason") or "".join(report["errors"][-1:])
     return f"exit code {report['exit_code']}, not {check.expect}: {str(message)[:200]}"
 

@@ -152,7 +152,7 @@ def _timed() -> Iterator[Check]:
     yield benchmark("attached-pairs", "slowdown", "attached", *pairs, *long_run, alone=True, about_s=75)
     drawn = (("cpu_percent", 3.0, "% of a core"), ("bytes_per_s", 20_000.0, "bytes/s"))
     view = ("--json", "--settle", "4", "--key", "1:m", "--", sys.executable, "-m", "trainfast_tui.cli")
-    yield benchmark("monitor-view", "screen", "pty_meter", *view, alone=True, about_s=18, at_most=drawn)
+    yield benchmark("monitor-view", "screen", "meter", *view, alone=True, about_s=18, at_most=drawn)
 
 
 def _apart() -> Iterator[Check]:

@@ -1,6 +1,6 @@
 """The cost of the hooks of `run -- COMMAND` to a script, at each step and at `import torch`.
 
-    python benchmarks/own_scripts.py [--pairs 7]
+    python -m benchmarks.own_scripts [--pairs 7]
 
 The hooks' own time is CPU time of the thread that trains, in one process that takes the hooks off and puts them back
 every few steps. Other load only ever adds to a block of steps: the figure is the difference between the least disturbed
@@ -10,7 +10,6 @@ Imports, each in a process of its own, alternate as A B B A; the part that the h
 tenth, is not timed. Whole runs are those of `script_speeds.py`.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -21,11 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    # As a script, Python looks for modules beside this file only.
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.budget import Row, at_most, print_table
+from benchmarks.meter import Row, at_most, options, print_table
 
 from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
 
@@ -168,53 +163,42 @@ print((time.process_time_ns() - begun_ns) / 1e6)
 them, and the search of the hooks' folder, the first of the path, for each module that the rest imports."""
 
 
-def rows(pairs: int) -> list[Row]:
-    """The budgets: what, measured, budget, held."""
+def rows(pairs: int = 7) -> list[Row]:
+    """The budgets; `pairs` are of imports."""
     with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
-        empty = _printed(EMPTY, _hooked(base / "empty"))
-        trainer = _printed(TRAINER, _hooked(base / "trainer"))
-        imports = [_imports(base / f"import-{pair}", pair) for pair in range(pairs)]
-    longer_ms = [hooked - bare for hooked, bare in imports]
-    step_us = statistics.median(trainer["hooks"])
+        empty = _printed(EMPTY, _hooked(Path(folder, "empty")))
+        trainer = _printed(TRAINER, _hooked(Path(folder, "trainer")))
+        longer_ms = []
+        for pair in range(pairs):
+            sides = [_hooked(Path(folder, f"import-{pair}")), _bare()]
+            times = {len(side): _printed(IMPORT, side) for side in (sides if pair % 2 else sides[::-1])}
+            longer_ms.append(times[len(sides[0])] - times[len(sides[1])])
+    step_us, line_us = statistics.median(trainer["hooks"]), _added(empty, "line")
+    beside = "the same, beside a hook that writes a line a step"
     return [
         _hooks_row("hooks of a step", empty, 1.0, HOOKS_US, "us"),
         at_most(
-            "the same, beside a hook that writes a line a step",
-            _added(empty, "hooks") / _added(empty, "line"),
-            round(HOOKS_US / PEER_US, 2),
-            "x",
-            digits=2,
-            more=f" ({_added(empty, 'line'):.2f} us)",
+            beside, _added(empty, "hooks") / line_us, HOOKS_US / PEER_US, "x", digits=2, more=f" ({line_us:.2f} us)"
         ),
-        _hooks_row(
-            f"hooks of a Trainer's step of {step_us / 1e3:.1f} ms", trainer, 100 / step_us, TRAINER_PERCENT, "%"
-        ),
-        at_most(
-            "import torch, longer by",
-            statistics.median(longer_ms),
-            IMPORT_MS,
-            "ms",
-            digits=1,
-            more=_quartiles(longer_ms, 1),
-        ),
+        _hooks_row(f"hooks of a Trainer's step, {step_us / 1e3:.1f} ms", trainer, 100 / step_us, TRAINER_PERCENT, "%"),
+        _spread_row("import torch, longer by", statistics.median(longer_ms), longer_ms, IMPORT_MS, "ms"),
     ]
 
 
 def _hooks_row(what: str, times: dict[str, list[float]], unit_us: float, most: float, unit: str) -> Row:
     """The time that the hooks add to a step, in units of `unit_us` a microsecond."""
     neighbours = [(hooked - bare) * unit_us for hooked, bare in zip(times["hooks"], times["bare"], strict=False)]
-    return at_most(what, _added(times, "hooks") * unit_us, most, unit, digits=2, more=_quartiles(neighbours, 2))
+    return _spread_row(what, _added(times, "hooks") * unit_us, neighbours, most, unit)
+
+
+def _spread_row(what: str, figure: float, measured: Sequence[float], most: float, unit: str) -> Row:
+    low, _, high = statistics.quantiles(measured, n=4)
+    return at_most(what, figure, most, unit, digits=2, more=f" (quartiles {low:.2f} to {high:.2f})")
 
 
 def _added(times: dict[str, list[float]], side: str) -> float:
     """The microseconds that this side adds to a step, in the least disturbed tenth of the blocks."""
     return statistics.quantiles(times[side], n=10)[0] - statistics.quantiles(times["bare"], n=10)[0]
-
-
-def _quartiles(measured: Sequence[float], digits: int) -> str:
-    low, _, high = statistics.quantiles(measured, n=4)
-    return f" (quartiles {low:.{digits}f} to {high:.{digits}f})"
 
 
 def _hooked(directory: Path) -> dict[str, str]:
@@ -226,39 +210,16 @@ def _hooked(directory: Path) -> dict[str, str]:
 
 def _bare() -> dict[str, str]:
     """The environment of a script without the hooks; Python keeps bytecode, as pip does when it installs."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-
-
-def _imports(directory: Path, pair: int) -> tuple[float, float]:
-    """Milliseconds of `import torch` that the hooks touch, with them and without."""
-    sides = [_hooked(directory), _bare()]
-    times = {id(side): _printed(IMPORT, side) for side in (sides if pair % 2 else sides[::-1])}
-    hooked, bare = (times[id(side)] for side in sides)
-    return hooked, bare
+    without = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if name not in without}
 
 
 def _printed(script: str, environment: dict[str, str]) -> Any:
     """The JSON that the script prints last."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(HOOKS_FOLDER)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", script, str(HOOKS_FOLDER)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def main() -> int:
-    """Measure, print, and return 1 unless all budgets held."""
-    parser = argparse.ArgumentParser(
-        prog="python benchmarks/own_scripts.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--pairs", type=int, default=7, help="of imports")
-    return print_table(rows(parser.parse_args().pairs))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(print_table(rows(options(__doc__, pairs=7).parse_args().pairs)))

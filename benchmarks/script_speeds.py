@@ -1,15 +1,17 @@
 """Six scripts as people write them, bare and under `run --`, unchanged: as many steps, as long, and as fast.
 
-    python benchmarks/script_speeds.py [--pairs 6] [--only plain_torch ...] [--lightning PYTHON]
+    python -m benchmarks.script_speeds [--pairs 6] [--only plain_torch ...]
 
 The scripts of `benchmarks/scripts` keep a clock of their own. The recorded steps are compared with that clock over the
-same steps: medians within 2 %. The speed under `run --` is at least 0.98 of the bare script's, by the same clock: both
-sides of a pair take turns of a few seconds (`turns.py`). A process trains with one thread: two that share busy cores
-run ten times slower, at random.
+same steps: medians within 2 %. The speed under `run --` is at least 0.98 of the bare script's, by the same clock. Both
+sides of a pair live at once and take turns of a few seconds, as the speed of a machine changes within seconds: the side
+that waits is stopped, and each turn is compared with the two of the other side around it. A process trains with one
+thread: two that share busy cores run ten times slower, at random.
 """
 
-import argparse
+import contextlib
 import json
+import math
 import os
 import signal
 import statistics
@@ -23,13 +25,8 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-if __name__ == "__main__":
-    # As a script, Python looks for modules beside this file only.
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks import as_installed
-from benchmarks.budget import Row, print_table
-from benchmarks.turns import SIDE, Turn, median_with_error, signal_all, speed_ratios
+from benchmarks.meter import Row, app, options, print_table
+from trainfast_runner.machine.processes.family import started_with
 
 SCRIPTS = Path(__file__).with_name("scripts")
 ARGUMENTS = {
@@ -42,20 +39,23 @@ ARGUMENTS = {
     "nanogpt_ddp": "",
 }
 """The command line of each script."""
+SIDE = "BENCHMARK_SIDE"
+"""The variable that marks the processes of a side; a supervisor leaves the tree of the command that started it."""
 BARE, RUN = "bare", "run"
 TURN_S, MIN_STEPS = 3.0, 5
 SKIPPED = 5
 CLOCKS_PERCENT, SLOWEST = 2.0, 0.98
 
 
-def row(name: str, python: str, pairs: int) -> Row:
+def row(name: str, pairs: int) -> Row:
     """The steps, both clocks and the speed of one script."""
     with tempfile.TemporaryDirectory() as folder:
-        runs = [_pair(command(name, python), Path(folder)) for _ in range(pairs)]
+        runs = [_pair(command(name), Path(folder)) for _ in range(pairs)]
     counts = {(len(pair.bare), len(pair.own), len(pair.recorded)) for pair in runs}
     clock = statistics.median(100 * (_median_s(pair.recorded) / _median_s(pair.own) - 1) for pair in runs)
     speeds = [ratio for pair in runs for ratio in pair.speeds()]
-    speed, error = median_with_error(speeds)
+    # Twice the standard error of a median, 1.25 that of a mean for a normal distribution.
+    speed, error = statistics.median(speeds), 2 * 1.25 * statistics.stdev(speeds) / math.sqrt(len(speeds))
     steps = " ".join("=".join(map(str, each)) for each in counts)
     step_ms = 1e3 * statistics.median(_median_s(pair.bare) for pair in runs)
     measured = f"{steps} steps of {step_ms:.1f} ms, clocks {clock:+.2f} %"
@@ -77,17 +77,20 @@ class Pair:
     """The side, the begin and the end of each turn."""
 
     def speeds(self) -> list[float]:
-        """Speed under `run --` as a share of the bare speed."""
-        turns = [
-            Turn(side, _step_s(self.bare if side == BARE else self.own, begin, end)) for side, begin, end in self.turns
-        ]
-        return speed_ratios(turns, RUN)
+        """Speed under `run --` as a share of the bare speed: a ratio for each turn between two of the other side."""
+        turns = [(side, _step_s(self.bare if side == BARE else self.own, *span)) for side, *span in self.turns]
+        ratios = []
+        for (_, before), (side, during), (_, after) in zip(turns, turns[1:], turns[2:], strict=False):
+            if before and during and after:
+                ratio = math.sqrt(before * after) / during
+                ratios.append(ratio if side == RUN else 1 / ratio)
+        return ratios
 
 
-def command(name: str, python: str) -> list[str]:
+def command(name: str) -> list[str]:
     """The words that start a script."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name == "nanogpt_ddp" else []
-    return [python, *launcher, str(SCRIPTS / f"{name}.py"), *ARGUMENTS[name].split()]
+    return [sys.executable, *launcher, str(SCRIPTS / f"{name}.py"), *ARGUMENTS[name].split()]
 
 
 def _pair(script: list[str], folder: Path) -> Pair:
@@ -95,40 +98,40 @@ def _pair(script: list[str], folder: Path) -> Pair:
     home, pair = folder / "home", Pair()
     sides = {
         BARE: _start(script, folder, BARE),
-        RUN: _start([*as_installed.app(), "run", "--json", "--", *script], folder, RUN, TRAINFAST_HOME=str(home)),
+        RUN: _start([*app(), "run", "--json", "--", *script], folder, RUN, TRAINFAST_HOME=str(home)),
     }
     outputs = {side: Path(folder, f"{side}.out") for side in sides}
     while all(process.poll() is None for process in sides.values()):
         for side, other in ((BARE, RUN), (RUN, BARE)):
-            signal_all(other, signal.SIGSTOP)
-            signal_all(side, signal.SIGCONT)
+            _signal_all(other, signal.SIGSTOP)
+            _signal_all(side, signal.SIGCONT)
             begin = time.monotonic()
             time.sleep(TURN_S)
             pair.turns.append((side, begin, time.monotonic()))
     for side, process in sides.items():
-        signal_all(side, signal.SIGCONT)
+        _signal_all(side, signal.SIGCONT)
         if process.wait():
             sys.exit(f"{process.args!r} ended with exit code {process.returncode}\n{outputs[side].read_text()}")
     pair.bare = _ends(outputs[BARE].read_text())
-    result = json.loads(outputs[RUN].read_text().splitlines()[-1])
-    directory = home / "runs" / result["run_id"]
-    records = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
+    directory = home / "runs" / json.loads(outputs[RUN].read_text().splitlines()[-1])["run_id"]
     pair.own = _ends((directory / "output.log").read_text())
+    records = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
     pair.recorded = [record["t_ns"] / 1e9 for record in records]
     return pair
 
 
+def _signal_all(side: str, number: signal.Signals) -> None:
+    for process in started_with(SIDE, side):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
 def _start(words: list[str], folder: Path, side: str, **more: str) -> subprocess.Popen[str]:
     """Start a command of this side; a script's Trainer leaves its folder below `folder`."""
+    variables = {**os.environ, **more, SIDE: side, "OMP_NUM_THREADS": "1"}
     with open(folder / f"{side}.out", "w") as output:
-        return subprocess.Popen(
-            words,
-            env={**os.environ, **more, SIDE: side, "OMP_NUM_THREADS": "1"},
-            cwd=folder,
-            stdout=output,
-            stderr=None if side == RUN else output,
-            text=True,
-        )
+        errors = None if side == RUN else output
+        return subprocess.Popen(words, env=variables, cwd=folder, stdout=output, stderr=errors, text=True)
 
 
 def _ends(output: str) -> list[float]:
@@ -148,26 +151,10 @@ def _step_s(ends: Sequence[float], begin: float, end: float) -> float | None:
     return (during[-1] - during[0]) / (len(during) - 1) if len(during) > MIN_STEPS else None
 
 
-def main() -> int:
-    """Measure, print, and return 1 unless all budgets held."""
-    parser = argparse.ArgumentParser(
-        prog="python benchmarks/script_speeds.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--only", nargs="+", choices=ARGUMENTS, default=list(ARGUMENTS))
-    parser.add_argument("--lightning", metavar="PYTHON", help="the interpreter of an environment with Lightning")
-    asked = parser.parse_args()
-    pythons = dict.fromkeys(asked.only, sys.executable)
-    if "with_lightning" in pythons:
-        if asked.lightning is None and find_spec("lightning") is None:
-            print("with_lightning is left out: Lightning is not installed here, and no --lightning PYTHON was given")
-            del pythons["with_lightning"]
-        else:
-            pythons["with_lightning"] = asked.lightning or sys.executable
-    return print_table([row(name, python, asked.pairs) for name, python in pythons.items()])
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    asked = options(__doc__, pairs=6, only=[]).parse_args()
+    chosen = asked.only or list(ARGUMENTS)
+    if "with_lightning" in chosen and find_spec("lightning") is None:
+        print("with_lightning is left out: Lightning is not installed here")
+        chosen.remove("with_lightning")
+    sys.exit(print_table([row(name, asked.pairs) for name in chosen]))

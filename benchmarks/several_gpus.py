@@ -1,20 +1,18 @@
 """Checks that need two or more GPUs: losses of every strategy against `single`, the search over ranks, topology.
 
-    python -m benchmarks.several_gpus losses STRATEGY [--device cpu] [--set knob=value ...]
+    python -m benchmarks.several_gpus losses STRATEGY [--devices 2] [--set knob=value ...]
     python -m benchmarks.several_gpus search
     python -m benchmarks.several_gpus topology
 
 Each prints one JSON object; exit code 1 when its `held` is false.
 """
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+
+from benchmarks.meter import Json, cli, options, settings_of
 
 from trainfast_runner.records.home import Home, home_directory
 from trainfast_runner.records.run_records import read_records
@@ -29,41 +27,17 @@ MIN_FALL = 0.03
 ONE_BATCH = tuple(name for name, entry in STRATEGIES.items() if "dp" not in entry.axes and not entry.one_device)
 """Strategies whose devices share one batch."""
 SMALL_MODEL = ("model.vocab_size=512", "seq_len=64", "lr=3e-3", "precision=fp32", f"steps={STEPS}")
-SELF = "X"
-
-Json = dict[str, Any]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="What two or more GPUs alone can show.")
-    parts = parser.add_subparsers(dest="part", required=True)
-    losses = parts.add_parser("losses", help="a strategy's losses against those of strategy=single")
-    losses.add_argument("strategy")
-    losses.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    losses.add_argument("--devices", type=int, default=2)
-    losses.add_argument("--set", action="append", default=[], dest="settings")
-    parts.add_parser("search", help="a batch search whose second rank has less memory")
-    parts.add_parser("topology", help="`topo` against `nvidia-smi topo -m`")
-    options = parser.parse_args(arguments)
-    if options.part == "losses":
-        report = compare_losses(options.strategy, options.devices, options.settings, on_cpu=options.device == "cpu")
-    else:
-        report = search() if options.part == "search" else topology()
-    print(json.dumps(report))
-    return 0 if report["held"] else 1
-
-
-def compare_losses(strategy: str, devices: int, settings: Sequence[str], *, on_cpu: bool) -> Json:
+def compare_losses(strategy: str, devices: int, settings: Sequence[str]) -> Json:
     """Train the same global batches with `single` and with the strategy, and compare each step's loss."""
     ranks = 1 if strategy in ONE_BATCH else devices // 2 if "+" in strategy else devices
-    count = f"cpu:{devices}" if on_cpu else str(devices)
-    batch = f"batch_size={GLOBAL_BATCH // ranks}"
     report: Json = {"strategy": strategy, "settings": list(settings)}
-    other = run([*SMALL_MODEL, f"strategy={strategy}", f"devices={count}", batch, *settings])
+    batch = f"batch_size={GLOBAL_BATCH // ranks}"
+    other = run(f"strategy={strategy}", f"devices={devices}", batch, *settings)
     if other["state"] != "finished":
         return report | {"held": False, "run": other["run_id"], "reason": other["reason"]}
-    single = run([*SMALL_MODEL, f"batch_size={GLOBAL_BATCH}", *(["devices=cpu"] if on_cpu else [])])
+    single = run(f"batch_size={GLOBAL_BATCH}")
     report |= {"single": single["run_id"], "run": other["run_id"]}
     if single["state"] != "finished":
         return report | {"held": False, "reason": single["reason"]}
@@ -82,8 +56,8 @@ def compare_losses(strategy: str, devices: int, settings: Sequence[str], *, on_c
 
 def search() -> Json:
     """The largest batch of two ranks, the second with less memory: that rank decides, and the answer is confirmed."""
-    settings = ["strategy=ddp", "devices=2", "memory_limit=3GiB+2GiB", "precision=bf16"]
-    answer = cli("search", "max-batch", "tiny-llama", *(word for setting in settings for word in ("--set", setting)))
+    settings = ("strategy=ddp", "devices=2", "memory_limit=3GiB+2GiB", "precision=bf16")
+    answer = cli("search", "max-batch", "tiny-llama", *settings_of(settings))
     fields = ("max_batch", "tightest_rank", "headroom_bytes", "proof_run_id", "seconds", "reason")
     held = answer.get("tightest_rank") == 1 and bool(answer.get("proof_run_id"))
     return {name: answer.get(name) for name in fields} | {"held": held}
@@ -104,16 +78,9 @@ def matrix_of(text: str) -> list[list[str]]:
     return [row[1 : 1 + len(rows)] for row in rows]
 
 
-def run(settings: Sequence[str]) -> Json:
+def run(*settings: str) -> Json:
     """One run of tiny-llama to its end."""
-    return cli("run", "tiny-llama", *(word for setting in settings for word in ("--set", setting)))
-
-
-def cli(*arguments: str) -> Json:
-    """The JSON object of a command, whatever its exit code."""
-    command = [sys.executable, "-m", "trainfast_tui.cli", *arguments, "--json"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    answer: Json = json.loads(done.stdout.splitlines()[-1])
+    answer = cli("run", "tiny-llama", *settings_of([*SMALL_MODEL, *settings]))
     if "error" in answer and "state" not in answer:
         return {"state": "refused", "reason": answer["error"]["message"], "run_id": None}
     return answer
@@ -121,8 +88,22 @@ def cli(*arguments: str) -> Json:
 
 def losses_of(run_id: str) -> list[float]:
     """Rank 0's losses, step by step."""
-    directory: Path = Home(home_directory()).directory(run_id)
-    return [step.loss for step in read_records(directory).steps[0] if step.loss is not None]
+    records = read_records(Home(home_directory()).directory(run_id))
+    return [step.loss for step in records.steps[0] if step.loss is not None]
+
+
+def main() -> int:
+    """The command line."""
+    parser = options(__doc__, devices=2, set=[])
+    parser.add_argument("part", choices=("losses", "search", "topology"))
+    parser.add_argument("strategy", nargs="?", default="ddp")
+    asked = parser.parse_args()
+    if asked.part == "losses":
+        report = compare_losses(asked.strategy, asked.devices, asked.set)
+    else:
+        report = search() if asked.part == "search" else topology()
+    print(json.dumps(report))
+    return 0 if report["held"] else 1
 
 
 if __name__ == "__main__":

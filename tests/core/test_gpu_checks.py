@@ -180,7 +180,7 @@ def test_a_check_of_several_gpus_runs_to_its_judgement(words: str, gpus: dict[st
 @pytest.mark.ci
 def test_the_monitors_view_is_measured_in_a_terminal(gpus: dict[str, str]) -> None:
     app = ("--", sys.executable, "-m", "trainfast_tui.cli")
-    done = start("benchmarks.pty_meter", "--json", "--seconds", "1", "--key", "0.5:m", *app, **gpus)
+    done = start("benchmarks.meter", "--json", "--seconds", "1", "--key", "0.5:m", *app, **gpus)
     [view] = [each for each in all_checks() if each.name == "monitor-view"]
     assert len(judge(view, {"output": json.loads(done.stdout), "lines": []})) == len(view.at_most) == 2
 

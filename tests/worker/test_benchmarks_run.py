@@ -12,9 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "words", ["engines", "step_records", "script_speeds --only plain_torch", "attached --window 1"]
-)
+@pytest.mark.parametrize("words", ["step_records", "script_speeds --only plain_torch", "attached --window 1"])
 def test_benchmark_prints_its_table(words: str) -> None:
     name, *more = words.split()
     command = [sys.executable, "-m", f"benchmarks.{name}", "--pairs", "2", *more]
