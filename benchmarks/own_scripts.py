@@ -170,9 +170,10 @@ def rows(pairs: int = 7) -> list[Row]:
         trainer = _printed(TRAINER, _hooked(Path(folder, "trainer")))
         longer_ms = []
         for pair in range(pairs):
-            sides = [_hooked(Path(folder, f"import-{pair}")), _bare()]
-            times = {len(side): _printed(IMPORT, side) for side in (sides if pair % 2 else sides[::-1])}
-            longer_ms.append(times[len(sides[0])] - times[len(sides[1])])
+            sides = {"hooked": _hooked(Path(folder, f"import-{pair}")), "bare": _bare()}
+            order = list(sides)[:: 1 if pair % 2 else -1]
+            times = {name: _printed(IMPORT, sides[name]) for name in order}
+            longer_ms.append(times["hooked"] - times["bare"])
     step_us, line_us = statistics.median(trainer["hooks"]), _added(empty, "line")
     beside = "the same, beside a hook that writes a line a step"
     return [
