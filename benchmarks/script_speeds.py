@@ -26,7 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.meter import Row, app, options, print_table
-from trainfast_runner.machine.processes.family import started_with
+
+from trainfast_runner.machine.processes import started_with
 
 SCRIPTS = Path(__file__).with_name("scripts")
 ARGUMENTS = {
