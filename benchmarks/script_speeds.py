@@ -25,9 +25,8 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 from benchmarks.meter import Row, app, options, print_table
-
-from trainfast_runner.machine.processes import started_with
 
 SCRIPTS = Path(__file__).with_name("scripts")
 ARGUMENTS = {
@@ -122,9 +121,10 @@ def _pair(script: list[str], folder: Path) -> Pair:
 
 
 def _signal_all(side: str, number: signal.Signals) -> None:
-    for process in started_with(SIDE, side):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
+            if process.environ().get(SIDE) == side:
+                process.send_signal(number)
 
 
 def _start(words: list[str], folder: Path, side: str, **more: str) -> subprocess.Popen[str]:

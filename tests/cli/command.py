@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from forking import Forks
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_lines import Step
 
 SCRIPT = Path(sys.executable).with_name("trainfast-tui")
@@ -159,6 +162,18 @@ def until_measured(cli: Cli) -> None:
         return any(not step.warmup for file in files for step in read_all(file, Step)[0])
 
     until(measured, "a measured step")
+
+
+def directory_of(cli: Cli) -> Path:
+    """The only search's."""
+    (found,) = (cli.home / "searches").iterdir()
+    return found
+
+
+def live_runs(cli: Cli) -> list[Path]:
+    """Those without a result, whose processes are alive."""
+    home = Home(cli.home)
+    return [path for id in home.run_ids() if is_alive(path := home.directory(id)) and read_result(path) is None]
 
 
 def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:

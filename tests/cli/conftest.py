@@ -1,10 +1,9 @@
 """One finished run that many tests look at, runs without an end, and a Python without our packages."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +33,18 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not entry.name.startswith((*OURS, "_distutils", "distutils", "__pycache__")):
             (packages / entry.name).symlink_to(entry)
     return folder / "bin" / "python"
+
+
+@pytest.fixture
+def gpus(nvml_library: Path, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """`gpus(count, *lines)` is the environment of a machine whose GPUs do what these lines of a scenario say."""
+
+    def with_gpus(count: int, *lines: str) -> dict[str, str]:
+        (tmp_path / "scenario").write_text("".join(f"{line}\n" for line in lines))
+        scenario = {"NVML_STAND_IN_SCENARIO": str(tmp_path / "scenario")}
+        return {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": str(count), **scenario}
+
+    return with_gpus
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """Training in somebody's own environment, which has torch and transformers and nothing of ours."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -13,13 +11,13 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("another-python")]
 
 
 @pytest.mark.ci
-def test_one_process_trains_there(cli: Cli, other_python: Path) -> None:
+def test_one_process_trains_there(cli, other_python):
     bare = subprocess.run([other_python, "-c", "import trainfast_runner"], capture_output=True, text=True)
     assert "ModuleNotFoundError" in bare.stderr
     assert_trained(cli, other_python, "steps=6")
 
 
-def test_two_ranks_train_there(cli: Cli, other_python: Path) -> None:
+def test_two_ranks_train_there(cli, other_python):
     assert_trained(cli, other_python, "strategy=ddp", "devices=2", "workers=1", "steps=6")
 
 

@@ -1,7 +1,5 @@
 """Settings that cannot work together: refused before launch, both named, and at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -83,9 +81,7 @@ def refused(cli: Cli, *settings: str, seconds: float = SECONDS, **environment: s
 
 
 @pytest.mark.parametrize(("settings", "key", "expected", "instead"), BAD, ids=lambda value: str(value)[:60])
-def test_a_combination_that_cannot_work(
-    warmed: Cli, settings: list[str], key: str, expected: list[str], instead: str
-) -> None:
+def test_a_combination_that_cannot_work(warmed, settings, key, expected, instead):
     error = refused(warmed, *settings)
     assert error["key"] == key
     for words in expected:
@@ -94,7 +90,7 @@ def test_a_combination_that_cannot_work(
     assert not (warmed.home / "runs").exists() or not list((warmed.home / "runs").iterdir())
 
 
-def test_a_refused_command_does_not_ask_the_training_python_again(warmed: Cli, tmp_path: Path) -> None:
+def test_a_refused_command_does_not_ask_the_training_python_again(warmed, tmp_path):
     started = tmp_path / "started"
     (tmp_path / "sitecustomize.py").write_text(
         f"import sys\nwith open({str(started)!r}, 'a') as file:\n    print(sys.orig_argv, file=file)\n"
@@ -105,7 +101,7 @@ def test_a_refused_command_does_not_ask_the_training_python_again(warmed: Cli, t
 
 
 @pytest.mark.long
-def test_an_attention_that_the_model_has_not(warmed: Cli) -> None:
+def test_an_attention_that_the_model_has_not(warmed):
     error = refused(warmed, "model.family=gemma2", "model.num_hidden_layers=1", "attention=sdpa", seconds=60.0)
     assert error["key"] == "attention"
     assert "gemma2 has no attention=sdpa" in str(error["message"])

@@ -1,12 +1,6 @@
 """The published tables, reduced until a CPU runs them: the baseline of each and one row beside it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
-
-from cli.command import Cli
 
 pytestmark = pytest.mark.longest
 BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 2048}
@@ -24,9 +18,7 @@ GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 2048}
         ("guide-single-gpu/all+adam8bit", {**BERT, "vocab_size": 32000}),
     ],
 )
-def test_a_row_of_every_table_runs_beside_its_baseline(
-    cli: Cli, tmp_path: Path, row: str, model: dict[str, int]
-) -> None:
+def test_a_row_of_every_table_runs_beside_its_baseline(cli, tmp_path, row, model):
     preset, _, variant = row.partition("/")
     settings = [f"model.{name}={value}" for name, value in model.items()]
     settings += ["seq_len=16", "steps=4", "timing_warmup=1"]

@@ -1,14 +1,11 @@
 """`bench --vary` for real: a grid of tiny trainings."""
 
-from __future__ import annotations
-
 import json
 import signal
-from pathlib import Path
 
 import pytest
 
-from cli.command import SMALL, Cli, until
+from cli.command import SMALL, until
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
 
@@ -17,9 +14,7 @@ TINY = ("bench", "tiny-llama", *SMALL, "--set", "steps=6", "--json")
 
 
 @pytest.mark.long
-def test_rows_that_differ_in_warm_knobs_share_a_process_and_a_refused_one_keeps_its_reason(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_rows_that_differ_in_warm_knobs_share_a_process_and_a_refused_one_keeps_its_reason(cli, tmp_path):
     page = tmp_path / "table.html"
     grid = ("--vary", "batch_size=2,4", "--vary", "optimizer=adamw,sgd", "--vary", "strategy=single,dp")
     done = cli(*TINY, *grid, "--repeat", "2", "-o", str(page))
@@ -49,7 +44,7 @@ def test_rows_that_differ_in_warm_knobs_share_a_process_and_a_refused_one_keeps_
 
 
 @pytest.mark.long
-def test_cold_rows_are_runs_of_their_own(cli: Cli) -> None:
+def test_cold_rows_are_runs_of_their_own(cli):
     done = cli(*TINY, "--vary", "batch_size=2,4", "--cold")
     assert done.code == 0, done.err
     rows = done.json["rows"]
@@ -60,7 +55,7 @@ def test_cold_rows_are_runs_of_their_own(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_a_row_that_ends_the_process_leaves_the_next_row_a_new_one(cli: Cli) -> None:
+def test_a_row_that_ends_the_process_leaves_the_next_row_a_new_one(cli):
     started = cli.start(*TINY, "--vary", "batch_size=2,4", "--vary", "grad_accum=1,2", "--set", "steps=300")
     started.until_printed("2/4")
     run = cli("runs", "list", "--probes", "--json").json["runs"][0]["run_id"]
@@ -73,7 +68,7 @@ def test_a_row_that_ends_the_process_leaves_the_next_row_a_new_one(cli: Cli) -> 
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_a_warm_row_and_its_process(cli: Cli) -> None:
+def test_ctrl_c_ends_a_warm_row_and_its_process(cli):
     started = cli.start(*TINY, "--vary", "batch_size=2,4", "--set", "steps=1000000")
     started.until_printed("1/2")
     until(lambda: cli("runs", "list", "--probes", "--json").json["runs"], "a run")
@@ -83,13 +78,3 @@ def test_ctrl_c_ends_a_warm_row_and_its_process(cli: Cli) -> None:
     rows = json.loads(done.out.splitlines()[-1])["rows"]
     assert [row["state"] for row in rows] == ["stopped", "not_run"]
     assert [run["state"] for run in cli("runs", "list", "--probes", "--json").json["runs"]] == ["stopped"]
-
-
-def test_a_grid_that_cannot_be_asked_for_is_refused_at_once(cli: Cli) -> None:
-    sizes = ",".join(map(str, range(1, 1001)))
-    million = cli("bench", "tiny-llama", "--vary", f"batch_size={sizes}", "--vary", f"grad_accum={sizes}").refused()
-    assert "1,000,000 rows" in million
-    assert "dropping --vary batch_size and --vary grad_accum" in million
-    assert "did you mean workers?" in cli("bench", "tiny-llama", "--vary", "worker=1,2").refused()
-    assert "given twice" in cli("bench", "tiny-llama", "--vary", "workers=1", "--vary", "workers=2").refused()
-    assert "did you mean .csv?" in cli("bench", "tiny-llama", "--vary", "workers=1", "-o", "table.cvs").refused()

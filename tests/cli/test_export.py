@@ -1,21 +1,17 @@
 """`export`: settings that another program takes, and that come back to the same run."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shlex
-from pathlib import Path
 from unittest.mock import patch
 
-import msgspec
 import pytest
 
 from cli.command import Cli, Done
-from cli.history import result, write
+from on_disk import A, ended, started
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 # The run that is exported is the one those tests look at too.
@@ -42,22 +38,20 @@ def assert_same(spec: RunSpec, run: RunFile) -> None:
     assert {**spec.knobs, "devices": None} == {**run.knobs, "devices": None}
 
 
-def test_the_command_starts_the_same_run(trained: tuple[Cli, Done]) -> None:
+def test_the_command_starts_the_same_run(trained):
     words = shlex.split(exported(trained, "command"), comments=True)
     assert words[:3] == ["trainfast-tui", "run", "tiny-llama"]
     assert_same(resolve(words[2], words[4::2]), recorded(trained))
     assert words[3::2] == ["--set"] * len(words[4::2])
 
 
-def test_the_preset_is_the_same_run(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+def test_the_preset_is_the_same_run(trained, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(exported(trained, "preset"))
     assert_same(resolve(str(file)), recorded(trained))
 
 
-def test_training_arguments_are_taken_by_the_trainer(
-    trained: tuple[Cli, Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_arguments_are_taken_by_the_trainer(trained, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     script = tmp_path / "script.py"
     script.write_text(exported(trained, "training-args"))
@@ -70,14 +64,14 @@ def test_training_arguments_are_taken_by_the_trainer(
     assert "# seq_len=16: max_seq_length (of the data)" in script.read_text()
 
 
-def test_deepspeed_refuses_a_run_without_it(trained: tuple[Cli, Done]) -> None:
+def test_deepspeed_refuses_a_run_without_it(trained):
     cli, _ = trained
     refusal = cli("export", "last", "--to", "deepspeed").refused()
     assert "strategy=single" in refusal
     assert "another run" in refusal
 
 
-def test_accelerate_takes_its_own(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+def test_accelerate_takes_its_own(trained, tmp_path):
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     file = tmp_path / "accelerate.yaml"
     file.write_text(exported(trained, "accelerate"))
@@ -85,12 +79,12 @@ def test_accelerate_takes_its_own(trained: tuple[Cli, Done], tmp_path: Path) -> 
     assert (config.distributed_type, config.mixed_precision, config.num_processes) == ("NO", "no", 1)
 
 
-def test_an_unknown_form_names_the_nearest(trained: tuple[Cli, Done]) -> None:
+def test_an_unknown_form_names_the_nearest(trained):
     cli, _ = trained
     assert "did you mean deepspeed?" in cli("export", "last", "--to", "deepsped").refused()
 
 
-def test_the_files_are_written_once(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+def test_the_files_are_written_once(trained, tmp_path):
     cli, _ = trained
     words = ("export", "last", "--to", "torchrun", "-o", str(tmp_path / "mine"))
     done = cli(*words)
@@ -100,7 +94,7 @@ def test_the_files_are_written_once(trained: tuple[Cli, Done], tmp_path: Path) -
     assert "train.sh exists already" in cli(*words).refused()
 
 
-def test_a_file_that_cannot_be_written_is_a_failure(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_a_failure(trained, tmp_path):
     cli, _ = trained
     (tmp_path / "train.sh").symlink_to("missing/train.sh")
     done = cli("export", "last", "--to", "torchrun", "-o", str(tmp_path))
@@ -108,12 +102,10 @@ def test_a_file_that_cannot_be_written_is_a_failure(trained: tuple[Cli, Done], t
     assert done.err == f"trainfast-tui: cannot write into {tmp_path}: No such file or directory\n"
 
 
-def test_settings_that_ran_out_of_memory_come_with_a_warning(cli: Cli) -> None:
-    run_id = "20261101-100000-tiny-llama-aaaa"
-    write(cli.home, result(run_id, state="oom"))
-    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
-    run = RunFile(run_id=run_id, **resolve("tiny-llama").record_fields(), clock=clock)
-    (cli.home / "runs" / run_id / "run.json").write_bytes(msgspec.json.encode(run))
+def test_settings_that_ran_out_of_memory_come_with_a_warning(cli):
+    run_id = A
+    ended(cli.home, run_id, state="oom")
+    started(cli.home, A, **resolve("tiny-llama").record_fields())
     warning = f"{run_id} ran out of memory with these settings: see trainfast-tui runs show {run_id}"
     for form in ("training-args", "accelerate", "torchrun", "command", "preset"):
         done = cli("export", "last", "--to", form)
@@ -122,17 +114,3 @@ def test_settings_that_ran_out_of_memory_come_with_a_warning(cli: Cli) -> None:
     done = cli("export", "last", "--to", "command", "--json")
     assert done.err == f"warning: {warning}\n"
     assert set(done.json) == {"run_id", "to", "text", "left_out", "files"}
-
-
-@pytest.mark.parametrize(
-    ("words", "instead"),
-    [
-        (("import", "args.py"), "import was removed: presets new NAME -- COMMAND"),
-        (("export", "last", "--onto", "train.py"), "--onto was removed: --to prints"),
-        (("export", "last", "--to", "command", "--prove"), "--prove was removed: run -- COMMAND"),
-        (("run", "tiny-llama", "--cool-to", "55"), "--cool-to was removed: monitor shows the temperature"),
-        (("search", "best", "tiny-llama", "--cool-to=55"), "--cool-to was removed: monitor shows the temperature"),
-    ],
-)
-def test_a_removed_command_or_option_names_its_successor(cli: Cli, words: tuple[str, ...], instead: str) -> None:
-    assert instead in cli(*words).refused()

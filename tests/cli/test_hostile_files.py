@@ -1,7 +1,5 @@
 """Records, results and journals that hold anything at all: every command answers, and prints no control sequence."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import io
@@ -25,6 +23,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from cli.command import Done
+from on_disk import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
@@ -35,7 +34,6 @@ from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.search.searches import new_search
 from trainfast_tui.cli import main
 
-RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
 OTHER = "20261121-133322-tiny-llama-d702"
 """The id of a run of the same records as they are."""
 RECORD_FILES = ("run.json", "result.json")
@@ -147,9 +145,7 @@ def home_with(folder: str, name: str, place: JsonPath, change: Any) -> Path:
 @pytest.mark.parametrize("command", COMMANDS)
 @settings(max_examples=40)
 @given(place=st.sampled_from(TEXT_PLACES), text=st.sampled_from(SEQUENCES), is_key=st.booleans())
-def test_f02_no_text_of_a_record_reaches_the_terminal_raw(
-    command: str, place: tuple[str, JsonPath], text: str, is_key: bool
-) -> None:
+def test_f02_no_text_of_a_record_reaches_the_terminal_raw(command, place, text, is_key):
     with tempfile.TemporaryDirectory() as folder:
         done = run_in_process(home_with(folder, *place, {text: 1} if is_key else f"a{text}b"), command)
         written = [file.read_text() for file in Path(folder).glob("r.*")]
@@ -163,9 +159,7 @@ CHANGES = st.sampled_from([..., None, True, -1, 0, 10**18, 1.5, 1e300, "", "unkn
 @pytest.mark.parametrize("command", COMMANDS)
 @settings(max_examples=60)
 @given(place=st.sampled_from(PLACES), change=CHANGES)
-def test_f12_any_value_of_a_record_is_a_missing_figure_or_one_line(
-    command: str, place: tuple[str, JsonPath], change: object
-) -> None:
+def test_f12_any_value_of_a_record_is_a_missing_figure_or_one_line(command, place, change):
     with tempfile.TemporaryDirectory() as folder:
         done = run_in_process(home_with(folder, *place, change), command)
     assert done.code != 2 or len(done.refused().splitlines()) == 1
@@ -177,7 +171,7 @@ def test_f12_any_value_of_a_record_is_a_missing_figure_or_one_line(
 @given(place=st.sampled_from(PLACES), change=CHANGES | st.sampled_from(SEQUENCES))
 @example(place=("result.json", ("throughput", "predicted", "median")), change=-1)
 @example(place=("result.json", ("preset",)), change="$\\nothing$")
-def test_f02_f12_a_page_with_pictures_shows_any_value_of_a_record(place: tuple[str, JsonPath], change: object) -> None:
+def test_f02_f12_a_page_with_pictures_shows_any_value_of_a_record(place, change):
     with tempfile.TemporaryDirectory() as folder:
         done = run_in_process(home_with(folder, *place, change), "report last -o FOLDER/r.html")
         assert done.code != 0 or not RAW.search((Path(folder) / "r.html").read_text())
@@ -186,7 +180,7 @@ def test_f02_f12_a_page_with_pictures_shows_any_value_of_a_record(place: tuple[s
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "device", "huge"])
 @pytest.mark.parametrize("name", [*RECORDS, "alive.lock", "control.jsonl"])
-def test_f04_a_file_that_is_not_regular_costs_only_its_own_run(name: str, kind: str, tmp_path: Path) -> None:
+def test_f04_a_file_that_is_not_regular_costs_only_its_own_run(name, kind, tmp_path):
     file = home_with(str(tmp_path), "run.json", ("title",), "x") / "runs" / RECORDED.name / name
     file.unlink(missing_ok=True)
     match kind:
@@ -210,7 +204,7 @@ def test_f04_a_file_that_is_not_regular_costs_only_its_own_run(name: str, kind: 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "device", "utf-16"])
-def test_f04_f09_a_preset_that_cannot_be_read_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+def test_f04_f09_a_preset_that_cannot_be_read_is_refused_in_one_line(kind, tmp_path):
     file = tmp_path / "mine.toml"
     match kind:
         case "pipe":
@@ -226,14 +220,14 @@ def test_f04_f09_a_preset_that_cannot_be_read_is_refused_in_one_line(kind: str, 
     assert str(file) in run_in_process(tmp_path, f"presets show {file}").refused()
 
 
-def test_f09_a_preset_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+def test_f09_a_preset_with_a_byte_order_mark_is_read(tmp_path):
     text = '# By an editor of Windows.\r\nschema = 1\r\nmodel.family = "llama"\r\n'
     (tmp_path / "mine.toml").write_text(text, "utf-8-sig", newline="")
     assert run_in_process(tmp_path, f"presets show {tmp_path}/mine.toml").code == 0
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_f04_an_output_that_is_not_regular_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+def test_f04_an_output_that_is_not_regular_is_refused_in_one_line(kind, tmp_path):
     file = home_with(str(tmp_path), "run.json", ("title",), "x") / "runs" / RECORDED.name / "output.log"
     file.unlink()
     {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[kind](file)
@@ -266,7 +260,7 @@ def as_another(work: Callable[[], Done]) -> Done:
 
 @as_root
 @pytest.mark.parametrize("name", ["", "run.json", "result.json", "alive.lock"])
-def test_f03_a_run_of_another_user_is_listed_with_its_owner_and_hides_no_other(name: str) -> None:
+def test_f03_a_run_of_another_user_is_listed_with_its_owner_and_hides_no_other(name):
     with tempfile.TemporaryDirectory() as folder:
         home = home_with(folder, "run.json", ("title",), "x")
         for command in ("runs list --json", "runs prune --keep 9 --yes"):  # imports what the fork cannot read
@@ -296,7 +290,7 @@ def test_f03_a_run_of_another_user_is_listed_with_its_owner_and_hides_no_other(n
 
 
 @as_root
-def test_f03_the_launch_lock_of_another_user_is_replaced() -> None:
+def test_f03_the_launch_lock_of_another_user_is_replaced():
     with tempfile.TemporaryDirectory() as folder:
         lock = Path(folder) / "launch.lock"
         lock.touch(0o600)
@@ -311,7 +305,7 @@ def test_f03_the_launch_lock_of_another_user_is_replaced() -> None:
 
 
 @as_root
-def test_f03_the_searches_of_another_user_stop_no_reader() -> None:
+def test_f03_the_searches_of_another_user_stop_no_reader():
     with tempfile.TemporaryDirectory() as folder:
         home = home_with(folder, "run.json", ("title",), "x")
         run_in_process(home, "runs prune --keep 9 --yes")  # imports what the fork cannot read
@@ -330,7 +324,7 @@ def test_f03_the_searches_of_another_user_stop_no_reader() -> None:
         assert as_another(search).code == 0
 
 
-def test_f10_folders_are_private_under_any_umask(tmp_path: Path) -> None:
+def test_f10_folders_are_private_under_any_umask(tmp_path):
     before = os.umask(0)
     try:
         Home(tmp_path / "a" / "home").create()
@@ -342,7 +336,7 @@ def test_f10_folders_are_private_under_any_umask(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
 
 
-def test_f11_last_is_the_run_that_was_launched_last(tmp_path: Path) -> None:
+def test_f11_last_is_the_run_that_was_launched_last(tmp_path):
     home = Home(home_with(str(tmp_path), "run.json", ("title",), "x"))
     future = "20310101-000000-tiny-llama-d704"
     shutil.copytree(home.directory(OTHER), home.directory(future))
@@ -355,7 +349,7 @@ def test_f11_last_is_the_run_that_was_launched_last(tmp_path: Path) -> None:
     assert home.run_ids() == [OTHER]
 
 
-def test_f17_a_run_of_another_host_is_shown_as_such_and_left_alone(tmp_path: Path) -> None:
+def test_f17_a_run_of_another_host_is_shown_as_such_and_left_alone(tmp_path):
     home = home_with(str(tmp_path), "run.json", ("host",), "node7")
     directory = home / "runs" / RECORDED.name
     (directory / "result.json").unlink()
@@ -373,7 +367,7 @@ def test_f17_a_run_of_another_host_is_shown_as_such_and_left_alone(tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["runs rm last", "runs prune --keep 0 --yes"])
-def test_f17_an_abandoned_run_of_another_host_can_be_deleted(command: str, tmp_path: Path) -> None:
+def test_f17_an_abandoned_run_of_another_host_can_be_deleted(command, tmp_path):
     home = home_with(str(tmp_path), "run.json", ("host",), "node7")
     directory = home / "runs" / RECORDED.name
     (directory / "result.json").unlink()

@@ -1,21 +1,20 @@
-"""`monitor` and `doctor`: the machine as it is, with and without GPUs."""
-
-from __future__ import annotations
+"""`monitor`, `doctor`, `topo` and the device of a run: the machine as it is, with and without GPUs."""
 
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+from cuda_python import cuda_python
 
-from cli.command import SMALL, Cli
+from cli.command import SMALL
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.cgroup import tightest_group_limit
 from trainfast_runner.machine.doctor.examine import ends_at_logout
 from trainfast_tui.cli import doctor
 
 
-def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:
+def test_monitor_gives_the_hosts_real_readings(cli):
     tick = cli("monitor", "--once", "--json").json
     assert set(tick) >= {"schema", "t_ns", "host", "devices", "missing"}
     assert 0 <= tick["host"]["cpu_percent"] <= 100
@@ -24,18 +23,12 @@ def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:
     assert 0 < tick["host"]["memory_used_bytes"] < tick["host"]["memory_total_bytes"]
 
 
-def test_everything_that_monitor_cannot_give_has_its_reason(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+def test_everything_that_monitor_cannot_give_has_its_reason(cli, gpus):
     """MIG, the host's memory as the GPU's, no counters and no memory: what is null is in `missing`, in the same words
     that doctor uses."""
-    scenario = tmp_path / "scenario"
-    scenario.write_text(
-        "mig 0\nunified 1\ncounters none\nno 2 nvmlDeviceGetMemoryInfo_v2\nno 2 field:75\nlost 3 0 1e9\n"
+    machine = gpus(
+        4, "mig 0", "unified 1", "counters none", "no 2 nvmlDeviceGetMemoryInfo_v2", "no 2 field:75", "lost 3 0 1e9"
     )
-    machine = {
-        "LD_LIBRARY_PATH": str(nvml_library),
-        "NVML_STAND_IN_GPUS": "4",
-        "NVML_STAND_IN_SCENARIO": str(scenario),
-    }
     tick = cli("monitor", "--once", "--json", **machine).json
     for gpu in tick["devices"][:3]:
         absent = {name for name, value in gpu.items() if value is None and name != "error"}
@@ -47,18 +40,12 @@ def test_everything_that_monitor_cannot_give_has_its_reason(cli: Cli, nvml_libra
         assert reason in text
 
 
-GARBLED = "garbled 0 nvmlDeviceGetName\ngarbled 0 nvmlSystemGetDriverVersion\ngarbled 1 nvmlDeviceGetUUID\n"
+GARBLED = ("garbled 0 nvmlDeviceGetName", "garbled 0 nvmlSystemGetDriverVersion", "garbled 1 nvmlDeviceGetUUID")
 
 
-def test_case_09_an_unreadable_answer_loses_itself_alone(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+def test_case_09_an_unreadable_answer_loses_itself_alone(cli, gpus):
     """Garbage for a name, a UUID and the driver's version, which pynvml cannot decode."""
-    scenario = tmp_path / "scenario"
-    scenario.write_text(GARBLED)
-    machine = {
-        "LD_LIBRARY_PATH": str(nvml_library),
-        "NVML_STAND_IN_GPUS": "3",
-        "NVML_STAND_IN_SCENARIO": str(scenario),
-    }
+    machine = gpus(3, *GARBLED)
     tick = cli("monitor", "--once", "--json", **machine).json
     assert [gpu["name"] is None for gpu in tick["devices"]] == [True, False, False]
     assert [gpu["uuid"] is None for gpu in tick["devices"]] == [False, True, False]
@@ -78,17 +65,16 @@ def test_case_09_an_unreadable_answer_loses_itself_alone(cli: Cli, nvml_library:
     assert done.code == 0, done.err
 
 
-def test_case_10_impossible_readings_are_null_with_their_reason(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario"
-    scenario.write_text(
-        "ramp 0 0 4294967256 0 3714000 9999\npcie 0 77 4294967295\nprocess 0 4294967295 1 0 1e18\n"
-        "process 0 0 1 0 1e18\nprocess 0 4242 1 0 1e18\necc 0 4294967295 4294967295 4294967295\n"
+def test_case_10_impossible_readings_are_null_with_their_reason(cli, gpus):
+    machine = gpus(
+        2,
+        "ramp 0 0 4294967256 0 3714000 9999",
+        "pcie 0 77 4294967295",
+        "process 0 4294967295 1 0 1e18",
+        "process 0 0 1 0 1e18",
+        "process 0 4242 1 0 1e18",
+        "ecc 0 4294967295 4294967295 4294967295",
     )
-    machine = {
-        "LD_LIBRARY_PATH": str(nvml_library),
-        "NVML_STAND_IN_GPUS": "2",
-        "NVML_STAND_IN_SCENARIO": str(scenario),
-    }
     tick = cli("monitor", "--once", "--json", **machine).json
     gpu, sound = tick["devices"]
     names = {"temperature_c", "memory_temperature_c", "power_w", "power_average_w", "power_instant_w", "sm_clock_mhz"}
@@ -106,15 +92,9 @@ def test_case_10_impossible_readings_are_null_with_their_reason(cli: Cli, nvml_l
     assert "PCIe lanes" not in cli("topo", **machine).out
 
 
-def test_doctor_says_why_a_gpu_has_no_energy(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+def test_doctor_says_why_a_gpu_has_no_energy(cli, gpus):
     """Its counter stands still while it draws power: to call that 0 J would be a lie."""
-    scenario = tmp_path / "scenario"
-    scenario.write_text("ramp * 0 60 1 400 1500\nenergy 1 1\n")
-    machine = {
-        "LD_LIBRARY_PATH": str(nvml_library),
-        "NVML_STAND_IN_GPUS": "2",
-        "NVML_STAND_IN_SCENARIO": str(scenario),
-    }
+    machine = gpus(2, "ramp * 0 60 1 400 1500", "energy 1 1")
     checks = {check["name"]: check for check in cli("doctor", "--json", **machine).json["checks"]}
     assert "GPU 0 energy" not in checks
     assert checks["GPU 1 energy"]["state"] == "warn"
@@ -122,8 +102,8 @@ def test_doctor_says_why_a_gpu_has_no_energy(cli: Cli, nvml_library: Path, tmp_p
     assert "400 W over that time are " in checks["GPU 1 energy"]["finding"]
 
 
-def test_monitor_shows_eight_gpus(cli: Cli, nvml_library: Path) -> None:
-    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "8"}
+def test_monitor_shows_eight_gpus(cli, gpus):
+    machine = gpus(8)
     tick = cli("monitor", "--once", "--json", **machine).json
     assert [gpu["temperature_c"] for gpu in tick["devices"]] == [40 + index for index in range(8)]
     assert all(gpu["throttle_reasons"] == ["idle"] for gpu in tick["devices"])
@@ -138,7 +118,7 @@ def test_monitor_shows_eight_gpus(cli: Cli, nvml_library: Path) -> None:
     assert lines[1].split()[:2] == ["GPU", "NAME"]
 
 
-def test_monitor_streams_until_it_is_interrupted(cli: Cli) -> None:
+def test_monitor_streams_until_it_is_interrupted(cli):
     started = cli.start("monitor", "--json", "--interval", "0.1")
     lines = [started.process.stdout.readline() for _ in range(3)] if started.process.stdout else []
     started.signal(signal.SIGINT)
@@ -147,7 +127,7 @@ def test_monitor_streams_until_it_is_interrupted(cli: Cli) -> None:
     assert all(line.startswith('{"schema":') for line in lines)
 
 
-def test_doctor_names_what_is_there(cli: Cli) -> None:
+def test_doctor_names_what_is_there(cli):
     found = cli("doctor", "--json")
     assert found.code == 0
     checks = {check["name"]: check for check in found.json["checks"]}
@@ -160,7 +140,7 @@ def test_doctor_names_what_is_there(cli: Cli) -> None:
         assert check["state"] != "warn" or check["cure"] or check["name"].startswith("GPU")
 
 
-def test_doctor_says_why_runs_cannot_start(cli: Cli, tmp_path: Path) -> None:
+def test_doctor_says_why_runs_cannot_start(cli, tmp_path):
     bad_home = tmp_path / "file"
     bad_home.write_text("")
     found = cli("doctor", "--json", TRAINFAST_HOME=str(bad_home))
@@ -176,7 +156,7 @@ def test_doctor_says_why_runs_cannot_start(cli: Cli, tmp_path: Path) -> None:
     assert "2 for a --python PATH that cannot train" in " ".join(cli("doctor", "--help").out.split())
 
 
-def test_doctor_looks_for_build_tools_beside_the_python_of_a_folder(cli: Cli, tmp_path: Path) -> None:
+def test_doctor_looks_for_build_tools_beside_the_python_of_a_folder(cli, tmp_path):
     folder = tmp_path / "env" / "bin"
     folder.mkdir(parents=True)
     for tool, command in (("python", f'exec {sys.executable} "$@"'), ("ninja", "exit")):
@@ -187,18 +167,16 @@ def test_doctor_looks_for_build_tools_beside_the_python_of_a_folder(cli: Cli, tm
     assert found["ninja"] == str(folder / "ninja")
 
 
-def test_doctor_sees_gpus_that_this_torch_cannot_use(cli: Cli, nvml_library: Path) -> None:
-    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "2"}
+def test_doctor_sees_gpus_that_this_torch_cannot_use(cli, gpus):
+    machine = gpus(2)
     text = cli("doctor", **machine).out
     assert "GPU 0" in text
     assert "GPU 1" in text
     assert "not supported by this GPU and driver" in text
 
 
-def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario"
-    scenario.write_text("init 18 0 1000\n")
-    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_SCENARIO": str(scenario)}
+def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli, gpus):
+    machine = gpus(1, "init 18 0 1000")
     (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
     assert check["state"] == "warn"
     assert check["finding"] == "none: the driver was updated under the running system. Training runs on the CPU"
@@ -206,7 +184,7 @@ def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli: Cli, nvml_libr
     assert "driver was updated under the running system" in cli("monitor", "--once", **machine).out
 
 
-def test_a_foreign_binding_is_one_sentence_everywhere_and_nothing_else_suffers(cli: Cli, tmp_path: Path) -> None:
+def test_a_foreign_binding_is_one_sentence_everywhere_and_nothing_else_suffers(cli, tmp_path):
     (tmp_path / "pynvml.py").write_text("raise RuntimeError('not for you')\n")
     machine = {"PYTHONPATH": str(tmp_path)}
     what, cure = "the pynvml module cannot be imported (RuntimeError)", f"rename {tmp_path / 'pynvml.py'}, or take"
@@ -219,7 +197,7 @@ def test_a_foreign_binding_is_one_sentence_everywhere_and_nothing_else_suffers(c
     assert cli("runs", "list", **machine).code == 0
 
 
-def test_logind_says_whose_runs_end_at_logout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logind_says_whose_runs_end_at_logout(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not ends_at_logout("ann"), "there is no busctl"
 
@@ -241,7 +219,7 @@ def test_logind_says_whose_runs_end_at_logout(tmp_path: Path, monkeypatch: pytes
     assert not ends_at_logout("bob")
 
 
-def test_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:
+def test_the_tightest_memory_limit_above_us_counts(tmp_path):
     group = tmp_path / "fs/job/step"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
@@ -253,8 +231,8 @@ def test_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:
     assert where == str(group.parent / "memory.max")
 
 
-def test_topo_draws_two_islands_of_four(cli: Cli, nvml_library: Path) -> None:
-    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "8"}
+def test_topo_draws_two_islands_of_four(cli, gpus):
+    machine = gpus(8)
     found = cli("topo", "--json", **machine).json
     assert set(found) >= {"schema", "devices", "matrix", "legend", "advice"}
     near, far = ["NV4"] * 4, ["SYS"] * 4
@@ -270,7 +248,7 @@ def test_topo_draws_two_islands_of_four(cli: Cli, nvml_library: Path) -> None:
     assert any("NV#" in line for line in lines)
 
 
-def test_topo_without_a_gpu_is_one_sentence(cli: Cli) -> None:
+def test_topo_without_a_gpu_is_one_sentence(cli):
     done = cli("topo", "--json")
     assert done.code == 0
     assert (done.json["devices"], done.json["matrix"]) == ([], [])
@@ -279,7 +257,7 @@ def test_topo_without_a_gpu_is_one_sentence(cli: Cli) -> None:
     assert text[0].startswith("No GPU to show, runs train on the CPU: ")
 
 
-def test_a_preset_is_shown_with_advice_for_this_machine(cli: Cli) -> None:
+def test_a_preset_is_shown_with_advice_for_this_machine(cli):
     advice = {one["knob"]: one for one in cli("presets", "show", "gpt2-medium", "--json").json["advice"]}
     assert advice["strategy"]["value"] == "single"
     assert "50304 instead of 50257" in advice["model"]["text"]
@@ -288,12 +266,12 @@ def test_a_preset_is_shown_with_advice_for_this_machine(cli: Cli) -> None:
     assert advice["strategy"]["text"] in text
 
 
-def test_a_measured_speed_of_thousands_is_a_whole_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measured_speed_of_thousands_is_a_whole_number(capsys):
     doctor._print_ceiling(Ceiling(device="cuda:0", name="NVIDIA H100", tflops={"bf16": 1012.4}, copy_gb_per_s=3011.6))
     assert "bf16 1,012 TFLOP/s; copy 3,012 GB/s (read and written)" in capsys.readouterr().out
 
 
-def test_launches_a_second_are_printed_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_launches_a_second_are_printed_with_their_meaning(capsys):
     ceiling = Ceiling(device="cuda", name="NVIDIA H100", tflops={"bf16": 700.0}, copy_gb_per_s=3000.0, operation_us=11)
     doctor._print_ceiling(ceiling)
     printed = capsys.readouterr().out
@@ -301,3 +279,40 @@ def test_launches_a_second_are_printed_with_their_meaning(capsys: pytest.Capture
     assert "gain from compile and larger batches" in printed
     doctor._print_ceiling(Ceiling(device="cuda", name="older", tflops={"bf16": 700.0}, copy_gb_per_s=3000.0))
     assert "launches" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> list[str]:
+    """`--python` with a CUDA build of torch."""
+    return ["--python", cuda_python(tmp_path / "bin")]
+
+
+@pytest.mark.parametrize("command", [["run"], ["search", "max-batch"], ["predict"]])
+def test_an_nvml_failure_with_gpus_present_is_refused_before_launch(cli, gpus, python, command):
+    machine = gpus(2, "init 18 0 1000")
+    done = cli(*command, "tiny-llama", *python, "--json", **machine)
+    assert "the driver was updated under the running system: reboot" in done.refused()
+    assert "try devices=cpu to train on the CPU" in done.refused()
+    assert done.json["error"]["key"] == "devices"
+    assert cli("runs", "list", "--json").json["runs"] == []
+
+
+def test_a_rocm_build_says_what_is_not_supported(cli, gpus, tmp_path):
+    python = cuda_python(tmp_path / "bin", {"torch.version.cuda": None, "torch.version.hip": "7.0"})
+    line = cli("run", "tiny-llama", "--python", python, **gpus(2)).refused()
+    assert "is a ROCm build (HIP 7.0): AMD GPUs are not supported" in line
+
+
+@pytest.mark.long
+def test_devices_cpu_trains_on_the_cpu_beside_gpus_and_is_exported(cli, gpus):
+    machine = gpus(2, "init 18 0 1000")
+    settings = [*SMALL, "--set", "strategy=ddp", "--set", "devices=cpu:2", "--set", "steps=5"]
+    done = cli("run", "tiny-llama", *settings, "--json", **machine)
+    assert done.code == 0, done.err
+    result = done.json
+    assert (result["actual"]["device"], result["actual"]["world_size"]) == ("cpu", 2)
+    assert result["knobs"]["devices"] == "cpu:2"
+    assert "--set devices=cpu:2" in cli("export", "last", "--to", "command").out
+    assert "use_cpu=True" in cli("export", "last", "--to", "training-args").out
+    predicted = cli("predict", "tiny-llama", *settings, "--json", **machine).json
+    assert predicted["predicted"]["context_bytes"] is None

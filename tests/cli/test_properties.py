@@ -1,7 +1,5 @@
 """Properties of any text after `--set`, and for a record file cut off anywhere."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path
@@ -16,7 +14,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Tail, read_all
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve, with_setting
 
@@ -53,14 +50,14 @@ def after_set(text: str) -> RunSpec | UserError:
 
 
 @given(key=KEYS, value=any_text())
-def test_a_setting_is_taken_or_refused_in_one_line(key: str, value: str) -> None:
+def test_a_setting_is_taken_or_refused_in_one_line(key, value):
     answer = after_set(f"{key}={value}")
     if key in KNOBS_BY_NAME and isinstance(answer, UserError):
         assert key in answer.line(), "the refusal of a value names its knob"
 
 
 @given(text=any_text())
-def test_any_text_at_all_is_taken_or_refused_in_one_line(text: str) -> None:
+def test_any_text_at_all_is_taken_or_refused_in_one_line(text):
     answer = after_set(text)
     if "=" not in text:
         assert isinstance(answer, UserError)
@@ -68,7 +65,7 @@ def test_any_text_at_all_is_taken_or_refused_in_one_line(text: str) -> None:
 
 
 @pytest.mark.parametrize("entry", KNOBS, ids=lambda entry: str(entry.name))
-def test_every_value_reads_back_as_it_is_shown(entry: Knob) -> None:
+def test_every_value_reads_back_as_it_is_shown(entry):
     for value in entry.values.ladder(entry.default):
         assert entry.read(entry.text_of(value)) == value
         spec = with_setting(BASE, f"{entry.name}={entry.text_of(value)}")
@@ -76,7 +73,7 @@ def test_every_value_reads_back_as_it_is_shown(entry: Knob) -> None:
 
 
 @given(steps=st.lists(STEPS, max_size=8), cuts=st.lists(st.integers(1, 400), max_size=12))
-def test_a_file_that_grows_in_any_pieces_gives_each_record_once(steps: list[Step], cuts: list[int]) -> None:
+def test_a_file_that_grows_in_any_pieces_gives_each_record_once(steps, cuts):
     content = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.jsonl"
@@ -93,7 +90,7 @@ def test_a_file_that_grows_in_any_pieces_gives_each_record_once(steps: list[Step
 
 
 @given(steps=st.lists(STEPS, min_size=1, max_size=8), keep=st.floats(0, 1))
-def test_a_file_cut_off_anywhere_keeps_every_whole_record(steps: list[Step], keep: float) -> None:
+def test_a_file_cut_off_anywhere_keeps_every_whole_record(steps, keep):
     content = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
     content = content[: round(len(content) * keep)]
     with tempfile.TemporaryDirectory() as folder:
@@ -109,9 +106,7 @@ def test_a_file_cut_off_anywhere_keeps_every_whole_record(steps: list[Step], kee
     damage=st.lists(st.binary(min_size=1, max_size=60).filter(lambda line: b"\n" not in line), max_size=4),
     seed=st.randoms(),
 )
-def test_damaged_lines_are_counted_and_cost_no_other_record(
-    steps: list[Step], damage: list[bytes], seed: object
-) -> None:
+def test_damaged_lines_are_counted_and_cost_no_other_record(steps, damage, seed):
     lines = [msgspec.json.encode(step) for step in steps]
     for broken in damage:
         lines.insert(seed.randrange(len(lines) + 1), b"{" + broken)  # type: ignore[attr-defined]
@@ -124,7 +119,7 @@ def test_damaged_lines_are_counted_and_cost_no_other_record(
 
 
 @given(steps=st.lists(STEPS, min_size=2, max_size=6))
-def test_a_file_cut_back_is_read_from_its_start(steps: list[Step]) -> None:
+def test_a_file_cut_back_is_read_from_its_start(steps):
     lines = [msgspec.json.encode(step) + b"\n" for step in steps]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.jsonl"
@@ -135,7 +130,7 @@ def test_a_file_cut_back_is_read_from_its_start(steps: list[Step]) -> None:
         assert tail.new() == steps[:1]
 
 
-def test_brackets_nested_thousands_deep_are_damage_like_any_other(tmp_path: Path) -> None:
+def test_brackets_nested_thousands_deep_are_damage_like_any_other(tmp_path):
     step = Step(t_ns=1, step=1, samples=1, tokens=1, step_ms=1.0)
     deep = b'{"t_ns":1,"x":' + b"[" * 20_000 + b"\n"
     (tmp_path / "steps.jsonl").write_bytes(deep + msgspec.json.encode(step) + b"\n")

@@ -1,20 +1,16 @@
 """`runs prune`: old runs and searches and unused cache entries go; what is alive never does."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from cli.command import Cli
-from cli.history import result, write, write_lost
+from on_disk import ended, lost, search, started
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import STAMP_FORMAT
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.worker.shared.search_roles import PROBE
 
 DAY_S = 86400.0
@@ -32,19 +28,13 @@ def recent(age_s: float) -> str:
     return f"{time.strftime(STAMP_FORMAT, time.gmtime(time.time() - age_s))}-tiny-llama-bbbb"
 
 
-def write_search(home: Path, search_id: str) -> Path:
-    directory = home / "searches" / search_id
-    directory.mkdir(parents=True)
-    (directory / "journal.jsonl").write_text('{"kind": "paused", "t_ns": 1}\n')
-    return directory
-
-
 def write_run_of(home: Path, run_id: str, search_id: str, role: str) -> None:
-    write(home, result(run_id, role=role, search_id=search_id))
-    run = RunFile(
-        run_id=run_id, preset="p", role=role, search_id=search_id, clock=ClockAnchor(monotonic_ns=1, wall_ns=1)
-    )
-    (home / "runs" / run_id / "run.json").write_bytes(msgspec.json.encode(run))
+    ended(home, run_id, role=role, search_id=search_id)
+    started(home, run_id, role=role, search_id=search_id)
+
+
+def old_search(home: Path, minute: int = 0) -> Path:
+    return search(home, {"kind": "paused", "t_ns": 1}, search_id=f"20251101-09{minute:02}00-tiny-llama-5555")
 
 
 def cached(cli: Cli, name: str, age_s: float = 0.0) -> Path:
@@ -59,9 +49,9 @@ def runs(cli: Cli) -> list[str]:
     return sorted(path.name for path in (cli.home / "runs").iterdir())
 
 
-def test_keep_leaves_the_newest_runs_and_says_first_what_goes(own: Cli) -> None:
+def test_keep_leaves_the_newest_runs_and_says_first_what_goes(own):
     for run_id in (OLD, MIDDLE, NEW):
-        write(own.home, result(run_id))
+        ended(own.home, run_id)
     asked = own("runs", "prune", "--keep", "1")
     assert "nothing was deleted: there is no terminal to ask on; add --yes" in asked.refused()
     assert asked.out.splitlines()[-1].startswith("to delete: 2 runs, ")
@@ -77,19 +67,19 @@ def test_keep_leaves_the_newest_runs_and_says_first_what_goes(own: Cli) -> None:
     assert own("runs", "prune", "--keep", "1", "--yes").out == "nothing to delete\n"
 
 
-def test_older_than_goes_by_the_time_a_run_began_and_both_must_let_it_go(own: Cli) -> None:
+def test_older_than_goes_by_the_time_a_run_began_and_both_must_let_it_go(own):
     week, hour = recent(7 * DAY_S), recent(3600)
     for run_id in (OLD, week, hour):
-        write(own.home, result(run_id))
+        ended(own.home, run_id)
     both = own("runs", "prune", "--keep", "1", "--older-than", "2w", "--dry-run", "--json").json
     assert [one["run_id"] for one in both["runs"]] == [OLD]
     alone = own("runs", "prune", "--older-than", "2d", "--dry-run", "--json").json
     assert [one["run_id"] for one in alone["runs"]] == [OLD, week]
 
 
-def test_without_a_limit_no_run_goes(own: Cli) -> None:
-    write(own.home, result(OLD))
-    write_search(own.home, "20251101-090000-tiny-llama-5555")
+def test_without_a_limit_no_run_goes(own):
+    ended(own.home, OLD)
+    old_search(own.home)
     stale = cached(own, "traced/a-b.lock")
     assert "--json does not ask: add --yes, or --dry-run" in own("runs", "prune", "--json").refused()
     found = own("runs", "prune", "--yes", "--json").json
@@ -100,9 +90,9 @@ def test_without_a_limit_no_run_goes(own: Cli) -> None:
     assert runs(own) == [OLD]
 
 
-def test_a_live_run_or_search_and_what_belongs_to_it_stay(own: Cli) -> None:
-    write_lost(own.home, OLD, 3)
-    live, idle = (write_search(own.home, f"20251101-09000{n}-tiny-llama-5555") for n in (1, 2))
+def test_a_live_run_or_search_and_what_belongs_to_it_stay(own):
+    lost(own.home, OLD)
+    live, idle = (old_search(own.home, minute) for minute in (1, 2))
     write_run_of(own.home, MIDDLE, live.name, PROBE)
     write_run_of(own.home, NEW, idle.name, PROBE)
     being_made = recent(1)
@@ -116,32 +106,32 @@ def test_a_live_run_or_search_and_what_belongs_to_it_stay(own: Cli) -> None:
     assert found["left"] == []
 
 
-def test_a_search_stays_as_long_as_one_of_its_runs(own: Cli) -> None:
-    search = write_search(own.home, "20251101-090000-tiny-llama-5555")
-    write_run_of(own.home, OLD, search.name, PROBE)
-    write_run_of(own.home, MIDDLE, search.name, "proof")
+def test_a_search_stays_as_long_as_one_of_its_runs(own):
+    of_both = old_search(own.home)
+    write_run_of(own.home, OLD, of_both.name, PROBE)
+    write_run_of(own.home, MIDDLE, of_both.name, "proof")
     # A probe is not among the runs that are listed, and counts for none of those that are kept.
-    write(own.home, result(NEW))
+    ended(own.home, NEW)
     kept = own("runs", "prune", "--keep", "2", "--dry-run", "--json").json
     assert [one["run_id"] for one in kept["runs"]] == [OLD]
     assert kept["searches"] == []
     gone = own("runs", "prune", "--keep", "1", "--dry-run", "--json").json
-    assert [one["search_id"] for one in gone["searches"]] == [search.name]
+    assert [one["search_id"] for one in gone["searches"]] == [of_both.name]
 
 
 @pytest.mark.parametrize("run_ids", [[], [NEW], [MIDDLE, NEW]])
-def test_every_search_stays_while_there_are_no_more_runs_than_are_kept(own: Cli, run_ids: list[str]) -> None:
-    for second in (1, 2):
-        write_search(own.home, f"20251101-09000{second}-tiny-llama-5555")
+def test_every_search_stays_while_there_are_no_more_runs_than_are_kept(own, run_ids):
+    for minute in (1, 2):
+        old_search(own.home, minute)
     for run_id in run_ids:
-        write(own.home, result(run_id))
+        ended(own.home, run_id)
     assert own("runs", "prune", "--keep", "3", "--dry-run").out == "nothing to delete\n"
     assert own("runs", "prune", "--keep", "100", "--older-than", "1d", "--dry-run").out == "nothing to delete\n"
     searches = own("runs", "prune", "--keep", "0", "--dry-run", "--json").json["searches"]
     assert len(searches) == 2
 
 
-def test_orphans_of_the_caches_go(own: Cli) -> None:
+def test_orphans_of_the_caches_go(own):
     used, unused = cached(own, "traced/used.json"), cached(own, "inspected/unused.json", age_s=31 * DAY_S)
     half_made = cached(own, f"traced/.used.json.{2**22 + 1}-7")
     held, free = cached(own, "traced/held.lock"), cached(own, "traced/free.lock")
@@ -161,7 +151,7 @@ def test_orphans_of_the_caches_go(own: Cli) -> None:
     ]
 
 
-def test_a_link_to_a_folder_frees_its_own_size_alone(own: Cli, tmp_path: Path) -> None:
+def test_a_link_to_a_folder_frees_its_own_size_alone(own, tmp_path):
     tokens = cached(own, "tokens/text-1/ids.bin").parent
     elsewhere = tmp_path / "elsewhere"
     tokens.rename(elsewhere)
@@ -173,8 +163,8 @@ def test_a_link_to_a_folder_frees_its_own_size_alone(own: Cli, tmp_path: Path) -
     assert (elsewhere / "ids.bin").exists()
 
 
-def test_the_data_of_a_training_stay_in_the_cache(own: Cli) -> None:
-    write_lost(own.home, OLD, 3)
+def test_the_data_of_a_training_stay_in_the_cache(own):
+    lost(own.home, OLD)
     tokens = cached(own, "tokens/text-1/ids.bin", age_s=31 * DAY_S)
     os.utime(tokens.parent, (time.time() - 31 * DAY_S,) * 2)
     with shared_lock(own.home / "runs" / OLD):
@@ -182,10 +172,10 @@ def test_the_data_of_a_training_stay_in_the_cache(own: Cli) -> None:
     assert tokens.exists()
 
 
-def test_foreign_folders_below_runs_and_searches_stay(own: Cli) -> None:
+def test_foreign_folders_below_runs_and_searches_stay(own):
     """`runs` is TensorBoard's default folder, and TRAINFAST_HOME may be a project's own directory."""
-    write(own.home, result(OLD))
-    write_search(own.home, "20251101-090000-tiny-llama-5555")
+    ended(own.home, OLD)
+    old_search(own.home)
     foreign = [
         *(own.home / "runs" / name for name in ("CartPole_Nov22", "20240101-notes", "20240101-100000-cartpole-beef")),
         own.home / "searches" / "20240101-notes",
@@ -205,18 +195,18 @@ def test_foreign_folders_below_runs_and_searches_stay(own: Cli) -> None:
     assert all((folder / "events.out.tfevents").exists() for folder in foreign)
 
 
-def test_foreign_folders_are_not_counted_among_the_runs_that_are_kept(own: Cli) -> None:
+def test_foreign_folders_are_not_counted_among_the_runs_that_are_kept(own):
     for run_id in (OLD, NEW):
-        write(own.home, result(run_id))
+        ended(own.home, run_id)
     (own.home / "runs" / "CartPole_Nov22").mkdir()
     assert own("runs", "prune", "--keep", "1", "--yes").code == 0
     assert runs(own) == [NEW, "CartPole_Nov22"]
 
 
-def test_what_stays_is_named_not_counted_as_freed_and_makes_the_exit_code_4(own: Cli) -> None:
+def test_what_stays_is_named_not_counted_as_freed_and_makes_the_exit_code_4(own):
     """A link to a run on another disk is listed as a run, and is not followed to delete it."""
     for run_id in (OLD, MIDDLE):
-        write(own.home, result(run_id))
+        ended(own.home, run_id)
     elsewhere = own.home / "elsewhere"
     (own.home / "runs" / OLD).rename(elsewhere)
     (own.home / "runs" / OLD).symlink_to(elsewhere)
@@ -230,7 +220,7 @@ def test_what_stays_is_named_not_counted_as_freed_and_makes_the_exit_code_4(own:
     assert (elsewhere / "result.json").exists()
 
 
-def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own: Cli) -> None:
+def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own):
     library = cached(own, "extensions/torch-2/cpu_adam/cpu_adam.so")
     extension = library.parents[1]
     for path in (library.parent, extension):
@@ -242,20 +232,3 @@ def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own: Cli)
         found = own("runs", "prune", "--json", *arguments).json
         assert [one["path"] for one in found["caches"]] == [str(extension)]
     assert not extension.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--older-than", "30"), "did you mean 30d?"),
-        (("--older-than", "30days"), "did you mean 30d?"),
-        (("--older-than", "soon"), "(allowed: 12h, 30d, 2w)"),
-        (("--keep", "-1"), "--keep: must be a whole number from 0 on, not '-1'"),
-        (("--keep", "ten"), "must be a whole number, not 'ten'"),
-        (("--kep", "3"), "did you mean --keep?"),
-    ],
-)
-def test_bad_limits_are_refused(own: Cli, arguments: tuple[str, ...], expected: str) -> None:
-    write(own.home, result(OLD))
-    assert expected in own("runs", "prune", *arguments, "--yes").refused()
-    assert runs(own) == [OLD]

@@ -1,7 +1,5 @@
 """`run`, `attach`, `logs`, `stop`: real trainings, real signals."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select
@@ -9,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from cli.command import COMMAND, SMALL, Cli, Done, Started, until, until_measured
+from cli.command import COMMAND, SMALL, Cli, Started, until, until_measured
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.present_state import run_state
@@ -25,7 +22,7 @@ RUNNING = "/1,000,000"
 """In the progress of an endless run, behind the steps taken."""
 
 
-def test_run_prints_the_result(trained: tuple[Cli, Done]) -> None:
+def test_run_prints_the_result(trained):
     _, done = trained
     result = done.json
     assert done.out.count("\n") == 1
@@ -41,7 +38,7 @@ def test_run_prints_the_result(trained: tuple[Cli, Done]) -> None:
     assert result["step_ms"]["data"] < 0.1 * result["step_ms"]["p50"], "text in memory is not waited for"
 
 
-def test_progress_goes_to_stderr_in_plain_lines(trained: tuple[Cli, Done]) -> None:
+def test_progress_goes_to_stderr_in_plain_lines(trained):
     _, done = trained
     # A phase that is over before it is looked at is not said; imports take seconds anywhere.
     assert "importing the training stack" in done.err
@@ -51,7 +48,7 @@ def test_progress_goes_to_stderr_in_plain_lines(trained: tuple[Cli, Done]) -> No
     assert "\r" not in done.err
 
 
-def test_the_run_is_in_the_history(trained: tuple[Cli, Done]) -> None:
+def test_the_run_is_in_the_history(trained):
     cli, done = trained
     rows = cli("runs", "list", "--json").json["runs"]
     assert [row["run_id"] for row in rows] == [done.json["run_id"]]
@@ -67,7 +64,7 @@ def test_the_run_is_in_the_history(trained: tuple[Cli, Done]) -> None:
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
+def test_out_of_memory_is_a_result_with_advice(cli):
     # Of the changes that would make it fit, only checkpointing is left to trace.
     settings = ["steps=5", "memory_limit=300MiB", "batch_size=4096", "seq_len=64"]
     settings += ["optimizer=sgd", "precision=bf16-pure"]
@@ -89,7 +86,7 @@ def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
     assert max(traced) <= 300 << 20
 
 
-def test_a_second_ctrl_c_kills_at_once(cli: Cli, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_kills_at_once(cli, tmp_path):
     stubborn = tmp_path / "stubborn.py"
     stubborn.write_text(
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
@@ -106,7 +103,7 @@ def test_a_second_ctrl_c_kills_at_once(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_twice_ends_a_training_that_is_still_importing(cli: Cli) -> None:
+def test_ctrl_c_twice_ends_a_training_that_is_still_importing(cli):
     started = cli.start("run", "tiny-llama", *SMALL, "--set", "steps=1000000", "--json")
     started.until_printed("importing the training stack")
     started.signal(signal.SIGINT)
@@ -117,9 +114,7 @@ def test_ctrl_c_twice_ends_a_training_that_is_still_importing(cli: Cli) -> None:
     assert done.json["state"] in ("killed", "stopped")
 
 
-def test_a_detached_run_is_attached_to_and_stopped_and_the_next_one_outlives_its_watchers(
-    cli: Cli, endless: list[str]
-) -> None:
+def test_a_detached_run_is_attached_to_and_stopped_and_the_next_one_outlives_its_watchers(cli, endless):
     detached = cli("run", "--detach", "--json", *endless)
     assert detached.code == 0, detached.err
     run_id = detached.json["run_id"]
@@ -183,7 +178,7 @@ def check_that_a_run_outlives_its_watchers(cli: Cli, started: Started) -> None:
 
 
 @pytest.mark.long
-def test_the_terminal_gets_a_bar_that_redraws_itself(cli: Cli) -> None:
+def test_the_terminal_gets_a_bar_that_redraws_itself(cli):
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, "run", "tiny-llama", *SMALL, "--set", "steps=400"],
@@ -216,7 +211,7 @@ def test_the_terminal_gets_a_bar_that_redraws_itself(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_a_training_that_diverges_says_so(cli: Cli) -> None:
+def test_a_training_that_diverges_says_so(cli):
     settings = ["optimizer=sgd", "lr=10", "steps=40"]
     done = cli("run", "tiny-llama", *SMALL, *(word for setting in settings for word in ("--set", setting)), "--json")
     assert done.json["state"] == "finished"
@@ -226,22 +221,16 @@ def test_a_training_that_diverges_says_so(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_waited_is_recorded_as_it_started(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+def test_a_run_that_waited_is_recorded_as_it_started(cli, gpus, tmp_path):
     """The GPU is hot when the run is planned and cool when it starts."""
-    scenario = tmp_path / "scenario"
-    scenario.write_text("ramp 0 0 90 1 80 345\n")
-    machine = {
-        "LD_LIBRARY_PATH": str(nvml_library),
-        "NVML_STAND_IN_GPUS": "1",
-        "NVML_STAND_IN_SCENARIO": str(scenario),
-    }
+    machine = gpus(1, "ramp 0 0 90 1 80 345")
     other = cli("run", "tiny-llama", *SMALL, "--set", "steps=1000000", "--detach", "--json").json["run_id"]
     wanted = ["--set", "steps=5", "--set", "watch=0", "--wait"]
     started = cli.start("run", "tiny-llama", *SMALL, *wanted, "--json", **machine)
     started.until_printed(f"waiting for {other} to end")
     cooled = tmp_path / "cooled"
     cooled.write_text("ramp 0 0 30 1 80 345\n")
-    cooled.rename(scenario)
+    cooled.rename(tmp_path / "scenario")
     assert cli("stop", other).code == 0
     done = started.end()
     assert done.json["state"] == "finished"

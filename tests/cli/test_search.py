@@ -1,7 +1,5 @@
 """`search max-batch`: what it refuses; and, among the long tests, real searches under real limits."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -13,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli.command import Cli, Started, until
-from trainfast_runner.records.file_locks import is_alive
+from cli.command import Started, directory_of, live_runs, until
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
@@ -41,16 +38,9 @@ SMALL = [
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 
 
-def test_a_strategy_whose_batch_is_fixed_at_the_start_is_refused(cli: Cli) -> None:
-    done = cli("search", "max-batch", "tiny-llama", "--set", "strategy=pp", "--set", "devices=2")
-    line = done.refused()
-    assert "strategy=pp" in line
-    assert "did you mean fsdp?" in line
-
-
 @pytest.mark.long
 @pytest.mark.ci
-def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli: Cli) -> None:
+def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli):
     limited = ("search", "max-batch", "tiny-llama", "--set", "memory_limit=2GiB")
     line = cli(*limited, MALLOC_ARENA_MAX="2").refused()
     assert "MALLOC_ARENA_MAX" in line
@@ -59,31 +49,15 @@ def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_a_limit_below_the_parameters_ends_without_a_run(cli: Cli) -> None:
+def test_a_limit_below_the_parameters_ends_without_a_run(cli):
     done = cli("search", "max-batch", "tiny-llama", "--set", "memory_limit=1MiB", "--json")
     assert done.code == 3
     assert "parameters" in done.err
     assert Home(cli.home).run_ids() == []
 
 
-def test_a_confirmation_run_is_of_two_steps_at_least(cli: Cli) -> None:
-    assert "--proof-steps" in cli("search", "max-batch", "tiny-llama", "--proof-steps", "1").refused()
-
-
 def limited(limit: str, *more: str) -> list[str]:
     return ["tiny-llama", *SMALL, "--set", f"memory_limit={limit}", *more]
-
-
-def directory_of(cli: Cli) -> Path:
-    """The only search's."""
-    found = list((cli.home / "searches").iterdir())
-    assert len(found) == 1
-    return found[0]
-
-
-def live_runs(cli: Cli) -> list[Path]:
-    home = Home(cli.home)
-    return [path for id in home.run_ids() if is_alive(path := home.directory(id)) and read_result(path) is None]
 
 
 def next_size_that_decides(found: dict[str, Any]) -> int:
@@ -94,7 +68,7 @@ def next_size_that_decides(found: dict[str, Any]) -> int:
 
 
 @pytest.mark.long
-def test_the_maximum_is_exact_on_both_sides(cli: Cli) -> None:
+def test_the_maximum_is_exact_on_both_sides(cli):
     done = cli("search", "max-batch", *limited("512MiB"), "--proof-steps", "3", "--json")
     assert done.code == 0, done.err
     found = done.json
@@ -123,7 +97,7 @@ def test_the_maximum_is_exact_on_both_sides(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_the_tightest_of_two_ranks_decides(cli: Cli) -> None:
+def test_the_tightest_of_two_ranks_decides(cli):
     done = cli(
         *("search", "max-batch", *limited("512MiB+384MiB", "--set", "strategy=ddp", "--set", "devices=2")),
         *("--proof-steps", "2", "--no-oom", "--json"),
@@ -138,7 +112,7 @@ def test_the_tightest_of_two_ranks_decides(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(cli: Cli) -> None:
+def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(cli):
     command = ("search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json")
     before: list[int] = []
     for text in ("starting", " fits: peak", "confirm "):
@@ -173,7 +147,7 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
 
 
 @pytest.mark.long
-def test_a_rank_killed_in_a_probe_ends_the_search_with_a_verdict(cli: Cli) -> None:
+def test_a_rank_killed_in_a_probe_ends_the_search_with_a_verdict(cli):
     ranks = ("--set", "strategy=ddp", "--set", "devices=2")
     started = Started(cli, ("search", "max-batch", *limited("512MiB", *ranks), "--json"))
     started.until_printed("probe ")
@@ -189,7 +163,7 @@ def test_a_rank_killed_in_a_probe_ends_the_search_with_a_verdict(cli: Cli) -> No
 
 
 @pytest.mark.long
-def test_ctrl_c_cancels_and_keeps_the_journal(cli: Cli) -> None:
+def test_ctrl_c_cancels_and_keeps_the_journal(cli):
     # A confirmation that does not end by itself: however slow the other command is, there is something left to cancel.
     endless = ("--proof-steps", "100000")
     started = Started(cli, ("search", "max-batch", *limited("512MiB"), *endless, "--json"))
@@ -207,13 +181,12 @@ def test_ctrl_c_cancels_and_keeps_the_journal(cli: Cli) -> None:
     for line in read_batch_journal(directory):
         if isinstance(line, BatchLaunched):
             run = read_run_file(Home(cli.home).directory(line.run_id))
-            assert run is not None
             assert run.search_id == directory.name
             assert run.role == line.role
 
 
 @pytest.mark.long
-def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli: Cli) -> None:
+def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli):
     settings = ["tiny-llama", "--set", "data.kind=random", "--set", "seq_len=1024", "--set", "memory_limit=100MiB"]
     done = cli("search", "max-batch", *settings, "--set", "model.max_position_embeddings=1024", "--json")
     assert done.code == 3, done.err
@@ -230,16 +203,14 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli: Cli) -> None:
         assert run.json["state"] == "finished", change
 
 
-def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path: Path) -> None:
+def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path):
     change = Change(settings={"optimizer": "adafactor", "precision": "bf16-pure"}, saves="needs 25 MiB of 60 MiB")
     ended = BatchEnded(state="nothing_fits", reason="a batch of 1 does not fit", changes=[change])
     search = BatchFollower(tmp_path).poll()
     assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in batch_answer_lines(search, ended)[-1]
 
 
-def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(tmp_path, monkeypatch):
     home, text = Home(tmp_path).create(), io.StringIO()
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
@@ -253,7 +224,7 @@ def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(
     assert text.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"
 
 
-def test_sizes_have_their_thousands_separated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_have_their_thousands_separated(tmp_path, monkeypatch):
     text = io.StringIO()
     monkeypatch.setattr(sys, "stderr", text)
     printer = BatchPrinter(Progress(), Home(tmp_path))
@@ -266,7 +237,7 @@ def test_sizes_have_their_thousands_separated(tmp_path: Path, monkeypatch: pytes
     assert "  65,536 out of memory in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in text.getvalue()
 
 
-def test_a_confirmation_run_that_refutes_a_probe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_confirmation_run_that_refutes_a_probe_says_so(tmp_path, monkeypatch):
     text = io.StringIO()
     monkeypatch.setattr(sys, "stderr", text)
     printer = BatchPrinter(Progress(), Home(tmp_path))

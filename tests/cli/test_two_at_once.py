@@ -1,7 +1,5 @@
 """Commands that meet: launches on one device, a run deleted the moment it ends, runs started in one second."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import itertools
@@ -15,16 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from cli.command import SMALL, Cli, until, until_measured
+from cli.command import SMALL, until, until_measured
+from on_disk import put, run_file
 from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.tracing import requests_for
 from trainfast_runner.records.file_locks import locked, shared_lock
 from trainfast_runner.records.home import LAUNCH_LOCK_FILE, Home, cache_directory
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.settings.spec import resolve
@@ -43,7 +40,7 @@ signal.pause()
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]
 
 
-def test_of_launches_at_the_same_time_one_gets_the_device_and_ctrl_c_stops_it(cli: Cli, endless: list[str]) -> None:
+def test_of_launches_at_the_same_time_one_gets_the_device_and_ctrl_c_stops_it(cli, endless):
     # The winner keeps the device, so that the slower launch comes in time.
     started = [cli.start("run", "--json", *endless) for _ in range(2)]
     (winner,) = until(lambda: len(left := [one for one in started if one.process.poll() is None]) == 1 and left, "one")
@@ -62,9 +59,7 @@ def test_of_launches_at_the_same_time_one_gets_the_device_and_ctrl_c_stops_it(cl
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 129)])
-def test_f14_a_launch_that_is_cancelled_while_another_one_is_under_way_starts_nothing(
-    cli: Cli, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_f14_a_launch_that_is_cancelled_while_another_one_is_under_way_starts_nothing(cli, tmp_path, number, code):
     (tmp_path / "git").write_text(f"#!/bin/sh\ntouch {tmp_path / 'asked'}\n")
     (tmp_path / "git").chmod(0o755)
     cli.home.mkdir()
@@ -78,9 +73,7 @@ def test_f14_a_launch_that_is_cancelled_while_another_one_is_under_way_starts_no
     assert list(cli.home.glob("runs/*")) == []
 
 
-def test_the_holder_of_a_lock_is_not_one_of_a_file_with_its_number_on_another_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_holder_of_a_lock_is_not_one_of_a_file_with_its_number_on_another_disk(tmp_path, monkeypatch):
     path = tmp_path / "a.lock"
     with locked(path) as fd:
         real = re.findall(rf"^.*:{os.fstat(fd).st_ino} .*$", Path("/proc/locks").read_text(), re.MULTILINE)
@@ -91,9 +84,7 @@ def test_the_holder_of_a_lock_is_not_one_of_a_file_with_its_number_on_another_di
 
 
 @pytest.mark.parametrize(("term", "begin"), [("dumb", b"waiting"), ("xterm", b"\r\x1b[Kwaiting")])
-def test_who_is_waited_for_is_printed_in_the_ways_of_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, term: str, begin: bytes
-) -> None:
+def test_who_is_waited_for_is_printed_in_the_ways_of_the_terminal(monkeypatch, term, begin):
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", term)
     with os.fdopen(ours, "rb") as screen, os.fdopen(theirs, "w") as stream:
@@ -106,16 +97,13 @@ def test_who_is_waited_for_is_printed_in_the_ways_of_the_terminal(
 @pytest.mark.parametrize(
     "command", [["run"], pytest.param(["search", "max-batch"], marks=[pytest.mark.ci, pytest.mark.long])]
 )
-def test_f05_a_wait_for_a_trace_says_who_makes_it_and_can_be_cancelled(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], number: signal.Signals
-) -> None:
+def test_f05_a_wait_for_a_trace_says_who_makes_it_and_can_be_cancelled(cli, tmp_path, monkeypatch, command, number):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cli.cache))
     limited = "memory_limit=400MiB"
     spec = resolve("tiny-llama", [*SMALL[1::2], "seq_len=17", limited])
     lock = cache_directory() / "traced" / f"{requests_for(spec, 'cpu', sys.executable).name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen([sys.executable, "-c", HOLD_LOCK, lock], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
         holder.stdout.readline()
         holder.send_signal(signal.SIGSTOP)
         started = cli.start(*command, "tiny-llama", *SMALL, "--set", "seq_len=17", "--set", limited)
@@ -127,7 +115,7 @@ def test_f05_a_wait_for_a_trace_says_who_makes_it_and_can_be_cancelled(
 
 
 @pytest.mark.long
-def test_launches_that_wait_get_the_device_one_after_the_other(cli: Cli) -> None:
+def test_launches_that_wait_get_the_device_one_after_the_other(cli):
     started = [cli.start(*RUN, "--wait") for _ in range(3)]
     ended = [one.end() for one in started]
     assert [done.json["state"] for done in ended] == ["finished"] * 3
@@ -141,7 +129,7 @@ def test_launches_that_wait_get_the_device_one_after_the_other(cli: Cli) -> None
 
 
 @pytest.mark.long
-def test_a_run_can_be_deleted_the_moment_its_result_is_there(cli: Cli) -> None:
+def test_a_run_can_be_deleted_the_moment_its_result_is_there(cli):
     started = cli.start(*RUN)
     until(lambda: list(cli.home.glob("runs/*/result.json")), "the result")
     done = cli("runs", "rm", "last")
@@ -150,7 +138,7 @@ def test_a_run_can_be_deleted_the_moment_its_result_is_there(cli: Cli) -> None:
     assert started.end().code in (0, 5)
 
 
-def test_runs_sort_in_the_order_of_their_launches(tmp_path: Path) -> None:
+def test_runs_sort_in_the_order_of_their_launches(tmp_path):
     home = Home(tmp_path)
     made = [home.new_run(word)[0] for word in ("zebra", "monkey", "ant")]
     assert [home.number_launch(run_id) for run_id in made] == [1, 2, 3]
@@ -162,9 +150,7 @@ def test_runs_sort_in_the_order_of_their_launches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["alive.lock", "launches", "run.json"])
-def test_a_launch_without_room_for_one_of_its_files_leaves_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
+def test_a_launch_without_room_for_one_of_its_files_leaves_no_run(tmp_path, monkeypatch, file):
     home = Home(tmp_path)
     right = os.open
 
@@ -181,8 +167,8 @@ def test_a_launch_without_room_for_one_of_its_files_leaves_no_run(
 
 @pytest.mark.parametrize("is_search", [True, False])
 def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_search: bool
-) -> None:
+    tmp_path, monkeypatch, capsys, is_search
+):
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     home = Home(tmp_path)
     search = home.search_directory("20261121-070000-tiny-llama-5ea2")
@@ -190,9 +176,8 @@ def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
     if is_search:  # a bench with warm rows has such a directory too, without a journal
         (search / JOURNAL_FILE).touch()
     run_id, directory = home.new_run("probe")
-    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
-    run = RunFile(run_id=run_id, preset="tiny-llama", search_id=search.name, clock=clock)
-    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    run = run_file(run_id=run_id, search_id=search.name)
+    put(directory / "run.json", run)
     monkeypatch.setattr(waits, "wait_for_devices", lambda plan, home, show: show(run, 12.0))
     with conductor_lock(search):
         waits.await_devices(PLAN, home)
@@ -204,26 +189,21 @@ def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
     assert search_notice(directory) is None, "its conductor is gone"
 
 
-def test_stop_last_is_the_live_process_of_a_search_which_no_list_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_last_is_the_live_process_of_a_search_which_no_list_shows(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     home = Home(tmp_path)
     _, listed = home.new_run("listed")
     _, probe = home.new_run("probe")
-    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
     for directory, role in ((listed, None), (probe, "probe")):
-        run = RunFile(run_id=directory.name, preset="tiny-llama", role=role, clock=clock)
-        (directory / "run.json").write_bytes(msgspec.json.encode(run))
+        run = run_file(run_id=directory.name, role=role)
+        put(directory / "run.json", run)
     with shared_lock(probe):
         assert directory_to_stop("last") == probe
     assert directory_to_stop("last") == listed
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGTERM, 129)])
-def test_a_stop_that_is_left_early_says_in_its_exit_code_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
-) -> None:
+def test_a_stop_that_is_left_early_says_in_its_exit_code_how(tmp_path, monkeypatch, number, code):
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     _, directory = Home(tmp_path).new_run("stubborn")
     monkeypatch.setattr(stop_command, "stop", lambda *arguments, **options: signal.raise_signal(number))

@@ -1,6 +1,4 @@
-"""The help of the command line, and its answer to a misspelt word."""
-
-from __future__ import annotations
+"""The help of the command line, its terminal, and input that no one means: each refusal is one line."""
 
 import io
 import json
@@ -13,13 +11,16 @@ from importlib.util import find_spec
 import pytest
 
 from cli.command import COMMAND, Cli
+from core.test_export import recorded
+from on_disk import put
+from trainfast_runner.records.home import Home
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.cli.printing.output import print_json
 
 LISTED = ("run", "runs", "logs", "stop", "attach", "presets", "export", "monitor", "topo", "doctor")
 
 
-def test_help_lists_every_command(cli: Cli) -> None:
+def test_help_lists_every_command(cli):
     done = cli("--help")
     assert done.code == 0
     for word in (*LISTED, "list, show, compare, rm", "list, show, new"):
@@ -30,23 +31,13 @@ def test_help_lists_every_command(cli: Cli) -> None:
     "words",
     [["run"], ["runs"], ["runs", "list"], ["runs", "compare"], ["logs"], ["stop"], ["presets", "new"], ["monitor"]],
 )
-def test_every_command_has_help(cli: Cli, words: list[str]) -> None:
+def test_every_command_has_help(cli, words):
     done = cli(*words, "--help")
     assert done.code == 0
     assert done.out.startswith(f"usage: trainfast-tui {' '.join(words)}")
 
 
-def test_help_imports_nothing_heavy() -> None:
-    script = (
-        "import sys\nfrom trainfast_tui.cli import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "print([n for n in ('msgspec', 'textual', 'rich', 'psutil', 'pynvml', 'tomlkit') if n in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_the_first_frame_waits_for_nothing_that_samples_predicts_or_judges() -> None:
+def test_the_first_frame_waits_for_nothing_that_samples_predicts_or_judges():
     telemetry, judging = (
         ("machine.telemetry.sampler", "machine.telemetry.nvml"),
         ("results.bottleneck", "results.verdict"),
@@ -62,56 +53,8 @@ def test_the_first_frame_waits_for_nothing_that_samples_predicts_or_judges() -> 
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(
-    ("words", "nearest"),
-    [
-        (["rnus"], "runs"),
-        (["--presett", "x"], "--preset"),
-        (["presets", "lst"], "presets list"),
-        (["doctr"], "doctor"),
-        (["run", "tiny-llama", "--detatch"], "--detach"),
-        (["runs", "list", "--jsn"], "--json"),
-        (["monitor", "--onec"], "--once"),
-    ],
-)
-def test_a_misspelt_word_names_the_nearest(cli: Cli, words: list[str], nearest: str) -> None:
-    assert f"did you mean {nearest}?" in cli(*words).refused()
-
-
-def test_help_keeps_the_case_of_names(cli: Cli) -> None:
-    assert "This machine's GPUs and host" in cli("monitor", "--help").out
-
-
-def test_a_refusal_is_an_object_with_json(cli: Cli) -> None:
-    done = cli("runs", "lst", "--json")
-    done.refused()
-    error = done.json["error"]
-    assert error["key"] == "lst"
-    assert error["nearest"] == "runs list"
-    assert error["allowed"] == ["list", "show", "compare", "rm", "prune"]
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["runs"], "runs needs a command (allowed: list, show, compare, rm, prune)"),
-        (["run"], "run needs a preset, or a command after --; see trainfast-tui run --help"),
-        (["runs", "list", "-n", "x"], "-n: must be a whole number, not 'x'"),
-        (["run", "tiny-llama", "--steps", "0"], "--steps: must be a whole number from 1 on, not '0'"),
-        (["monitor", "--interval", "x"], "--interval: must be a number, not 'x'"),
-        (["runs", "list", "extra"], "runs list does not take 'extra'"),
-    ],
-)
-def test_incomplete_commands_are_one_line(cli: Cli, words: list[str], line: str) -> None:
-    assert cli(*words).refused() == f"trainfast-tui: {line}"
-
-
-def test_the_app_needs_a_terminal(cli: Cli) -> None:
-    assert "trainfast-tui run PRESET, or trainfast-tui monitor --once" in cli().refused()
-
-
 @pytest.mark.parametrize(("term", "words"), [("dumb", "TERM is dumb"), ("", "TERM is not set"), ("unknown", "unknown")])
-def test_a_terminal_that_cannot_move_its_cursor_is_refused_before_a_frame(cli: Cli, term: str, words: str) -> None:
+def test_a_terminal_that_cannot_move_its_cursor_is_refused_before_a_frame(cli, term, words):
     code, text = in_terminal(cli, TERM=term)
     assert code == 2
     assert text.startswith("trainfast-tui: the app needs a terminal that can move its cursor")
@@ -121,7 +64,7 @@ def test_a_terminal_that_cannot_move_its_cursor_is_refused_before_a_frame(cli: C
     assert "\x1b" not in text
 
 
-def test_columns_is_obeyed_on_a_terminal(cli: Cli) -> None:
+def test_columns_is_obeyed_on_a_terminal(cli):
     _, text = in_terminal(cli, "presets", "show", "tiny-llama", TERM="xterm", COLUMNS="200")
     widest = max(map(len, text.splitlines()))
     _, text = in_terminal(cli, "knobs", TERM="xterm", COLUMNS="44")
@@ -140,14 +83,14 @@ def in_terminal(cli: Cli, *words: str, **environment: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("words", [["presets", "list"], ["--version"]])
-def test_a_full_disk_behind_stdout_is_printed(words: list[str]) -> None:
+def test_a_full_disk_behind_stdout_is_printed(words):
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 4
     assert done.stderr.strip() == "trainfast-tui: No space left on device"
 
 
-def test_json_stays_json_on_a_stdout_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_stays_json_on_a_stdout_that_is_not_utf8(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1", write_through=True))
     value = {"title": "“Ours”", "folder": "/home/用户", "unit": "°C"}
@@ -156,23 +99,21 @@ def test_json_stays_json_on_a_stdout_that_is_not_utf8(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("words", ["presets list", "--help", "run --help", "--version"])
-def test_a_reader_that_leaves_is_no_error(words: str) -> None:
+def test_a_reader_that_leaves_is_no_error(words):
     done = subprocess.run(
-        ["bash", "-c", f"'{COMMAND[0]}' {' '.join(COMMAND[1:])} {words} | true"],
-        capture_output=True,
-        text=True,
+        ["bash", "-c", f"'{COMMAND[0]}' {' '.join(COMMAND[1:])} {words} | true"], capture_output=True, text=True
     )
     assert done.stderr == ""
 
 
-def test_knobs_are_listed_with_the_values_they_take(cli: Cli) -> None:
+def test_knobs_are_listed_with_the_values_they_take(cli):
     done = cli("knobs")
     assert done.code == 0
     assert {line.split()[0] for line in done.out.splitlines()[1:]} == set(KNOBS_BY_NAME)
     assert "a whole number from 1 to 1048576" in done.out
 
 
-def test_a_knob_prints_its_whole_help(cli: Cli) -> None:
+def test_a_knob_prints_its_whole_help(cli):
     entry = KNOBS_BY_NAME["reshard"]
     done = cli("knobs", "reshard")
     assert done.code == 0
@@ -181,3 +122,69 @@ def test_a_knob_prints_its_whole_help(cli: Cli) -> None:
     [fields] = cli("knobs", "reshard", "--json").json["knobs"]
     assert (fields["name"], fields["default"], fields["only_with"]) == ("reshard", "on", ["fsdp", "fsdp+tp"])
     assert "did you mean reshard?" in cli("knobs", "resherd").refused()
+
+
+def test_a_digit_that_is_no_decimal_is_no_number_of_processes(cli, tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=²", str(script))
+    assert "'²' is not a number of processes" in cli("run", "--", *torchrun).refused()
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_one_line(cli, tmp_path):
+    home, digits = Home(cli.home), "1" * 5000
+    run_id, _ = home.new_run("tiny-llama")
+    home.number_launch(run_id)
+    assert (home.find("1"), home.find("001")) == (run_id, run_id)
+    assert "there is no run '111" in cli("runs", "show", digits).refused()
+    (script := tmp_path / "train.py").touch()
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", digits, str(script))
+    assert "is not a number of processes" in cli("run", "--", *torchrun).refused()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'schema = 1\nextends = "caf\xe9"\n', "can't decode byte 0xe9"),
+        (b'schema = 1\nextends = "a\\u0000.toml"\n', ":2: extends must be text, not 'a\\x00.toml'"),
+        (b'schema = 1\nextends = "~nobody-of-this-name/x.toml"\n', "there is no preset file "),
+        (b'schema = 1\n[model]\npath = "a\\u0000"\n', ":3: model.path cannot be text with a NUL character"),
+        (b'schema = 1\n[model]\nfamily = "llama"\nx = 2020-01-01\n', ":4: model.x cannot be a date or a time"),
+        (b'schema = 1\n[model]\nfamily = "llama"\nx = [1, -inf]\n', ":4: model.x cannot be infinite or NaN"),
+        (b"schema = 1\nextends = " + b"[" * 5000, "not valid TOML"),
+        (b'schema = 1\n[script]\ncwd = "\\u0000"\n', ":3: cwd must be text, not '\\x00'"),
+        (b'schema = 1\n[script]\ncommand = ["a\\u0000"]\n', ":3: command must be a list of words"),
+        (
+            b'schema = 1\nextends = "tiny-llama"\n[knobs]\noffload_path = "\\u0000"\n',
+            ":4: offload_path: must be a path",
+        ),
+    ],
+)
+def test_a_preset_that_cannot_be_is_one_line(cli, text, expected):
+    path = cli.presets / "mine.toml"
+    path.write_bytes(text)
+    assert expected in cli("run", "mine").refused()
+    assert expected in cli("run", str(path)).refused()
+
+
+def test_names_that_are_not_utf8_are_listed(cli):
+    name = os.fsdecode(b"caf\xe9")
+    (cli.presets / f"{name}.toml").write_text('schema = 1\nextends = "tiny-llama"\n')
+    assert name in [one["name"] for one in cli("presets", "list", "--json").json["presets"]]
+    assert cli("presets", "list").code == 0
+
+
+def test_a_python_whose_name_is_not_utf8_is_refused(cli, tmp_path):
+    python = tmp_path / os.fsdecode(b"caf\xe9")
+    python.symlink_to(sys.executable)
+    assert "is not UTF-8" in cli("run", "tiny-llama", "--python", str(python)).refused()
+
+
+def test_an_export_into_a_file_is_refused(cli, tmp_path):
+    run = recorded("tiny-llama")
+    directory = cli.home / "runs" / run.run_id
+    directory.mkdir(parents=True)
+    put(directory / "run.json", run)
+    file = tmp_path / "file"
+    file.touch()
+    assert f"{file} is a file" in cli("export", run.run_id, "--to", "command", "-o", str(file)).refused()

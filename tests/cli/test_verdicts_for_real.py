@@ -1,14 +1,11 @@
 """Trainings that something really holds back: what is said of them is what was true."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, SYNC_BOOST, Moment, Scenario
 
-from cli.command import SMALL, Cli, until
+from cli.command import SMALL, until
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import read_records
@@ -29,7 +26,7 @@ PICTURES = [
 """A model so small that decoding its JPEG files takes longer than training on them."""
 
 
-def test_a_loader_that_is_really_slow_is_what_holds_the_run_back(cli: Cli, tmp_path: Path) -> None:
+def test_a_loader_that_is_really_slow_is_what_holds_the_run_back(cli, tmp_path):
     image = pytest.importorskip("PIL.Image")
     for name in ("cats/one", "cats/two", "dogs/one", "dogs/two"):
         path = tmp_path / "pictures" / f"{name}.jpg"
@@ -46,15 +43,11 @@ def test_a_loader_that_is_really_slow_is_what_holds_the_run_back(cli: Cli, tmp_p
     assert "waiting for data" in cli("runs", "show", "last").out
 
 
-def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli, gpus, tmp_path):
     """A CPU training joined to a GPU that a scenario heats until it is slowed down."""
     scenario = Scenario(origin_ns=time.monotonic_ns(), ramps={0: [Moment(0, 70, 0, 300, 1980)]})
+    machine = gpus(2)
     script = scenario.write(tmp_path / "scenario")
-    machine = {
-        "LD_LIBRARY_PATH": str(nvml_library),
-        "NVML_STAND_IN_GPUS": "2",
-        "NVML_STAND_IN_SCENARIO": str(script),
-    }
     run_id = cli("run", "tiny-llama", *SMALL, *ENDLESS, "--detach", **machine).out.strip()
     directory = cli.home / "runs" / run_id
     until(lambda: any(not step.warmup for step in read_all(directory / "steps.jsonl", Step)[0]), "a measured step")
@@ -96,7 +89,7 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_l
     ]
 
 
-def test_each_of_eight_gpus_has_the_bottleneck_of_its_scenario(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+def test_each_of_eight_gpus_has_the_bottleneck_of_its_scenario(cli, gpus, tmp_path):
     """A CPU training joined to eight GPUs: each rule about a GPU names the one that it is true of, and no other."""
 
     def gpu(reasons: int, mhz: int = 1980, degrees: float = 60) -> list[Moment]:
@@ -116,12 +109,8 @@ def test_each_of_eight_gpus_has_the_bottleneck_of_its_scenario(cli: Cli, nvml_li
         },
         also=["pcie 4 4 8", "process 7 4242 2048 0 100000"],
     )
-    script = scenario.write(tmp_path / "scenario")
-    machine = {
-        "LD_LIBRARY_PATH": str(nvml_library),
-        "NVML_STAND_IN_GPUS": "8",
-        "NVML_STAND_IN_SCENARIO": str(script),
-    }
+    machine = gpus(8)
+    scenario.write(tmp_path / "scenario")
     watch = ["--set", "steps=1000000", "--set", "watch=" + "+".join(map(str, range(8)))]
     run_id = cli("run", "tiny-llama", *SMALL, *watch, "--detach", **machine).out.strip()
     directory = cli.home / "runs" / run_id
@@ -154,7 +143,7 @@ def test_each_of_eight_gpus_has_the_bottleneck_of_its_scenario(cli: Cli, nvml_li
     assert opened.count("the rule: ") >= len(found)
 
 
-def test_two_ranks_that_compute_little_and_exchange_much_are_bound_by_it(cli: Cli) -> None:
+def test_two_ranks_that_compute_little_and_exchange_much_are_bound_by_it(cli):
     """Thirteen megabytes of gradients for sixteen tokens."""
     tiny = ["--set", "data.kind=random", "--set", "batch_size=1", "--set", "seq_len=16", "--set", "steps=13"]
     done = cli(

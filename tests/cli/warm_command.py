@@ -1,7 +1,5 @@
 """`trainfast-tui` with the modules of all its commands imported."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

@@ -1,13 +1,11 @@
 """A batch search that has begun: its directory, with the first lines of its journal."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
+from on_disk import batch_question
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.journal.batch import BatchQuestion
 from trainfast_runner.search.journal.lines import Conducted, JournalWriter
 from trainfast_runner.search.searches import new_search
@@ -17,9 +15,7 @@ SECOND = 1_000_000_000
 
 def asked(directory: Path, key: str = "k") -> BatchQuestion:
     """The question of the search in this directory."""
-    return BatchQuestion(
-        search_id=directory.name, key=key, preset="tiny-llama", clock=ClockAnchor(monotonic_ns=1, wall_ns=1)
-    )
+    return batch_question(directory.name, key)
 
 
 def conducted(t_ns: int = 1) -> Conducted:

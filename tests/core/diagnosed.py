@@ -1,7 +1,5 @@
 """Records of a run for the diagnosis: healthy but for what a test says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from on_disk import run_file
 from trainfast_runner.records.result import Diagnosis
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
 from trainfast_runner.results.bottleneck.diagnose import diagnose
@@ -35,29 +33,12 @@ class Case:
     run: dict[str, Any] = field(default_factory=dict)
 
     def window(self) -> MeasuredWindow:
-        knobs = {
-            "strategy": "single",
-            "precision": "bf16",
-            "batch_size": 16,
-            "grad_accum": 1,
-            "workers": 4,
-            **self.knobs,
-        }
+        healthy = {"strategy": "single", "precision": "bf16", "batch_size": 16, "grad_accum": 1, "workers": 4}
         gpus = self.gpus or ({0: lambda n: {}} if self.device == "cuda" else {})
         uuids = [f"GPU-{index}" for index in gpus]
-        run = RunFile(
-            **{
-                "run_id": "r",
-                "preset": "p",
-                "clock": ClockAnchor(monotonic_ns=0, wall_ns=0),
-                "device": self.device,
-                "knobs": knobs,
-                "device_uuids": uuids if self.device == "cuda" else [],
-                "watch_uuids": uuids,
-                "world_size": 1 + len(self.other_ranks),
-                **self.run,
-            }
-        )
+        placed = {"device_uuids": uuids if self.device == "cuda" else [], "watch_uuids": uuids}
+        placed |= {"device": self.device, "world_size": 1 + len(self.other_ranks)}
+        run = run_file(**{"knobs": {**healthy, **self.knobs}, **placed, **self.run})
         samples = {f"GPU-{index}": [(n * S, _sample(index, n, of(n))) for n in range(11)] for index, of in gpus.items()}
         ranks = {0: self.step, **self.other_ranks}
         steps = {rank: [_step(n, of(n)) for n in range(1, 11)] for rank, of in ranks.items()}
@@ -95,6 +76,11 @@ class Case:
 
     def findings(self) -> list[Diagnosis]:
         return diagnose(self.window())
+
+    def of(self, rule: str) -> Diagnosis:
+        """The one finding of a rule."""
+        (found,) = (finding for finding in self.findings() if finding.rule == rule)
+        return found
 
     def found(self) -> list[str]:
         return [finding.rule for finding in self.findings()]

@@ -1,7 +1,5 @@
 """A memory model of alike blocks and a head, of which every byte is known."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any
 

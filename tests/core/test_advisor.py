@@ -1,9 +1,6 @@
 """The advice: which strategy for which model on which machine, and what else there is to say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -57,9 +54,7 @@ def advice_on(machine: Machine, situation: Situation, *settings: str, preset: st
         (gpus(1, 24), ModelSize(3_000_000_000, 200_000_000), None, "zero2-offload", "checkpointing=full"),
     ],
 )
-def test_the_decision_tree(
-    machine: Machine, size: ModelSize, links: Interconnect | None, value: str, expected: str
-) -> None:
+def test_the_decision_tree(machine, size, links, value, expected):
     advice = advice_on(machine, Situation(size=size, links=links), "precision=bf16")["strategy"]
     assert advice.value == value
     assert expected in advice.text
@@ -68,7 +63,7 @@ def test_the_decision_tree(
         assert "estimate: 18 bytes" in advice.text
 
 
-def test_what_was_measured_goes_before_the_tree() -> None:
+def test_what_was_measured_goes_before_the_tree():
     measured = tuple(
         EndedRun(f"run-{strategy}", {"strategy": strategy, "batch_size": 8}, "finished", rate)
         for strategy, rate in (("ddp", 40.0), ("zero2", 44.0), ("single", 25.0))
@@ -86,7 +81,7 @@ def test_what_was_measured_goes_before_the_tree() -> None:
     assert advice_on(gpus(2), Situation(size=SMALL, measured=(*without_zero, failed)))["strategy"].text == alike.text
 
 
-def test_only_runs_that_did_the_same_work_are_compared() -> None:
+def test_only_runs_that_did_the_same_work_are_compared():
     plain = EndedRun("run-ddp", {"strategy": "ddp", "batch_size": 8}, "finished", 40.0)
     others: list[dict[str, object]] = [{"precision": "fp16"}, {"seq_len": 64}, {"batch_size": 32}]
     for other in others:
@@ -102,14 +97,14 @@ def test_only_runs_that_did_the_same_work_are_compared() -> None:
     assert "tp: the fastest of ddp and tp measured here" in found.text
 
 
-def test_what_fitted_with_other_settings_proves_nothing() -> None:
+def test_what_fitted_with_other_settings_proves_nothing():
     light = {"strategy": "single", "batch_size": 32, "precision": "bf16-pure"}
     fitted = EndedRun("run-1", light, "finished", 10.0)
     text = advice_on(CPU, Situation(measured=(fitted,)), "batch_size=8", "grad_accum=4")["grad_accum"].text
     assert text.startswith("Try 1 first")
 
 
-def test_the_linear_rule_holds_whenever_the_global_batch_is_not_the_presets() -> None:
+def test_the_linear_rule_holds_whenever_the_global_batch_is_not_the_presets():
     assert "lr" not in advice_on(CPU, Situation()), "nothing has changed"
     assert "lr" not in advice_on(CPU, Situation(), "batch_size=4", "grad_accum=2"), "the global batch is the same"
     advice = advice_on(CPU, Situation(), "batch_size=16", "grad_accum=2")["lr"]
@@ -122,7 +117,7 @@ def test_the_linear_rule_holds_whenever_the_global_batch_is_not_the_presets() ->
     assert "dp divides one batch among the GPUs" in ddp.text
 
 
-def test_shapes_are_aligned_where_there_are_tensor_cores() -> None:
+def test_shapes_are_aligned_where_there_are_tensor_cores():
     situation = Situation(shapes={"hidden_size": 1020, "vocab_size": 50257})
     found = advice_on(gpus(1), situation, "batch_size=12", "seq_len=100")
     assert found["batch_size"].value == "8", "more than was chosen may not fit"
@@ -134,7 +129,7 @@ def test_shapes_are_aligned_where_there_are_tensor_cores() -> None:
     assert set(advice_on(CPU, situation, "batch_size=8")) == {"strategy"}, "on a CPU in fp32 they cost nothing"
 
 
-def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not() -> None:
+def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not():
     def run(state: str) -> EndedRun:
         return EndedRun("run-1", {"strategy": "single", "batch_size": 32}, state, 10.0 if state == "finished" else None)
 
@@ -146,7 +141,7 @@ def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not(
     assert advice_on(CPU, Situation(), *settings)["grad_accum"].value == "1"
 
 
-def test_every_value_advised_is_one_its_knob_takes() -> None:
+def test_every_value_advised_is_one_its_knob_takes():
     situation = Situation(size=LARGE, links=ALL_NVLINK, shapes={"vocab_size": 50257})
     for place in (CPU, gpus(1), gpus(4), gpus(4, 80)):
         advised = advise(
@@ -162,7 +157,7 @@ def test_every_value_advised_is_one_its_knob_takes() -> None:
             assert knob.text_of(knob.read(value)) == value, f"{name}={value} is not what the knob would then show"
 
 
-def test_bytes_a_parameter_are_the_guides() -> None:
+def test_bytes_a_parameter_are_the_guides():
     rules = {
         ("bf16", "adamw"): 18,
         ("fp32", "adamw"): 16,
@@ -176,7 +171,7 @@ def test_bytes_a_parameter_are_the_guides() -> None:
     assert state_bytes(size, "zero3", 4, "bf16", "adamw") == 4 * 10**8 + 18 * billion // 4
 
 
-def test_parameters_follow_from_a_configuration() -> None:
+def test_parameters_follow_from_a_configuration():
     gpt2_medium = {
         "n_embd": 1024,
         "n_layer": 24,
@@ -186,12 +181,11 @@ def test_parameters_follow_from_a_configuration() -> None:
         "tie_word_embeddings": True,
     }
     size = model_size(gpt2_medium)
-    assert size is not None
     assert size.parameters == pytest.approx(354_823_168, rel=0.01)
     assert model_size({"model_type": "unheard-of"}) is None
 
 
-def test_fp16_that_the_cpu_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_that_the_cpu_does_not_have_is_named(tmp_path, monkeypatch):
     flags = tmp_path / "cpuinfo"
     monkeypatch.setattr(cpu_info, "CPU_INFO", flags)
     monkeypatch.setattr(cpu_info, "_cpu_info", cpu_info._cpu_info.__wrapped__)

@@ -1,16 +1,27 @@
-"""The memory that a rank may use: one rule for the memory bar, `predict` and the search."""
+"""The memory that a rank may use, the least that a limit must hold, and the fit of a predicted run."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from layered_model import model_of, spec_with
 
 from trainfast_runner.machine.cgroup import free_within_limits
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.headroom import AvailableMemory, available_memory
+from trainfast_runner.memory import corrections
+from trainfast_runner.memory.corrections import Correction
+from trainfast_runner.memory.headroom import (
+    COLD_COMPILER_BYTES,
+    UNCORRECTED_MARGIN_BYTES,
+    UNTOUCHED_BYTES,
+    AvailableMemory,
+    PredictedFit,
+    available_memory,
+    predict_headroom,
+)
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search.memory import limits
 from trainfast_runner.settings.knobs import defaults
@@ -32,7 +43,7 @@ def asked(*settings: str) -> RunSpec:
     return resolve("tiny-llama", settings)
 
 
-def test_without_a_limit_it_is_what_the_fullest_gpu_has_free_less_the_context() -> None:
+def test_without_a_limit_it_is_what_the_fullest_gpu_has_free_less_the_context():
     assert available_memory(asked(), two_gpus(), 1, None) == AvailableMemory(
         10 * GIB, "free on GPU 0", with_context=True
     )
@@ -43,7 +54,7 @@ def test_without_a_limit_it_is_what_the_fullest_gpu_has_free_less_the_context() 
     assert available.for_allocator(5 * GIB) == 0
 
 
-def test_memory_limit_caps_the_allocator_so_that_no_context_comes_out_of_it() -> None:
+def test_memory_limit_caps_the_allocator_so_that_no_context_comes_out_of_it():
     available = available_memory(asked("memory_limit=3GiB"), two_gpus(), 1, None, 512 * MIB)
     assert available == AvailableMemory(3 * GIB, "memory_limit", from_memory_limit=True)
     assert available.for_allocator(512 * MIB) == 3 * GIB
@@ -53,7 +64,7 @@ def test_memory_limit_caps_the_allocator_so_that_no_context_comes_out_of_it() ->
     ), "the tightest rank's"
 
 
-def test_a_limit_beyond_what_is_free_makes_no_more_room() -> None:
+def test_a_limit_beyond_what_is_free_makes_no_more_room():
     beyond = asked("memory_limit=9.8GiB", "devices=0+")
     assert available_memory(beyond, two_gpus(), 1, None) == AvailableMemory(
         int(9.8 * GIB), "memory_limit", from_memory_limit=True
@@ -67,7 +78,7 @@ def test_a_limit_beyond_what_is_free_makes_no_more_room() -> None:
     )
 
 
-def test_processes_on_a_cpu_share_free_memory_which_is_none_for_an_unknown_host() -> None:
+def test_processes_on_a_cpu_share_free_memory_which_is_none_for_an_unknown_host():
     assert available_memory(asked(), CPU, 1, 4 * GIB) == AvailableMemory(4 * GIB, "free")
     assert available_memory(asked("strategy=ddp"), CPU, 2, 4 * GIB) == AvailableMemory(
         2 * GIB, "free, shared by 2 processes"
@@ -75,7 +86,7 @@ def test_processes_on_a_cpu_share_free_memory_which_is_none_for_an_unknown_host(
     assert available_memory(asked(), CPU, 1, None) is None
 
 
-def test_control_group_may_have_less_than_its_host(tmp_path: Path) -> None:
+def test_control_group_may_have_less_than_its_host(tmp_path):
     group = tmp_path / "fs/job/step"
     group.mkdir(parents=True)
     (tmp_path / "cgroup").write_text("0::/job/step\n")
@@ -96,7 +107,7 @@ def test_control_group_may_have_less_than_its_host(tmp_path: Path) -> None:
     assert free_within_limits(8 * GIB, tmp_path) == 0
 
 
-def test_memory_controller_of_version_1_may_have_less_than_its_host(tmp_path: Path) -> None:
+def test_memory_controller_of_version_1_may_have_less_than_its_host(tmp_path):
     group = tmp_path / "fs/job"
     group.mkdir(parents=True)
     (tmp_path / "cgroup").write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
@@ -116,9 +127,7 @@ def a_plan(asked_bytes: tuple[int, ...] | None, device: str = "cpu", ranks: int 
     return SimpleNamespace(device=device, world_size=ranks, memory_limit_bytes=asked_bytes, spec=spec)
 
 
-def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothing_swaps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothing_swaps(monkeypatch):
     monkeypatch.setattr(limits, "read_host_free_bytes", lambda: 10 * GIB)
     assert limits.limits_of(a_plan((9 * GIB,))) == limits.Limits((9 * GIB,), "memory_limit=9216MiB")
     assert limits.limits_of(a_plan((2 * GIB, GIB), ranks=2)).by_rank == (2 * GIB, GIB)
@@ -131,9 +140,101 @@ def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothin
     assert limits.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
 
 
-def test_a_gpu_that_shares_the_hosts_memory_has_what_the_host_has_free() -> None:
+def test_a_gpu_that_shares_the_hosts_memory_has_what_the_host_has_free():
     shared = (DeviceReading(index=0, uuid="GPU-0"),)
     machine = Machine(device="cuda", gpus=shared, nvml_gpus=shared, cores=20)
     words = "free on the host, whose memory GPU 0 shares"
     assert available_memory(asked(), machine, 1, 6 * GIB) == AvailableMemory(6 * GIB, words, with_context=True)
     assert available_memory(asked(), machine, 1, None) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "bytes_a_parameter"),
+    [
+        (["strategy=single"], 1, 4),
+        (["strategy=single", "precision=bf16"], 1, 4),
+        (["strategy=single", "precision=bf16-pure"], 1, 2),
+        (["strategy=ddp"], 4, 4),
+        (["strategy=fsdp"], 4, 1),
+        (["strategy=fsdp+tp"], 8, 0.5),
+        (["strategy=zero3"], 4, 1),
+        (["strategy=zero2", "precision=bf16"], 4, 2),
+        (["strategy=zero3-offload"], 2, 0),
+        (["strategy=tp", "tp_degree=4"], 4, 1),
+        (["strategy=ddp+tp", "tp_degree=2"], 8, 2),
+        (["strategy=ddp+pp", "pp_degree=4"], 8, 1),
+        (["strategy=naive-mp"], 2, 2),
+    ],
+)
+def test_least_weight_bytes(settings, devices, bytes_a_parameter):
+    knobs = resolve("tiny-llama", settings).knobs
+    assert least_weight_bytes(1_000_000, knobs, devices) == bytes_a_parameter * 1_000_000
+
+
+MODEL = msgspec.structs.replace(model_of(12), trace="t")
+
+
+def fit(model: MemoryModel = MODEL, machine: Machine = CPU, ranks: int = 1, **knobs: Any) -> PredictedFit:
+    return predict_headroom(model, spec_with(**knobs), machine, ranks, 4 * GIB)
+
+
+def corrected(model: MemoryModel = MODEL, **knobs: Any) -> MemoryModel:
+    """The model once a run with these knobs took 5 MiB beyond its trace."""
+    traced = model.predict(spec_with(**knobs)).traced_bytes
+    beyond = {"forward_backward": 5 * MIB, "optimizer": 5 * MIB}
+    known = Correction(run_id="r1", beyond_bytes=beyond, step_bytes=traced["forward_backward"])
+    case = corrections.correction_key("t", spec_with(**knobs).knobs, 1)
+    return msgspec.structs.replace(model, corrections=corrections.DeviceCorrections(by_case={case: known}))
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy"), [(MODEL, "single"), (corrected(batch_size=5000), "single"), (MODEL, "ddp")]
+)
+def test_the_largest_batch_fits_and_the_next_one_does_not(model, strategy):
+    limit = {"memory_limit": "200MiB", "strategy": strategy, "batch_size": 7}
+    most = fit(model, **limit).max_batch
+    assert fit(model, **{**limit, "batch_size": most}).fits is True
+    above = fit(model, **{**limit, "batch_size": most + 1})
+    assert (above.fits, above.max_batch) == (False, most)
+    assert above.left_bytes < 0
+
+
+def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smaller():
+    asked: dict[str, Any] = {"memory_limit": "200MiB", "batch_size": 5000}
+    assert fit(**asked).margin_bytes == UNCORRECTED_MARGIN_BYTES
+    assert fit(corrected(batch_size=5000), **asked).margin_bytes == UNTOUCHED_BYTES
+    further = fit(corrected(batch_size=5000), **{**asked, "batch_size": 100_000}).margin_bytes
+    assert UNTOUCHED_BYTES < further < UNCORRECTED_MARGIN_BYTES, "the further away, the less is known"
+    compiling = fit(**asked, compile="default")
+    assert compiling.margin_bytes > 3 * UNCORRECTED_MARGIN_BYTES, "nobody has measured the compiler here"
+    compiled = {**asked, "compile": "default"}
+    assert fit(corrected(**compiled), **compiled).margin_bytes == UNTOUCHED_BYTES + COLD_COMPILER_BYTES
+    free = fit(batch_size=5000)
+    assert (free.margin_bytes, free.available and free.available.source) == (0, "free"), (
+        "what is free counts no address space"
+    )
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        ({"strategy": "dp", "devices": 2}, "strategy=dp copies the model to each of two or more GPUs"),
+        ({"strategy": "ddp", "devices": 99}, "devices=99: at most 8 processes on a CPU"),
+    ],
+)
+def test_what_has_no_devices_here_says_so_and_is_not_held_against_what_is_free_here(knobs, expected):
+    found = fit(ranks=knobs["devices"] if knobs["strategy"] == "ddp" else 1, **knobs)
+    assert found.refusal.message.startswith(expected)
+    assert found.predicted.total_bytes > 0, "for somebody who plans for another machine"
+    assert (found.available, found.fits, found.max_batch) == (None, None, None)
+    limited = fit(**knobs, memory_limit="8GiB")
+    assert limited.available is not None
+    assert limited.fits is True
+
+
+def test_on_a_gpu_the_context_comes_out_of_what_is_free_and_there_is_no_margin():
+    gpus = (DeviceReading(index=0, uuid="GPU-0", name="a GPU", memory_free_bytes=GIB),)
+    machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
+    found = fit(msgspec.structs.replace(MODEL, device="cuda"), machine)
+    assert (found.margin_bytes, found.refusal) == (0, None)
+    assert found.fits is True

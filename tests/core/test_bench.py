@@ -1,7 +1,5 @@
 """The table of a bench, from results whose right answers are known."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
@@ -24,13 +22,13 @@ def bench() -> Bench:
     return prepare_variants("benchmarks-bert", ["seq_len=32"], 0.01)
 
 
-def test_settings_and_scale_reach_every_row(bench: Bench) -> None:
+def test_settings_and_scale_reach_every_row(bench):
     assert [planned.spec.knobs["batch_size"] for planned in bench.rows] == [1, 1, 1, 1, 1, 3]
     assert {planned.spec.knobs["seq_len"] for planned in bench.rows} == {32}
     assert [planned.id for planned in prepare_variants("benchmarks-bert/bert_4").rows] == ["bert_1", "bert_4"]
 
 
-def test_runs_interleave_with_the_baseline_first() -> None:
+def test_runs_interleave_with_the_baseline_first():
     multi = prepare_variants("guide-dp-ddp-nvlink")
     assert [planned.id for planned in run_order(multi, 2, {})] == ["ddp", "dp", "ddp-nop2p", "ddp", "dp", "ddp-nop2p"]
 
@@ -38,7 +36,7 @@ def test_runs_interleave_with_the_baseline_first() -> None:
 @pytest.mark.parametrize(
     ("setting", "named"), [("seq_len=32", "seq_len"), ("model.num_hidden_layers=2", "model.num_hidden_layers")]
 )
-def test_another_model_or_length_has_no_published_figures(setting: str, named: str) -> None:
+def test_another_model_or_length_has_no_published_figures(setting, named):
     other = prepare_variants("guide-single-gpu/fp16", [setting])
     table = tabulate(other, {"vanilla": [ended(9)], "fp16": [ended(18)]})
     assert [(row.published, row.ratio, row.published_vs_baseline_percent) for row in table.rows] == [
@@ -50,13 +48,13 @@ def test_another_model_or_length_has_no_published_figures(setting: str, named: s
     assert text.count(table.unpublished) == 1
 
 
-def test_a_batch_or_the_same_length_keeps_the_published_figures() -> None:
+def test_a_batch_or_the_same_length_keeps_the_published_figures():
     same = prepare_variants("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
     assert same.unpublished == ""
     assert tabulate(same, {"vanilla": [ended(8.86)]}).rows[0].ratio == pytest.approx(1)
 
 
-def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
+def test_rows_stand_beside_the_baseline_and_the_published_figure():
     bench = prepare_variants("benchmarks-bert", ["steps=32"], 0.01)
     results_by_row: dict[str, list[RowResult]] = {
         "bert_1": [ended(100), ended(50), ended(90)],
@@ -67,7 +65,6 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     table = tabulate(bench, results_by_row)
     base, faster, oom, refused, *rest = table.rows
     assert (base.vs_baseline_percent, base.samples_per_s) == (0.0, [100, 50, 90])
-    assert base.result is not None
     assert base.result.throughput.samples_per_s.median == 90
     assert faster.vs_baseline_percent == pytest.approx(100)
     assert faster.ratio == pytest.approx(180 / 133.5)
@@ -92,7 +89,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
     assert "no such \\| unit" in rows[3]
 
 
-def test_a_diagnosis_stands_beside_the_ratio() -> None:
+def test_a_diagnosis_stands_beside_the_ratio():
     bench = prepare_variants("guide-single-gpu/accum+ckpt+fp16")
     found = [Diagnosis(rule="launch-bound", line="the GPU is idle"), Diagnosis(rule="small-batch", line="too small")]
     slow = msgspec.structs.replace(ended(6.1), diagnosis=found)
@@ -109,14 +106,7 @@ def test_a_diagnosis_stands_beside_the_ratio() -> None:
     assert (vanilla[at], launch_bound[at - 1 : at + 1]) == ("", ["0.605", "launch-bound"])
 
 
-def test_a_preset_without_variants_is_refused_with_presets_that_have_some() -> None:
-    with pytest.raises(UserError) as refused:
-        prepare_variants("tiny-llama")
-    assert "no variants" in refused.value.line()
-    assert "benchmarks-bert" in (refused.value.allowed or [])
-
-
-def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline() -> None:
+def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline():
     multi = prepare_variants("benchmarks-multi-gpu")
     results_by_row: dict[str, list[RowResult]] = {name: [ended(9)] for name in ("mbert_2 (ddp)", "mgpt_2 (zero2)")}
     table = tabulate(multi, results_by_row)
@@ -131,7 +121,7 @@ def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline
     assert "model.num_hidden_layers=48" in row
 
 
-def test_repeated_pairs_say_how_sure_a_difference_is(bench: Bench) -> None:
+def test_repeated_pairs_say_how_sure_a_difference_is(bench):
     """The machine slows down from repetition to repetition: the pairs do not mind, and unpaired rates would."""
     base, faster, same = (100.0, 80.0, 60.0, 40.0), (110.0, 88.5, 66.0, 43.8), (103.0, 79.0, 60.5, 39.5)
     results_by_row: dict[str, list[RowResult]] = {
@@ -143,18 +133,15 @@ def test_repeated_pairs_say_how_sure_a_difference_is(bench: Bench) -> None:
     table = tabulate(bench, results_by_row)
     _, better, noise, two, *_ = table.rows
     assert better.verdict == "better"
-    assert better.interval_percent is not None
     assert 9 < better.interval_percent[0] < 10 < better.interval_percent[1] < 11
     assert noise.verdict == "no significant difference"
-    assert noise.interval_percent is not None
     assert noise.interval_percent[0] < 0 < noise.interval_percent[1]
     # Of two pairs Student says next to nothing: the steps of the middle runs speak.
-    assert two.interval_percent is not None
     assert two.interval_percent[1] - two.interval_percent[0] < 15
     assert "| +9." in bench_markdown(bench, table, "x")
 
 
-def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench: Bench) -> None:
+def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench):
     hot = msgspec.structs.replace(
         ended(90), throttle=Throttle(thermal_fraction=0.3), conditions=RunConditions(still_warming=True)
     )
@@ -164,7 +151,7 @@ def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench: B
     assert rows[1].endswith("| finished ? heat, warming up |")
 
 
-def test_students_interval_is_the_textbooks() -> None:
+def test_students_interval_is_the_textbooks():
     # Ratios 1.1, 1.2 and 1.3: mean of logs 0.1800, deviation 0.0836, times 4.303 / sqrt(3).
     low, high = paired_interval([(1, 1.1), (1, 1.2), (1, 1.3)]) or (0, 0)
     assert (low, high) == (pytest.approx(-2.7, abs=0.1), pytest.approx(47.3, abs=0.2))

@@ -1,6 +1,4 @@
-"""The catalog names only what exists, and works under both names that the worker's folder is loaded by."""
-
-from __future__ import annotations
+"""The catalog names only what exists, and each half of the product loads only what it needs."""
 
 import ast
 import subprocess
@@ -26,14 +24,14 @@ WORKER = CATALOG.parent
 
 
 @pytest.mark.parametrize(("folder", "entries"), [("strategies", STRATEGIES), ("engines", ENGINES)])
-def test_every_class_stands_in_its_file(folder: str, entries: dict[str, object]) -> None:
+def test_every_class_stands_in_its_file(folder, entries):
     for name, entry in entries.items():
         module, _, wanted = entry.path.partition(":")  # type: ignore[attr-defined]
         tree = ast.parse((WORKER / folder / f"{module}.py").read_text())
         assert wanted in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}, name
 
 
-def test_entries_name_what_exists() -> None:
+def test_entries_name_what_exists():
     for strategy in STRATEGIES.values():
         assert strategy.fallback in STRATEGIES
         assert strategy.memory_rule in {*MEMORY_RULES, "Staged", None}
@@ -49,14 +47,14 @@ def test_entries_name_what_exists() -> None:
         assert set(engine.strategies) <= set(STRATEGIES)
 
 
-def test_the_way_out_of_a_refusal_is_one() -> None:
+def test_the_way_out_of_a_refusal_is_one():
     for strategy in STRATEGIES.values():
         assert STRATEGIES[nearest_strategy(strategy, lambda entry: entry.compiles)].compiles
         for optimizer in OPTIMIZERS.values():
             assert OPTIMIZERS[nearest_optimizer(optimizer, strategy)].refusal(strategy) is None
 
 
-def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone() -> None:
+def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone():
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import bootstrap; from trainfast_worker import catalog;"
         "print(len(catalog.STRATEGIES), sorted({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names))"
@@ -73,3 +71,34 @@ def test_it_loads_by_path_as_the_worker_does_with_the_standard_library_alone() -
     body = ast.parse((WORKER / "__init__.py").read_text()).body
     assert len(body) == 1
     assert isinstance(body[0], ast.Expr), "worker/__init__.py is a docstring"
+
+
+STACK = {"torch", "transformers", "accelerate", "deepspeed", "bitsandbytes", "numpy"}
+
+
+def loaded(statement: str) -> set[str]:
+    """The top-level modules a fresh interpreter has after `statement`."""
+    program = f"{statement}; import sys; print(' '.join({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+SCREEN = {"textual", "rich", "trainfast_tui"}
+
+
+@pytest.mark.parametrize(
+    ("module", "unneeded"),
+    [
+        ("trainfast_runner.running.launch", {*SCREEN, *STACK}),
+        ("trainfast_runner.running.supervision.supervisor", {*SCREEN, *STACK}),
+        ("trainfast_runner.settings.presets", {*SCREEN, *STACK}),
+        ("trainfast_runner.running.follower", {*SCREEN, *STACK}),
+        ("trainfast_runner.running.history", {*SCREEN, *STACK}),
+        ("trainfast_runner.machine.telemetry.sampler", {*SCREEN, *STACK}),
+        ("trainfast_tui.app", STACK),
+        ("trainfast_tui.session", {"textual"}),
+        ("trainfast_tui.cli", {"textual", "rich", "msgspec", "psutil", "pynvml", "tomlkit", *STACK}),
+    ],
+)
+def test_each_half_loads_only_what_it_needs(module, unneeded):
+    assert not loaded(f"import {module}") & unneeded

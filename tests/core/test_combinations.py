@@ -1,268 +1,350 @@
-"""Settings that cannot work on this machine are refused before launch, both sides named."""
+"""Settings that cannot work on this machine are refused before launch, both sides named, with settings that can.
 
+Those that a machine without GPUs refuses stand in tests/cli/test_bad_combinations.py.
+"""
+
+import os
 from dataclasses import replace
 
 import pytest
 
+from on_disk import result
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine import extensions
+from trainfast_runner.machine.cpu import cpu_info
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.gpus.visible import visible_devices
+from trainfast_runner.memory.headroom import available_memory
+from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.results.comparison.difference import compare
+from trainfast_runner.search.advice.advisor import advise
+from trainfast_runner.search.advice.facts import Situation
 from trainfast_runner.settings import device_counts
-from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility import zero_rules
+from trainfast_runner.settings.compatibility.check import check, refusal_anywhere
 from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.device_counts import first_gpu_name
 from trainfast_runner.settings.spec import resolve
+from trainfast_runner.settings.strategy_of_run import offload_folder
+from trainfast_runner.worker.shared.parallel_plans import PIPELINE_OBJECTIVES
+from trainfast_runner.worker.strategies import pipeline_stages
 
 GIB = 2**30
 
 
 def gpu(index: int, free_gib: int = 20, capability: str = "8.6") -> DeviceReading:
-    return DeviceReading(
-        index=index, uuid=f"GPU-{index}", name="Card", memory_free_bytes=free_gib * GIB, compute_capability=capability
-    )
+    sizes = {"memory_free_bytes": free_gib * GIB, "compute_capability": capability}
+    return DeviceReading(index=index, uuid=f"GPU-{index}", name="Card", **sizes)
 
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no driver")
 TWO = Machine(device="cuda", gpus=(gpu(0, 10), gpu(1, 20)), nvml_gpus=(gpu(0), gpu(1)), cores=8)
 OLD = replace(TWO, gpus=(gpu(0, capability="7.0"),), nvml_gpus=(gpu(0),))
 WATCHED = replace(CPU, nvml_gpus=(gpu(0), gpu(1)))
+BROKEN = replace(CPU, refusal=UserError("a GPU is here and NVML gives none", key="devices"))
+PLAN = {"base_model_tp_plan": {"layers.*.self_attn.q_proj": "colwise"}}
+LLAMA = {"model_type": "llama", "vocab_size": 4096, **PLAN}
+STAGED = {"model_type": "llama", "num_hidden_layers": 4, "rope_parameters": {}, "vocab_size": 4096}
+BERT = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
+INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50", "accelerate": "1"}
+NONE = {"bitsandbytes": None}
+LINES = "data.samples=lines"
 
 
-def facts(where: Machine, *settings: str, preset: str = "tiny-llama", **config: object) -> Facts:
-    spec = resolve(preset, settings)
-    return Facts(spec, where.used_by(spec.knobs["devices"]), config, {"bitsandbytes": None}, "/env/bin/python")
+def facts(settings: str = "", where: Machine = CPU, config: dict | None = None, versions: dict | None = None) -> Facts:
+    spec = resolve("tiny-llama", settings.split())
+    machine = where.used_by(spec.knobs["devices"])
+    return Facts(spec, machine, config or {}, INSTALLED if versions is None else versions, "/env/bin/python")
 
 
-def test_a_kernel_that_the_model_has_not_is_refused_before_launch() -> None:
+def refusal(*asked, **more) -> UserError:
+    with pytest.raises(UserError) as refused:
+        check(facts(*asked, **more))
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "config", "key", "expected"),
+    [
+        ("tp_degree=4", CPU, {}, "tp_degree", "does nothing with strategy=single"),
+        ("devices=0+1", CPU, {}, "devices", "names GPUs and a run here has none (no driver)"),
+        ("watch=0", CPU, {}, "watch", "there is no GPU 0 and no other one here"),
+        ("memory_limit=1GiB+2GiB", CPU, {}, "memory_limit", "names 2 ranks and the run has 1"),
+        ("strategy=ddp devices=4", TWO, {}, "devices", "devices=4, but there are 2"),
+        ("strategy=ddp devices=0+2", TWO, {}, "devices", "there is no GPU 2"),
+        ("attention=flash", TWO, {}, "attention", "/env/bin/python -m pip install flash-attn"),
+        ("precision=bf16", OLD, {}, "precision", "compute capability 8.0"),
+        ("precision=tf32", OLD, {}, "precision", "has 7.0"),
+        # Sharded and copied models.
+        ("strategy=dp", OLD, {}, "devices", "and devices=auto is one"),
+        ("strategy=tp", CPU, {"model_type": "t5"}, "strategy", "has no plan for t5"),
+        ("strategy=fsdp+tp", CPU, LLAMA | {"base_model_tp_plan": {"a": "local"}}, "strategy", "cuts layers as local"),
+        ("strategy=tp", CPU, LLAMA | {"num_attention_heads": 3}, "tp_degree", "does not divide the model's 3 heads"),
+        (
+            "strategy=tp tp_degree=4",
+            CPU,
+            LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 2},
+            "tp_degree",
+            "does not divide the model's 2 key-value heads",
+        ),
+        ("strategy=tp devices=4", CPU, LLAMA, "devices", "try devices=2, or tp_degree=4"),
+        ("strategy=ddp+tp devices=3", CPU, LLAMA, "devices", "needs a multiple of 2 devices, at least 4"),
+        ("strategy=fsdp+tp devices=2", CPU, LLAMA, "devices", "strategy=tp with devices=2"),
+        ("p2p=off", TWO, {}, "p2p", "p2p=off does nothing with strategy=single"),
+        ("p2p=off strategy=naive-mp", TWO, {}, "p2p", "try p2p=on, or strategy=pp with p2p=off"),
+        ("p2p=off strategy=ddp", CPU, {}, "p2p", "this run is on the CPU; try p2p=on"),
+        # ZeRO.
+        ("strategy=zero2-offload optimizer=adamw-8bit", CPU, {}, "optimizer", "or strategy=zero2 with"),
+        ("strategy=zero1 optimizer=adafactor", CPU, {}, "optimizer", "strategy=ddp"),
+        ("strategy=zero2 engine=trainer", CPU, {}, "engine", "engine=native"),
+        ("strategy=zero2-offload offload_path=/tmp", CPU, {}, "offload_path", "belongs to strategy zero3-offload"),
+        # Engines and compiling.
+        ("engine=trainer strategy=fsdp", CPU, {}, "engine", "not strategy=fsdp"),
+        ("engine=accelerate precision=fp16", CPU, {}, "precision", "silently trains in fp32"),
+        ("engine=trainer compile=default", CPU, {}, "compile", "compile=default with engine=native"),
+        ("compile=default strategy=fsdp devices=2", CPU, {}, "compile", "compile=default with strategy=ddp"),
+        # Pipelines.
+        ("strategy=pp devices=4", CPU, STAGED, "devices", "pp_degree=2 runs on 2 devices, not on devices=4; try"),
+        ("strategy=ddp+pp devices=3", CPU, STAGED, "devices", "a multiple of 2 devices, at least 4"),
+        ("strategy=ddp+pp devices=2", CPU, STAGED, "devices", "strategy=pp with devices=2"),
+        ("strategy=pp pp_degree=4 pp_schedule=interleaved", CPU, STAGED, "pp_schedule", "makes 8 stages"),
+        ("strategy=pp pp_schedule=1f1b micro_batches=1", CPU, STAGED, "micro_batches", "needs at least pp_degree=2"),
+        (
+            "strategy=pp pp_schedule=interleaved batch_size=5 micro_batches=5",
+            CPU,
+            STAGED,
+            "micro_batches",
+            "micro_batches=5 does not split; try micro_batches=1, or pp_schedule=gpipe",
+        ),
+        ("strategy=pp tp_degree=2", CPU, STAGED, "tp_degree", "does nothing with strategy=pp"),
+        ("strategy=pp", CPU, STAGED | {"model_type": "t5"}, None, "the model is t5"),
+        ("strategy=pp", CPU, STAGED | {"model_type": "bert"}, None, "not for data.objective=causal-lm"),
+        # Samples and the model's own sizes.
+        (f"data.kind=random {LINES}", CPU, LLAMA, "data.samples", "samples of data.kind=random are all of one length"),
+        (
+            f"data.objective=masked-lm strategy=pp devices=2 {LINES}",
+            CPU,
+            BERT,
+            "data.samples",
+            "data.objective=masked-lm needs a padding mask, and strategy=pp passes none on",
+        ),
+        (
+            f"data.objective=seq2seq {LINES}",
+            CPU,
+            BERT | {"is_encoder_decoder": True},
+            "data.samples",
+            "cuts packed samples in two halves",
+        ),
+        ("", CPU, {"vocab_size": 5}, None, "needs at least 300"),
+        ("", BROKEN, {}, "devices", "a GPU is here"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings, where, config, key, expected):
+    refused = refusal(settings, where, config)
+    assert key in (None, refused.key)
+    assert expected in refused.line()
+
+
+@pytest.mark.parametrize(
+    ("settings", "package"),
+    [
+        ("optimizer=adamw-8bit", "bitsandbytes"),
+        ("engine=trainer", "accelerate"),
+        ("strategy=zero1", "deepspeed"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settings, package):
+    assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions={package: None}).line()
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "config", "ranks", "devices", "global_batch"),
+    [
+        ("", CPU, {}, 1, 1, 8),
+        ("strategy=ddp devices=2 memory_limit=1GiB+2GiB", CPU, {}, 2, 2, 16),
+        ("precision=bf16", CPU, {}, 1, 1, 8),
+        ("precision=bf16", TWO, {}, 1, 1, 8),
+        ("strategy=ddp p2p=off", TWO, {}, 2, 2, 16),
+        ("strategy=dp p2p=off", TWO, {}, 1, 2, 16),
+        ("strategy=naive-mp", TWO, LLAMA, 1, 2, 8),
+        ("watch=0+1", WATCHED, {}, 1, 1, 8),
+        ("strategy=tp", CPU, LLAMA, 2, 2, 8),
+        ("strategy=tp", TWO, LLAMA, 2, 2, 8),
+        ("strategy=tp tp_degree=4", CPU, LLAMA, 4, 4, 8),
+        ("strategy=ddp+tp", CPU, LLAMA, 4, 4, 16),
+        ("strategy=fsdp+tp devices=8", CPU, LLAMA, 8, 8, 32),
+        ("strategy=fsdp", CPU, LLAMA, 2, 2, 16),
+        ("strategy=zero2 optimizer=adamw-8bit", CPU, {}, 2, 2, 16),
+        ("strategy=zero3-offload precision=bf16", CPU, {}, 2, 2, 16),
+        ("strategy=pp", CPU, STAGED, 2, 2, 8),
+        ("strategy=pp pp_degree=4 devices=4 grad_accum=2", CPU, STAGED, 4, 4, 16),
+        ("strategy=pp micro_batches=1", CPU, STAGED, 2, 2, 8),
+        ("strategy=pp pp_schedule=interleaved", CPU, STAGED, 2, 2, 8),
+        ("strategy=ddp+pp pp_schedule=1f1b precision=fp16", CPU, STAGED, 4, 4, 16),
+        (f"strategy=pp devices=2 {LINES}", CPU, LLAMA, 2, 2, 8),
+        ("data.kind=random", CPU, {"vocab_size": 5}, 1, 1, 8),
+        ("data.objective=seq2seq seq_len=128", CPU, {"max_position_embeddings": 64}, 1, 1, 8),
+        (
+            "data.objective=seq2seq seq_len=1024",
+            CPU,
+            {"n_positions": 512, "relative_attention_num_buckets": 32},
+            1,
+            1,
+            8,
+        ),
+        # The CPU of a machine with GPUs, one of which NVML does not answer for.
+        ("devices=cpu", BROKEN, {}, 1, 1, 8),
+        ("devices=cpu:1", TWO, {}, 1, 1, 8),
+        ("strategy=ddp devices=cpu", TWO, LLAMA, 8, 8, 64),
+        ("strategy=ddp devices=cpu:3", TWO, LLAMA, 3, 3, 24),
+        ("strategy=tp devices=cpu", TWO, LLAMA, 2, 2, 8),
+        ("strategy=fsdp+tp devices=cpu", TWO, LLAMA, 4, 4, 16),
+    ],
+)
+def test_what_works_runs_on_as_many_processes_and_devices_as_it_needs(
+    settings, where, config, ranks, devices, global_batch
+):
+    asked = facts(settings, where, config)
+    check(asked)
+    assert (asked.rank_count, asked.device_count) == (ranks, devices)
+    assert device_counts.global_batch(asked.knobs, asked.device_count) == global_batch
+    if "devices=cpu" in settings:
+        assert asked.machine.device == "cpu"
+        assert device_counts.recorded_devices(asked.spec, where) == f"cpu:{ranks}"
+
+
+def test_a_kernel_that_the_model_has_not_is_refused_before_launch():
     asked = replace(
-        facts(CPU, "attention=sdpa", model_type="gemma2", vocab_size=4096), attentions=("auto", "eager", "flash")
+        facts("attention=sdpa", config={"model_type": "gemma2", "vocab_size": 4096}),
+        attentions=("auto", "eager", "flash"),
     )
     with pytest.raises(UserError, match="gemma2 has no attention=sdpa") as refused:
         check(asked)
-    assert refused.value.key == "attention"
-    assert refused.value.advice == "attention=auto, which takes eager"
+    assert (refused.value.key, refused.value.advice) == ("attention", "attention=auto, which takes eager")
     check(replace(asked, spec=resolve("tiny-llama", ["attention=eager"])))
 
 
 @pytest.mark.parametrize(
-    ("where", "settings", "key", "expected"),
+    ("settings", "config", "nearest"),
     [
-        (CPU, ["steps=3"], "timing_warmup", "leaves no step of steps=3"),
-        (CPU, ["tp_degree=4"], "tp_degree", "does nothing with strategy=single"),
-        (CPU, ["devices=2"], "strategy", "strategy=single trains on one device and devices=2"),
-        (CPU, ["strategy=ddp", "devices=9"], "devices", "at most 8 processes on a CPU"),
-        (CPU, ["devices=0+1"], "devices", "names GPUs and a run here has none (no driver)"),
-        (CPU, ["watch=0"], "watch", "there is no GPU 0 and no other one here"),
-        (CPU, ["precision=tf32"], "precision", "tensor cores"),
-        (CPU, ["optimizer=adamw-8bit"], "optimizer", "/env/bin/python -m pip install bitsandbytes"),
-        (CPU, ["memory_limit=1GiB+2GiB"], "memory_limit", "names 2 ranks and the run has 1"),
-        (TWO, ["strategy=ddp", "devices=4"], "devices", "devices=4, but there are 2"),
-        (TWO, ["strategy=ddp", "devices=0+2"], "devices", "there is no GPU 2"),
-        (CPU, ["optimizer=paged-adamw-8bit"], "optimizer", "optimizer=paged-adamw-8bit"),
-        (CPU, ["attention=flash"], "attention", "attention=sdpa"),
-        (TWO, ["attention=flash"], "attention", "/env/bin/python -m pip install flash-attn"),
-        (CPU, ["engine=trainer"], "engine", "/env/bin/python -m pip install accelerate"),
-        (OLD, ["precision=bf16"], "precision", "compute capability 8.0"),
-        (OLD, ["precision=tf32"], "precision", "has 7.0"),
+        ("", {"max_position_embeddings": 64}, "seq_len=64, or model.max_position_embeddings=128"),
+        ("", {"text_config": {"max_position_embeddings": 64}}, "seq_len=64, or model.max_position_embeddings=128"),
+        (
+            "data.objective=seq2seq seq_len=130",
+            {"max_position_embeddings": 64, "rope_theta": 10000.0},
+            "seq_len=128, or model.max_position_embeddings=65",
+        ),
+        ("", {"hidden_size": 64, "num_attention_heads": 7}, "model.num_attention_heads=8"),
+        ("", {"hidden_size": 64, "n_head": 7}, "model.n_head=8"),
     ],
 )
-def test_what_cannot_work_is_refused(where: Machine, settings: list[str], key: str, expected: str) -> None:
-    with pytest.raises(UserError) as refused:
-        check(facts(where, *settings))
-    assert refused.value.key == key
-    assert expected in refused.value.line()
+def test_sizes_that_the_model_cannot_have_get_the_nearest(settings, config, nearest):
+    assert refusal(settings, config=config).as_json()["nearest"] == nearest
 
 
-@pytest.mark.parametrize(
-    ("where", "settings"),
-    [
-        (CPU, []),
-        (CPU, ["strategy=ddp", "devices=2", "memory_limit=1GiB+2GiB"]),
-        (CPU, ["precision=bf16"]),
-        (TWO, ["precision=bf16"]),
-        (TWO, ["strategy=ddp"]),
-        (TWO, ["strategy=ddp", "p2p=off"]),
-        (TWO, ["strategy=dp", "p2p=off"]),
-        (WATCHED, ["watch=0+1"]),
-    ],
-)
-def test_what_works_is_let_through(where: Machine, settings: list[str]) -> None:
-    check(facts(where, *settings))
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"max_position_embeddings": 64},
-        {"max_position_embeddings": 64, "rope_theta": 10000.0},
-        {"text_config": {"max_position_embeddings": 64}},
-    ],
-)
-def test_a_sequence_beyond_the_models_positions_is_refused(config: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=r"model\.max_position_embeddings=64") as refused:
-        check(facts(CPU, **config))
-    assert refused.value.as_json()["nearest"] == "seq_len=64, or model.max_position_embeddings=128"
-
-
-def test_each_half_of_a_seq2seq_sample_needs_positions_and_relative_ones_have_no_end() -> None:
-    seq2seq = "data.objective=seq2seq"
-    check(facts(CPU, seq2seq, "seq_len=128", max_position_embeddings=64))
-    with pytest.raises(UserError, match="seq_len=130") as refused:
-        check(facts(CPU, seq2seq, "seq_len=130", max_position_embeddings=64))
-    assert refused.value.as_json()["nearest"] == "seq_len=128, or model.max_position_embeddings=65"
-    check(facts(CPU, seq2seq, "seq_len=1024", n_positions=512, relative_attention_num_buckets=32))
-
-
-def test_a_vocabulary_too_small_for_bytes_is_refused_where_a_tokenizer_is_trained() -> None:
-    with pytest.raises(UserError, match="needs at least 300"):
-        check(facts(CPU, vocab_size=5))
-    check(facts(CPU, "data.kind=random", vocab_size=5))
-
-
-@pytest.mark.parametrize("field", ["num_attention_heads", "n_head"])
-def test_heads_that_do_not_divide_the_hidden_size_are_refused_by_the_name_of_their_field(field: str) -> None:
-    with pytest.raises(UserError, match=rf"hidden size 64 is not divisible by model\.{field}=7") as refused:
-        check(facts(CPU, hidden_size=64, **{field: 7}))
-    assert refused.value.key == f"model.{field}"
-    assert refused.value.as_json()["nearest"] == f"model.{field}=8"
-
-
-def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all() -> None:
+def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all():
     assert [one.index for one in TWO.default_gpus("single").gpus] == [1]
     assert [one.index for one in TWO.default_gpus("ddp").gpus] == [0, 1]
     assert [one.index for one in TWO.named_or_counted_gpus("0+").gpus] == [0]
 
 
-@pytest.mark.parametrize(
-    ("variable", "left"),
-    [(None, [0, 1, 2]), ("", []), ("-1", []), ("2,0", [2, 0]), ("GPU-1", [1]), ("0,9,1", [0])],
-)
-def test_cuda_visible_devices_is_honoured(variable: str | None, left: list[int]) -> None:
-    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    found = visible_devices([gpu(0), gpu(1), gpu(2)], environment, cuda_order=list)
-    assert [one.index for one in found] == left
+def test_launcher_and_worker_cut_the_same_families():
+    assert set(PIPELINE_OBJECTIVES) == set(pipeline_stages.LAYOUTS)
 
 
-def test_the_global_batch_counts_data_parallel_ranks() -> None:
-    spec = resolve("tiny-llama", ["batch_size=4", "grad_accum=2", "strategy=ddp"])
-    assert device_counts.global_batch(spec.knobs, 2) == 16
-    assert device_counts.global_batch({**spec.knobs, "strategy": "single"}, 1) == 8
-
-
-LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"layers.*.self_attn.q_proj": "colwise"}}
-
-
-@pytest.mark.parametrize(
-    ("where", "settings", "config", "key", "expected"),
-    [
-        (CPU, ["strategy=dp"], {}, "strategy", "two or more GPUs from one process, and a run here has none"),
-        (CPU, ["strategy=naive-mp"], {}, "strategy", "try strategy=pp"),
-        (OLD, ["strategy=dp"], {}, "devices", "and devices=auto is one"),
-        (CPU, ["strategy=fsdp", "optimizer=adafactor"], {}, "optimizer", "reads whole matrices"),
-        (CPU, ["strategy=tp"], {"model_type": "t5"}, "strategy", "has no plan for t5"),
-        (
-            CPU,
-            ["strategy=fsdp+tp"],
-            {**LLAMA, "base_model_tp_plan": {"a": "local"}},
-            "strategy",
-            "cuts layers as local, which is not done here",
-        ),
-        (CPU, ["strategy=tp"], {**LLAMA, "num_attention_heads": 3}, "tp_degree", "does not divide the model's 3 heads"),
-        (
-            CPU,
-            ["strategy=tp", "tp_degree=4"],
-            {**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2},
-            "tp_degree",
-            "does not divide the model's 2 key-value heads",
-        ),
-        (CPU, ["strategy=tp", "devices=4"], LLAMA, "devices", "try devices=2, or tp_degree=4"),
-        (CPU, ["strategy=ddp+tp", "devices=3"], LLAMA, "devices", "needs a multiple of 2 devices, at least 4"),
-        (CPU, ["strategy=fsdp+tp", "devices=2"], LLAMA, "devices", "strategy=tp with devices=2"),
-        (CPU, ["reshard=off", "strategy=ddp"], {}, "reshard", "does nothing with strategy=ddp"),
-        (TWO, ["p2p=off"], {}, "p2p", "p2p=off does nothing with strategy=single"),
-        (TWO, ["p2p=off", "strategy=naive-mp"], {}, "p2p", "try p2p=on, or strategy=pp with p2p=off"),
-        (CPU, ["p2p=off", "strategy=ddp"], {}, "p2p", "this run is on the CPU; try p2p=on"),
-    ],
-)
-def test_what_a_sharded_model_cannot_do_is_refused(
-    where: Machine, settings: list[str], config: dict[str, object], key: str, expected: str
-) -> None:
-    with pytest.raises(UserError) as refused:
-        check(Facts(resolve("tiny-llama", settings), where, config, {"bitsandbytes": "0.49"}, "python"))
-    assert refused.value.key == key
-    assert expected in refused.value.line()
-
-
-@pytest.mark.parametrize(
-    ("where", "settings", "processes", "devices", "global_batch"),
-    [
-        (CPU, ["strategy=tp"], 2, 2, 8),
-        (CPU, ["strategy=tp", "tp_degree=4"], 4, 4, 8),
-        (CPU, ["strategy=ddp+tp"], 4, 4, 16),
-        (CPU, ["strategy=fsdp+tp", "devices=8"], 8, 8, 32),
-        (CPU, ["strategy=fsdp"], 2, 2, 16),
-        (TWO, ["strategy=tp"], 2, 2, 8),
-        (TWO, ["strategy=dp"], 1, 2, 16),
-        (TWO, ["strategy=naive-mp"], 1, 2, 8),
-    ],
-)
-def test_processes_devices_and_the_global_batch_are_distinguished(
-    where: Machine, settings: list[str], processes: int, devices: int, global_batch: int
-) -> None:
-    asked = Facts(resolve("tiny-llama", settings), where, LLAMA, {}, "python")
-    check(asked)
-    assert (asked.rank_count, asked.device_count) == (processes, devices)
-    assert device_counts.global_batch(asked.knobs, asked.device_count) == global_batch
-
-
-@pytest.mark.parametrize(
-    ("settings", "key", "expected"),
-    [
-        (["engine=trainer", "strategy=fsdp"], "engine", "not strategy=fsdp"),
-        (["engine=accelerate", "strategy=fsdp"], "engine", "not strategy=fsdp"),
-        (["engine=accelerate", "precision=fp16"], "precision", "silently trains in fp32"),
-        (["engine=trainer", "compile=default"], "compile", "compile=default with engine=native"),
-        (["compile=default", "strategy=fsdp", "devices=2"], "compile", "compile=default with strategy=ddp"),
-        (["optimizer=paged-adamw-8bit"], "optimizer", "optimizer=adamw-8bit"),
-    ],
-)
-def test_techniques_that_would_do_something_else_are_refused(settings: list[str], key: str, expected: str) -> None:
-    asked = facts(CPU, *settings)
-    with pytest.raises(UserError) as refused:
-        check(replace(asked, versions={"accelerate": "1", "bitsandbytes": "1"}))
-    assert refused.value.key == key
-    assert expected in refused.value.line()
-
-
-def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_needs_a_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UserError, match=r"PATH has no g\+\+; install with: apt-get install g\+\+; try compile=off"):
-        check(facts(CPU, "compile=default"))
+    missing = "PATH has no g++; install with: apt-get install g++; try compile=off"
+    assert missing in refusal("compile=default").line()
 
 
-BERT_CONFIG = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
+def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_the_watched_gpus_stay():
+    with pytest.raises(UserError, match="neither a count nor a list"):
+        resolve("tiny-llama", ["watch=cpu"])
+    spec = resolve("tiny-llama", ["strategy=ddp", "devices=cpu:2", "watch=1"])
+    available = available_memory(spec, TWO, 2, 8 * GIB)
+    assert (available.size_bytes, available.source) == (4 * GIB, "free, shared by 2 processes")
+    assert first_gpu_name(spec, TWO) is None
+    assert [gpu.index for gpu in TWO.used_by(spec.knobs["devices"]).watched("1", ())] == [1]
+    assert "strategy=dp" in refusal_anywhere(resolve("tiny-llama", ["strategy=dp", "devices=cpu"]), TWO).line()
+    assert refusal_anywhere(resolve("tiny-llama", ["strategy=dp", "devices=4"]), TWO) is None
+    spec = resolve("tiny-llama", ["devices=cpu"])
+    (strategy,) = [one for one in advise(spec, spec.knobs, TWO, Situation()) if one.knob == "strategy"]
+    assert strategy.text.startswith("single: with devices=cpu the processes of other strategies share these 8 cores")
+
+
+def test_runs_compare_takes_cpu_2_for_two_processes():
+    def on(devices: object):
+        return result(knobs={"strategy": "ddp", "devices": devices}, actual=Actual(device="cpu", world_size=2))
+
+    assert compare(on("cpu:2"), on(2)).knobs == []
+    assert compare(on("cpu:2"), on(4)).knobs == [("devices", 2, 4)]
+
+
+OFFLOAD = "strategy=zero3-offload offload_path="
+
+
+def test_an_offload_path_of_somebody_else_is_refused_and_untouched(tmp_path):
+    """Root is refused too, although root may write anywhere."""
+    theirs = tmp_path / "theirs"
+    (theirs / "trainfast-offload-work").mkdir(parents=True)
+    if os.geteuid() == 0:
+        os.chown(theirs, 54321, 54321)
+    else:
+        theirs.chmod(0o555)
+    text = refusal(f"{OFFLOAD}{theirs}").line()
+    assert text.startswith(f"offload_path={theirs} {'belongs to user 54321' if os.geteuid() == 0 else 'cannot be'}")
+    assert "a directory of your own" in text
+    assert (theirs / "trainfast-offload-work").is_dir()
+
+
+def test_a_full_offload_path_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: 3 << 20)
+    text = refusal(f"{OFFLOAD}{tmp_path}").line()
+    assert text == f"offload_path={tmp_path} is full: 3 MiB free; try a directory on a disk with free space"
 
 
 @pytest.mark.parametrize(
-    ("config", "settings", "expected"),
-    [
-        (LLAMA, ["data.kind=random"], "samples of data.kind=random are all of one length"),
-        (
-            BERT_CONFIG,
-            ["data.objective=masked-lm", "strategy=pp", "devices=2"],
-            "data.objective=masked-lm needs a padding mask, and strategy=pp passes none on",
-        ),
-        ({**BERT_CONFIG, "is_encoder_decoder": True}, ["data.objective=seq2seq"], "cuts packed samples in two halves"),
-    ],
+    ("settings", "bytes_per_parameter"),
+    [([], 12), (["optimizer=sgd"], 4), (["precision=bf16-pure"], 6), (["precision=bf16"], 12)],
 )
-def test_samples_of_varying_length_where_they_cannot_be_are_refused(
-    config: dict[str, object], settings: list[str], expected: str
-) -> None:
-    settings = [*settings, "data.samples=lines"]
-    with pytest.raises(UserError) as refused:
-        check(Facts(resolve("tiny-llama", settings), CPU, config, {}, "python"))
-    assert refused.value.key == "data.samples"
-    assert expected in refused.value.line()
-    causal = ["data.samples=lines", "strategy=pp", "devices=2"]
-    check(Facts(resolve("tiny-llama", causal), CPU, LLAMA, {}, "python"))
+def test_an_offload_path_too_small_for_the_states_is_refused(tmp_path, monkeypatch, settings, bytes_per_parameter):
+    count = 10 << 20
+    knobs = resolve("tiny-llama", [*f"{OFFLOAD}{tmp_path}".split(), *settings]).knobs
+    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: count * bytes_per_parameter)
+    zero_rules.refuse_small_disk(knobs, count)
+    zero_rules.refuse_small_disk(knobs, None)
+    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: count * bytes_per_parameter - (1 << 20))
+    with pytest.raises(UserError, match="the states of 10,485,760 parameters take") as refused:
+        zero_rules.refuse_small_disk(knobs, count)
+    assert f"has {10 * bytes_per_parameter - 1} MiB free" in refused.value.line()
+    assert refused.value.exit_code == 2
+
+
+def test_an_offload_path_that_the_strategy_does_not_read_is_ignored(tmp_path):
+    knobs = resolve("tiny-llama", f"{OFFLOAD}{tmp_path / 'gone'}".split()).knobs
+    assert offload_folder(knobs) == tmp_path / "gone"
+    inherited = {**knobs, "strategy": "single"}
+    assert offload_folder(inherited) is None
+    zero_rules.refuse_small_disk(inherited, 10 << 20)
+
+
+def test_a_disk_needs_a_compiler_and_libaio(tmp_path, monkeypatch):
+    monkeypatch.setattr(zero_rules, "missing_tool", lambda python: None)
+    monkeypatch.setattr(zero_rules, "has_libaio", lambda python: False)
+    assert "apt-get install libaio-dev" in refusal(f"{OFFLOAD}{tmp_path}").line()
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "apt-get install g++" in refusal(f"{OFFLOAD}{tmp_path}").line()
+    (tmp_path / "c++").write_text("#!/bin/sh\n")
+    (tmp_path / "c++").chmod(0o755)
+    assert extensions.missing_tool("/env/bin/python") == ("ninja", "/env/bin/python -m pip install ninja")
+
+
+def test_half_precision_needs_the_instructions(tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("flags: avx512f\n")
+    monkeypatch.setattr(cpu_info, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu_info, "_cpu_info", cpu_info._cpu_info.__wrapped__)
+    assert refusal("strategy=zero2 precision=fp16").advice == "precision=bf16"

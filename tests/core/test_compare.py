@@ -1,7 +1,5 @@
 """Two runs compared: an interval that holds the truth as often as it claims, and conditions that may explain it."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from typing import Any
@@ -49,26 +47,31 @@ def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any
     )
 
 
-def test_an_interval_belongs_to_a_difference_and_agrees_with_the_verdict() -> None:
+def taken(percent: float, device: str = "cpu") -> Result:
+    """A run beside others that took so much of the CPU."""
+    return result(actual=Actual(device=device), conditions=RunConditions(others_cpu_percent=percent))
+
+
+def row_of(label: str, a: Result, b: Result) -> ComparisonRow:
+    return next(row for row in compare(a, b).rows if row.label == label)
+
+
+def test_an_interval_belongs_to_a_difference_and_agrees_with_the_verdict():
     (row, *_), same = compare(result(100), result(110)).rows, compare(result(100), result(101)).rows[0]
-    assert row.interval_percent is not None
     low, high = row.interval_percent
     assert low < 10 < high
     assert low > 0
     assert same.verdict == NOISE
-    assert same.interval_percent is not None
     assert same.interval_percent[0] < 0 < same.interval_percent[1]
 
 
-def test_a_rate_and_its_time_per_step_say_the_same() -> None:
+def test_a_rate_and_its_time_per_step_say_the_same():
     rows = {row.label: row for row in compare(result(100), result(110)).rows}
     rate, step = rows["throughput"].interval_percent, rows["step"].interval_percent
-    assert rate is not None
-    assert step is not None
     assert 1 / (1 + rate[0] / 100) == pytest.approx(1 + step[1] / 100)
 
 
-def test_too_few_steps_have_no_interval() -> None:
+def test_too_few_steps_have_no_interval():
     assert compare(result(steps=3), result(110)).rows[0].interval_percent is None
 
 
@@ -84,7 +87,7 @@ def simulated(draw: random.Random, truth: float, steps: int, scatter: float, ali
 
 
 @pytest.mark.parametrize(("scatter", "alike"), [(0.005, 0.0), (0.05, 0.0), (0.1, 0.4)])
-def test_the_interval_holds_the_true_difference_95_times_in_100(scatter: float, alike: float) -> None:
+def test_the_interval_holds_the_true_difference_95_times_in_100(scatter, alike):
     draw, held, pairs = random.Random(7), 0, 300
     for _ in range(pairs):
         a, b = (simulated(draw, truth, 25, scatter, alike) for truth in (100, 107))
@@ -93,23 +96,12 @@ def test_the_interval_holds_the_true_difference_95_times_in_100(scatter: float, 
     assert held / pairs >= 0.95 - 2 * statistics.NormalDist().stdev * (0.95 * 0.05 / pairs) ** 0.5
 
 
-def test_conditions_that_may_explain_a_difference_are_named() -> None:
-    a = result(
-        100,
-        conditions=RunConditions(start_temperature_c=41, driver="570.1", still_warming=False, steady_from_step=9),
-        throttle=Throttle(thermal_fraction=0.0, power_fraction=0.0),
-    )
-    b = result(
-        90,
-        conditions=RunConditions(
-            start_temperature_c=63,
-            driver="580.2",
-            still_warming=True,
-            foreign_processes=[ForeignProcess(pid=1)],
-            clean=False,
-        ),
-        throttle=Throttle(thermal_fraction=0.2, power_fraction=0.9),
-    )
+def test_conditions_that_may_explain_a_difference_are_named():
+    quiet = {"start_temperature_c": 41, "driver": "570.1", "still_warming": False, "steady_from_step": 9}
+    hot = {"start_temperature_c": 63, "driver": "580.2", "still_warming": True, "clean": False}
+    shared = RunConditions(**hot, foreign_processes=[ForeignProcess(pid=1)])
+    a = result(100, conditions=RunConditions(**quiet), throttle=Throttle(thermal_fraction=0.0, power_fraction=0.0))
+    b = result(90, conditions=shared, throttle=Throttle(thermal_fraction=0.2, power_fraction=0.9))
     found = compare(a, b)
     assert [(row.label, row.a, row.b) for row in found.conditions if row.differs] == [
         ("start temperature", "41 °C", "63 °C"),
@@ -125,10 +117,7 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
     assert (verdict_words(found) or "").startswith("Doubtful: B has 10.0 % less throughput than A")
 
 
-def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
-    def taken(percent: float, device: str) -> Result:
-        return result(actual=Actual(device=device), conditions=RunConditions(others_cpu_percent=percent))
-
+def test_on_a_cpu_what_others_take_of_it_is_a_condition():
     found = compare(taken(3, "cpu"), taken(40, "cpu"))
     assert [(row.a, row.b) for row in found.conditions if row.differs] == [("3 %", "40 %")]
     assert "`bench --repeat 3` runs two variants in turn" in verdict_reasons(found)[-1]
@@ -136,17 +125,17 @@ def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
     assert not any(row.differs for row in compare(taken(3, "cuda"), taken(40, "cuda")).conditions)
 
 
-def test_a_page_or_two_of_memory_is_no_difference() -> None:
+def test_a_page_or_two_of_memory_is_no_difference():
     def peak(mib: float) -> Result:
         return result(memory=MemoryFigures(peak_allocated_bytes=int(mib * 2**20)))
 
     def verdict(a: float, b: float) -> str:
-        return next(row.verdict for row in compare(peak(a), peak(b)).rows if row.label == "peak allocated")
+        return row_of("peak allocated", peak(a), peak(b)).verdict
 
     assert [verdict(24, 25), verdict(24, 28), verdict(4000, 4020), verdict(4000, 4200)] == [NOISE, WORSE, NOISE, WORSE]
 
 
-def test_equal_conditions_are_shown_and_not_blamed() -> None:
+def test_equal_conditions_are_shown_and_not_blamed():
     alike = RunConditions(start_temperature_c=41, driver="580", still_warming=False, steady_from_step=4)
     found = compare(result(conditions=alike), result(conditions=RunConditions(start_temperature_c=44, driver="580")))
     assert [row.label for row in found.conditions] == [
@@ -160,7 +149,7 @@ def test_equal_conditions_are_shown_and_not_blamed() -> None:
     assert not found.doubts
 
 
-def test_what_is_not_known_of_one_run_is_no_difference() -> None:
+def test_what_is_not_known_of_one_run_is_no_difference():
     found = compare(result(100), result(90, throttle=Throttle(thermal_fraction=0.2)))
     assert [(row.a, row.b, row.differs) for row in found.conditions if "heat" in row.label] == [
         (None, "20.0 % of the time", False)
@@ -168,15 +157,14 @@ def test_what_is_not_known_of_one_run_is_no_difference() -> None:
     assert any("was throttled by heat for 20.0 %" in doubt.text for doubt in found.doubts)
 
 
-def test_the_change_is_that_of_the_figures_themselves_as_its_percentage_is() -> None:
+def test_the_change_is_that_of_the_figures_themselves_as_its_percentage_is():
     row = compare(result(1036.4), result(1049.6)).rows[0]
     assert difference_text(row) == "+13.2 samples/s"
     assert row.percent == pytest.approx(100 * 13.2 / 1036.4)
 
 
-def test_the_sentence_says_which_way_and_how_sure() -> None:
+def test_the_sentence_says_which_way_and_how_sure():
     text = verdict_words(compare(result(100), result(80)))
-    assert text is not None
     assert text.startswith("B has 20.0 % less throughput than A (95 % CI: -2")
     text = verdict_words(compare(result(100), result(101))) or ""
     assert text.startswith("No significant difference in throughput (95")
@@ -185,7 +173,7 @@ def test_the_sentence_says_which_way_and_how_sure() -> None:
     assert verdict_reasons(of_two_steps) == ["B measured 2 steps: too few to tell a difference from noise"]
 
 
-def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs() -> None:
+def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs():
     def watching(watch: str, gpus: int, joules: float) -> Result:
         devices = [ThrottledDevice(index=gpu, uuid=f"GPU-{gpu}") for gpu in range(gpus)]
         energy = Energy(joules_per_sample=joules)
@@ -199,7 +187,7 @@ def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs
     assert verdict(watching("auto", 1, 10), watching("auto", 2, 20)) == WORSE
 
 
-def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs() -> None:
+def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs():
     a = result(overrides={"model.num_hidden_layers": 1, "batch_size": 8}, knobs={"batch_size": 8})
     b = result(overrides={"model.num_hidden_layers": 2, "data.kind": "random"}, knobs={"batch_size": 8})
     found = compare(a, b)
@@ -228,7 +216,7 @@ ONE = of_script("python", "train.py", "--bs", "4")
         (result(60), SCRIPT_AND_PRESET),
     ],
 )
-def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Result, verdict: str) -> None:
+def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other, verdict):
     found = compare(ONE, other)
     rows = {row.label: row for row in found.rows}
     assert (rows["throughput"].verdict, rows["step"].verdict) == (verdict, verdict)
@@ -247,18 +235,18 @@ def test_speeds_of_different_scripts_rank_against_each_other_nowhere(other: Resu
         ("-m", "scalene", "-m"),
     ],
 )
-def test_modules_behind_one_launcher_are_different_scripts(launcher: tuple[str, ...]) -> None:
+def test_modules_behind_one_launcher_are_different_scripts(launcher):
     a, b = (of_script("python", *launcher, module, "--config", "sizes.py") for module in ("a.train", "b.train"))
     assert compare(a, a).rows[0].verdict != DIFFERENT_SCRIPT
     assert DIFFERENT_SCRIPT in {row.verdict for row in compare(a, b).rows}
 
 
-def test_presets_whose_models_differ_in_size_do_not_rank() -> None:
+def test_presets_whose_models_differ_in_size_do_not_rank():
     a, b = (result(rate, preset=name, actual=Actual(layers=n)) for rate, name, n in ((100, "s", 4), (60, "m", 8)))
     assert compare(a, b).rows[0].verdict == DIFFERENT_MODEL
 
 
-def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do() -> None:
+def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do():
     def of_length(seq_len: int, rate: float) -> Result:
         samples, tokens = Spread(median=rate, mad=1.0), Spread(median=rate * seq_len, mad=1.0)
         rates = Throughput(samples_per_s=samples, tokens_per_s=tokens)
@@ -273,8 +261,8 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do() -> None:
     assert verdict_words(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
 
 
-def test_a_run_on_the_cpu_says_nothing_of_gpu_memory() -> None:
-    on_cpu = result(actual=Actual(device="cpu"), conditions=RunConditions(others_cpu_percent=76))
+def test_a_run_on_the_cpu_says_nothing_of_gpu_memory():
+    on_cpu = taken(76)
     assert "GPU memory free at start" not in [row.label for row in compare(on_cpu, on_cpu).conditions]
 
 
@@ -283,28 +271,20 @@ def phase(ms: float, mad: float) -> Result:
     return result(100, 50, step_ms=StepTime(p50=80, data=ms, mad={"data": mad}))
 
 
-def data_row(a: Result, b: Result) -> ComparisonRow:
-    return next(row for row in compare(a, b).rows if row.label == "step: data")
-
-
-def test_a_phase_that_differs_is_found_by_its_own_spread() -> None:
+def test_a_phase_that_differs_is_found_by_its_own_spread():
     """Steps that scatter for another reason do not hide that loading takes a sixteenth."""
-    row = data_row(phase(83.1, 6), phase(5.32, 1))
+    row = row_of("step: data", phase(83.1, 6), phase(5.32, 1))
     assert row.verdict == BETTER
-    assert row.interval_percent is not None
     assert row.interval_percent[0] < -93.6 < row.interval_percent[1] < 0
 
 
 @pytest.mark.parametrize(("ms", "mad"), [(10.1, 0.01), (14, 6), (0.2, 0.0)])
-def test_a_phase_within_its_noise_or_too_small_to_matter_does_not_differ(ms: float, mad: float) -> None:
+def test_a_phase_within_its_noise_or_too_small_to_matter_does_not_differ(ms, mad):
     base = 0.0 if ms < 1 else 10.0
-    assert data_row(phase(base, mad), phase(ms, mad)).verdict == NOISE
+    assert row_of("step: data", phase(base, mad), phase(ms, mad)).verdict == NOISE
 
 
-def test_what_is_left_of_a_busy_cpu_is_what_differs() -> None:
-    def taken(percent: float) -> Result:
-        return result(actual=Actual(device="cpu"), conditions=RunConditions(others_cpu_percent=percent))
-
+def test_what_is_left_of_a_busy_cpu_is_what_differs():
     def differs(a: float, b: float) -> bool:
         return any(row.differs for row in compare(taken(a), taken(b)).conditions)
 
@@ -312,7 +292,7 @@ def test_what_is_left_of_a_busy_cpu_is_what_differs() -> None:
     assert not differs(3, 5)
 
 
-def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
+def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs():
     row = ThrottledDevice(index=3, thermal_fraction=0.481, thermal_source="counters")
     held = Throttle(thermal_fraction=0.481, devices=[ThrottledDevice(index=1, thermal_fraction=0.1), row])
     on_cpu, on_gpu = (result(actual=Actual(device=device), throttle=held) for device in ("cpu", "cuda"))
@@ -324,7 +304,7 @@ def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
     assert watched_text(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1 and 3"
 
 
-def test_more_memory_for_a_larger_batch_is_no_worse() -> None:
+def test_more_memory_for_a_larger_batch_is_no_worse():
     less, more = MemoryFigures(peak_allocated_bytes=200 << 20), MemoryFigures(peak_allocated_bytes=400 << 20)
 
     def verdict(**knobs: Any) -> str:
@@ -335,7 +315,7 @@ def test_more_memory_for_a_larger_batch_is_no_worse() -> None:
     assert verdict(batch_size=8) == "worse"
 
 
-def test_speed_under_strict_malloc_thresholds_ranks_against_nothing() -> None:
+def test_speed_under_strict_malloc_thresholds_ranks_against_nothing():
     cpu = Actual(device="cpu")
     strict = Throughput(samples_per_s=Spread(median=60.0, mad=1.0), measured_under=STRICT_SPEED)
     limited = msgspec.structs.replace(result(actual=cpu, cpu=Cpu(thresholds="strict")), throughput=strict)
@@ -350,7 +330,14 @@ def test_speed_under_strict_malloc_thresholds_ranks_against_nothing() -> None:
     assert compare(limited, limited).rows[0].verdict == STRICT_THRESHOLDS, "such a speed ranks against nothing"
 
 
-def test_losses_are_compared_after_equally_many_steps_alone() -> None:
+def test_a_cpu_result_of_an_earlier_version_counts_as_strict():
+    old, new = result(actual=Actual(device="cpu")), result(actual=Actual(device="cpu"), cpu=Cpu(thresholds="ordinary"))
+    assert old.measured_under is not None
+    assert new.measured_under is None
+    assert compare(old, new).rows[0].verdict == STRICT_THRESHOLDS
+
+
+def test_losses_are_compared_after_equally_many_steps_alone():
     def verdict(steps: int, warmup: int) -> str:
         a, b = result(loss=Losses(last=8.0)), result(loss=Losses(last=4.0))
         return compare(a, msgspec.structs.replace(b, steps=StepCount(measured=steps, warmup=warmup))).rows[-1].verdict
@@ -359,7 +346,7 @@ def test_losses_are_compared_after_equally_many_steps_alone() -> None:
     assert verdict(80, 3) == DIFFERENT_STEPS
 
 
-def test_auto_is_no_other_setting_than_the_kernel_it_ran() -> None:
+def test_auto_is_no_other_setting_than_the_kernel_it_ran():
     old = result(knobs={"attention": "sdpa"}, actual=Actual(attention="sdpa"))
     assert compare(old, result(knobs={"attention": "auto"}, actual=Actual(attention="sdpa"))).knobs == []
     eager = result(knobs={"attention": "auto"}, actual=Actual(attention="eager"))

@@ -1,46 +1,33 @@
-"""Exports of runs that no test can start: several processes, DeepSpeed, GPUs."""
-
-from __future__ import annotations
+"""Exports of runs that no test can start, and the exported command, which starts the same run."""
 
 import json
+import os
 import shlex
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from on_disk import run_file
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export_run
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.export.formats import Exported
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import expand_paths, resolve
+from trainfast_tui.cli.export import export
 
 RECORDED = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
 
 
-def exported(
-    to: str,
-    folder: Path,
-    device: str = "cuda",
-    ranks: int = 2,
-    uuids: list[str] | None = None,
-    preset: str = "tiny-llama",
-    **knobs: Any,
-) -> Exported:
-    run = RunFile(
-        run_id="r1",
-        preset=preset,
-        model={"family": "llama"},
-        data={"kind": "text", "objective": "causal-lm"},
-        knobs={**defaults(), "devices": ranks, **knobs},
-        device=device,
-        world_size=ranks,
-        device_uuids=uuids or [],
-        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
-    )
-    return export_run(run, folder, to)
+def exported(to, folder, device="cuda", ranks=2, uuids=(), preset="tiny-llama", **knobs) -> Exported:
+    of_run = {"model": {"family": "llama"}, "data": {"kind": "text", "objective": "causal-lm"}, "preset": preset}
+    placed = {"device": device, "world_size": ranks, "device_uuids": list(uuids)}
+    run = run_file(**of_run, **placed, knobs={**defaults(), "devices": ranks, **knobs})
+    return export(run, folder, to)
 
 
-def test_the_trainer_export_names_the_processes_it_needs(tmp_path: Path) -> None:
+def test_the_trainer_export_names_the_processes_it_needs(tmp_path):
     ddp = exported("training-args", tmp_path, strategy="ddp").text
     assert "# strategy=ddp: torchrun --standalone --nproc-per-node 2 SCRIPT" in ddp
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
@@ -51,7 +38,7 @@ def test_the_trainer_export_names_the_processes_it_needs(tmp_path: Path) -> None
     assert "# strategy=dp: one process that sees 2 GPUs" in exported("training-args", tmp_path, strategy="dp").text
 
 
-def test_accelerate_is_given_each_setting_once(tmp_path: Path) -> None:
+def test_accelerate_is_given_each_setting_once(tmp_path):
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
     zero = exported("accelerate", tmp_path, strategy="zero2", precision="bf16")
     # accelerate refuses a precision that deepspeed.json gives too.
@@ -76,15 +63,13 @@ def test_accelerate_is_given_each_setting_once(tmp_path: Path) -> None:
         ("cuda", {"strategy": "ddp", "precision": "tf32"}, "no precision=tf32", "--to training-args"),
     ],
 )
-def test_accelerate_would_be_another_run(
-    tmp_path: Path, device: str, knobs: dict[str, Any], named: str, instead: str
-) -> None:
+def test_accelerate_would_be_another_run(tmp_path, device, knobs, named, instead):
     with pytest.raises(UserError, match=named) as no:
         exported("accelerate", tmp_path, device, **knobs)
     assert instead in str(no.value.advice)
 
 
-def test_deepspeeds_json_is_the_runs_own_and_names_what_it_lacks(tmp_path: Path) -> None:
+def test_deepspeeds_json_is_the_runs_own_and_names_what_it_lacks(tmp_path):
     turned = {"precision": "bf16", "optimizer": "adamw-fused", "weight_decay": 0.1, "checkpointing": "full"}
     recorded = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
     (tmp_path / "deepspeed.json").write_text(json.dumps(recorded))
@@ -95,13 +80,13 @@ def test_deepspeeds_json_is_the_runs_own_and_names_what_it_lacks(tmp_path: Path)
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "pp"])
-def test_deepspeed_would_be_another_run_of_what_ran_without_it(tmp_path: Path, strategy: str) -> None:
+def test_deepspeed_would_be_another_run_of_what_ran_without_it(tmp_path, strategy):
     with pytest.raises(UserError, match=f"ran strategy={strategy}, and under DeepSpeed it would be another run") as no:
         exported("deepspeed", tmp_path, strategy=strategy)
     assert (no.value.key, no.value.exit_code) == ("strategy", 2)
 
 
-def test_a_zero_run_that_ended_before_deepspeed_began_has_no_json(tmp_path: Path) -> None:
+def test_a_zero_run_that_ended_before_deepspeed_began_has_no_json(tmp_path):
     with pytest.raises(UserError, match="ended before it gave DeepSpeed a configuration"):
         exported("deepspeed", tmp_path, strategy="zero2")
 
@@ -116,7 +101,7 @@ def flags_of(command: str) -> tuple[list[str], Any]:
     return words[:place], parser.parse_args(words[place + 1 :])
 
 
-def test_a_script_is_started_with_the_flags_of_the_run(tmp_path: Path) -> None:
+def test_a_script_is_started_with_the_flags_of_the_run(tmp_path):
     knobs = {"batch_size": 3, "precision": "bf16", "checkpointing": "full", "seq_len": 64, "lr": 1e-3, "steps": 9}
     found = exported("torchrun", tmp_path, strategy="ddp", p2p="off", **knobs)
     *comments, command = found.text.splitlines()
@@ -129,7 +114,7 @@ def test_a_script_is_started_with_the_flags_of_the_run(tmp_path: Path) -> None:
     assert any("train.py is a placeholder" in line for line in comments)
 
 
-def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path: Path) -> None:
+def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path):
     *_, command = exported("torchrun", tmp_path, ranks=1, uuids=["GPU-a"], devices=1).text.splitlines()
     assert flags_of(command)[0] == ["env", "CUDA_VISIBLE_DEVICES=GPU-a", "python"]
     (tmp_path / "deepspeed.json").write_text(json.dumps(RECORDED))
@@ -143,7 +128,7 @@ def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path: Path) -> Non
     ("knobs", "named"),
     [({"strategy": "pp"}, "strategy=pp"), ({"strategy": "ddp", "precision": "bf16-pure"}, "precision=bf16-pure")],
 )
-def test_a_script_that_would_be_another_run_is_refused(tmp_path: Path, knobs: dict[str, str], named: str) -> None:
+def test_a_script_that_would_be_another_run_is_refused(tmp_path, knobs, named):
     with pytest.raises(UserError, match=f"the Trainer has no flag for {named}"):
         exported("torchrun", tmp_path, **knobs)
     with pytest.raises(UserError, match=f"the Trainer has no flag for {named}"):
@@ -154,7 +139,7 @@ def test_a_script_that_would_be_another_run_is_refused(tmp_path: Path, knobs: di
     assert why.startswith(f"# For a script of your own: the Trainer has no flag for {named}")
 
 
-def test_the_command_has_what_starts_a_script_beside_our_own(tmp_path: Path) -> None:
+def test_the_command_has_what_starts_a_script_beside_our_own(tmp_path):
     own, *comments = exported("command", tmp_path, strategy="ddp").text.splitlines()
     assert own.startswith("trainfast-tui run tiny-llama")
     assert all(line.startswith("# ") for line in comments)
@@ -169,9 +154,86 @@ def test_the_command_has_what_starts_a_script_beside_our_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("strategy", "kept"), [("zero2", True), ("single", False)])
-def test_a_preset_of_several_processes_keeps_their_number(tmp_path: Path, strategy: str, kept: bool) -> None:
+def test_a_preset_of_several_processes_keeps_their_number(tmp_path, strategy, kept):
     assert ("devices = 2" in exported("preset", tmp_path, strategy=strategy).text) == kept
 
 
-def test_a_presets_file_has_the_whole_name_of_the_preset(tmp_path: Path) -> None:
+def test_a_presets_file_has_the_whole_name_of_the_preset(tmp_path):
     assert list(exported("preset", tmp_path, preset="llama-3.2").files) == ["llama-3.2.toml"]
+
+
+MINE = """
+schema = 1
+title = "Mine"
+[model]
+family = "gpt2"
+n_layer = 2
+initializer_range = 0.01
+[data]
+kind = "files"
+samples = "lines"
+paths = ["*.txt"]
+[knobs]
+batch_size = 3
+lr = 0.01
+"""
+
+
+def recorded(reference: str, *settings: str) -> RunFile:
+    spec = resolve(reference, settings)
+    fields = {**spec.record_fields(), "data": expand_paths(spec.data)}
+    return run_file(run_id="20261121-000000-mine-aaaa", **fields, cwd=os.getcwd(), boot_id=boot_id())
+
+
+@pytest.mark.parametrize("name", ["mine", "bert-large"], ids=["a name of its own", "the name of a shipped preset"])
+def test_a_preset_by_its_path_is_spelled_out(tmp_path, name):
+    (tmp_path / "one two.txt").write_text("text")
+    file = tmp_path / f"{name}.toml"
+    file.write_text(MINE)
+    run = recorded(str(file), "model.layer_norm_epsilon=1e-6")
+    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    again = resolve(words[2], words[4::2])
+    assert words[3::2] == ["--set"] * len(words[4::2])
+    assert (again.model, again.data, again.knobs) == (run.model, run.data, run.knobs)
+
+
+def test_a_preset_by_its_name_is_named_with_what_was_turned(tmp_path):
+    run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
+    command = export(run, tmp_path, "command").text.splitlines()[0]
+    assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
+
+
+def test_paths_that_no_command_can_hold_are_left_to_a_preset(tmp_path):
+    plain = recorded("tiny-llama", "data.kind=random")
+    for paths, reason in (
+        (["/a+b.txt"], r"contains \+"),
+        ([f"/{'d' * 200}/{n}.jpg" for n in range(1000)], "1,000 files"),
+    ):
+        run = msgspec.structs.replace(plain, data={**plain.data, "paths": paths}, overrides=["data.paths"])
+        with pytest.raises(UserError, match=reason) as refused:
+            export(run, tmp_path, "command")
+        assert refused.value.as_json()["nearest"] == "--to preset"
+        text = export(run, tmp_path, "preset").text
+        assert all(path in text for path in paths)
+
+
+def test_a_list_comes_back_as_a_list(tmp_path):
+    run = recorded("tiny-llama", 'model.layer_types=["full_attention", "full_attention"]')
+    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    assert resolve(words[2], words[4::2]).model == run.model
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'rope_scaling={rope_type="linear",factor=2.0}',
+        'note="16"',
+        'note="true"',
+        'layers=[{a=[1,"b"]}]',
+        "note=plain words",
+    ],
+)
+def test_a_field_of_the_model_comes_back_as_what_it_was(tmp_path, setting):
+    run = recorded("tiny-llama", f"model.{setting}")
+    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    assert resolve(words[2], words[4::2]).model == run.model

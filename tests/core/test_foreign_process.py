@@ -1,17 +1,14 @@
 """Processes as a person sees them before training, and ending one of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import msgspec
 import pytest
 
+from on_disk import put
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import process_list as listing
 from trainfast_runner.machine.process_list import ProcessList, ProcessRow, check_endable, end_process
@@ -48,9 +45,7 @@ def row_of(rows: tuple[ProcessRow, ...], pid: int) -> ProcessRow:
     return row
 
 
-def test_a_process_on_gpus_has_owner_command_age_and_memory(
-    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_on_gpus_has_owner_command_age_and_memory(other, monkeypatch):
     processes = process_list(monkeypatch, host_pids=True)
     row = row_of(processes.read([a_gpu(0, other.pid), a_gpu(2, other.pid)]), other.pid)
     assert row.devices == ((0, 2**30), (2, 2**30))
@@ -58,13 +53,12 @@ def test_a_process_on_gpus_has_owner_command_age_and_memory(
     assert row.is_own
     assert row.command.endswith(f"input() {MARK}")
     assert row.memory_rss_bytes
-    assert row.age_s is not None
     assert 0 <= row.age_s < 600
     assert row.cpu_percent is None, "a rate needs two looks"
     assert row.identity == identify(other.pid)
 
 
-def test_what_keeps_the_host_busy_is_listed_without_a_gpu() -> None:
+def test_what_keeps_the_host_busy_is_listed_without_a_gpu():
     ballast = bytearray(40 << 20)
     rows = ProcessList().read([])
     assert row_of(rows, os.getpid()).memory_rss_bytes is not None
@@ -72,15 +66,13 @@ def test_what_keeps_the_host_busy_is_listed_without_a_gpu() -> None:
     assert len(ballast) > 0
 
 
-def test_the_ids_of_another_namespace_are_not_taken_for_ours(
-    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ids_of_another_namespace_are_not_taken_for_ours(other, monkeypatch):
     rows = process_list(monkeypatch, host_pids=False).read([a_gpu(0, other.pid)])
     row = row_of(rows, other.pid)
     assert (row.identity, row.owner, row.command) == (None, None, "")
 
 
-def test_a_process_of_the_host_does_not_hide_one_here_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_the_host_does_not_hide_one_here_with_its_id(monkeypatch):
     ballast = bytearray(40 << 20)
     rows = process_list(monkeypatch, host_pids=False).read([a_gpu(0, os.getpid())])
     ours, theirs = sorted((row for row in rows if row.pid == os.getpid()), key=lambda row: len(row.devices))
@@ -89,13 +81,13 @@ def test_a_process_of_the_host_does_not_hide_one_here_with_its_id(monkeypatch: p
     assert len(ballast) > 0
 
 
-def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch):
     row = row_of(process_list(monkeypatch, host_pids=True).read([a_gpu(1, 2**22 + 5)]), 2**22 + 5)
     assert row.identity is None
     assert row.devices == ((1, 2**30),)
 
 
-def test_one_of_ones_own_is_ended(other: subprocess.Popen[bytes]) -> None:
+def test_one_of_ones_own_is_ended(other):
     identity = identify(other.pid)
     assert identity is not None
     assert end_process(identity) == f"SIGTERM sent to process {other.pid}."
@@ -105,10 +97,9 @@ def test_one_of_ones_own_is_ended(other: subprocess.Popen[bytes]) -> None:
         end_process(identity)
 
 
-def test_what_ignores_sigterm_gets_sigkill() -> None:
+def test_what_ignores_sigterm_gets_sigkill():
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", stubborn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         identity = identify(process.pid)
         assert identity is not None
@@ -118,15 +109,14 @@ def test_what_ignores_sigterm_gets_sigkill() -> None:
         assert process.wait(60) == -signal.SIGKILL
 
 
-def test_a_later_process_with_the_pid_is_left_alone(other: subprocess.Popen[bytes]) -> None:
+def test_a_later_process_with_the_pid_is_left_alone(other):
     identity = identify(other.pid)
-    assert identity is not None
     with pytest.raises(UserError, match="belongs to another process by now"):
         end_process(Identity(other.pid, identity.start_ticks - 1))
     assert other.poll() is None
 
 
-def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch):
     own, first = identify(os.getpid()), identify(1)
     assert own is not None
     assert first is not None
@@ -136,9 +126,7 @@ def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch: py
         check_endable(first)
 
 
-def test_somebody_elses_process_is_refused_by_name(
-    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_elses_process_is_refused_by_name(other, monkeypatch):
     identity = identify(other.pid)
     assert identity is not None
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
@@ -147,9 +135,7 @@ def test_somebody_elses_process_is_refused_by_name(
     assert other.poll() is None
 
 
-def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(monkeypatch):
     looks: list[str] = []
     real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: looks.append(path) or real(path))
@@ -168,7 +154,7 @@ def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
     assert min(row.device_memory_bytes or 0 for row in rows) == 256 - 200 // 8
 
 
-def test_the_place_of_a_process_in_a_live_run(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
+def test_the_place_of_a_process_in_a_live_run(tmp_path, other):
     home = Home(tmp_path / "home").create()
     _, directory = home.new_run("tiny")
     events: list[tuple[str, Identity]] = []
@@ -177,11 +163,11 @@ def test_the_place_of_a_process_in_a_live_run(tmp_path: Path, other: subprocess.
     assert child is not None
     assert stranger is not None
     run = {"run_id": directory.name, "preset": "tiny", "knobs": {}, "clock": {"monotonic_ns": 0, "wall_ns": 0}}
-    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    put(directory / "run.json", run)
 
     def place(process: Identity) -> str | None:
         lines = [{"t_ns": 0, "kind": kind, "pid": one.pid, "start_ticks": one.start_ticks} for kind, one in events]
-        (directory / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        put(directory / "events.jsonl", *lines)
         found = run_of_process(home, process)
         return None if found is None else found.part
 

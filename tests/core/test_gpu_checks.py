@@ -164,11 +164,7 @@ def test_the_sampler_is_measured_with_the_machines_own_driver(gpus: dict[str, st
 
 @pytest.mark.parametrize(
     "words",
-    [
-        "topology",
-        pytest.param("losses ddp", marks=pytest.mark.ci),
-        pytest.param("search", marks=pytest.mark.long),
-    ],
+    ["topology", pytest.param("losses ddp", marks=pytest.mark.ci), pytest.param("search", marks=pytest.mark.long)],
 )
 def test_a_check_of_several_gpus_runs_to_its_judgement(words: str, gpus: dict[str, str]) -> None:
     done = start("benchmarks.several_gpus", *words.split(), **gpus)

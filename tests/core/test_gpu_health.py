@@ -1,6 +1,4 @@
-"""Faults of a GPU that answers: `doctor` warns of each with a cure, and `monitor` shows it below its table."""
-
-from __future__ import annotations
+"""Faults of a GPU that answers, with their cures, and the temperature at which it is slowed down."""
 
 from typing import Any
 
@@ -8,6 +6,7 @@ import pytest
 
 from trainfast_runner.machine.doctor.gpu_findings import gpu_findings
 from trainfast_runner.machine.gpus.health import defects
+from trainfast_runner.machine.telemetry.throttle import degrees_left, slows_down_at_c
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.printing.monitor_details import ecc_errors, lines_below
 from trainfast_tui.text.topology import pcie_link
@@ -35,7 +34,7 @@ def gpu(**fields: Any) -> DeviceReading:
         ({"pcie_generation": 1, "gpu_utilization_percent": 90}, "PCIe generation 1 of 4 under load", "reseat"),
     ],
 )
-def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], expected: str, cure: str) -> None:
+def test_each_ailment_is_a_warning_with_its_cure(fields, expected, cure):
     tick = Tick(t_ns=0, host=HostReading(), devices=[gpu(**fields)], missing={}, sample_us=1)
     (one,) = (finding for finding in gpu_findings(tick, {}) if finding.name == "GPU 2" and finding.state == "warn")
     assert expected in one.finding
@@ -52,13 +51,38 @@ def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], expecte
         dict.fromkeys(("throttle_reasons", *LINK)),
     ],
 )
-def test_a_healthy_or_idle_gpu_has_none(fields: dict[str, Any]) -> None:
+def test_a_healthy_or_idle_gpu_has_none(fields):
     assert list(defects(gpu(**fields))) == []
 
 
-def test_the_link_and_the_errors_stand_in_the_table_of_the_monitor_and_the_processes_below() -> None:
+def test_the_link_and_the_errors_stand_in_the_table_of_the_monitor_and_the_processes_below():
     assert (pcie_link(gpu()), ecc_errors(gpu())) == ("4 x16", "–")
     assert pcie_link(gpu(pcie_generation=1, pcie_width=8)) == "1 x8 of 4 x16"
     assert ecc_errors(gpu(ecc_uncorrected_errors=0, ecc_corrected_errors=3)) == "0 (+3)"
     text = " ".join(" ".join(lines_below([gpu(processes=[DeviceProcess(pid=1 << 22)])])).split())
     assert text == f"GPU PID OWNER MEMORY COMMAND 2 {1 << 22} – – –", "of one that has ended nothing is made up"
+
+
+@pytest.mark.parametrize(
+    ("now", "driver", "hardware", "degrees", "limit", "left"),
+    [
+        (60, 87, 92, None, 87, 27),  # the driver comes first
+        (60, 92, 87, None, 87, 27),
+        (60, None, 92, None, 92, 32),
+        (60, 87, None, 20, 87, 20),  # what it says of the way to go is nearer to it than a difference
+        (60, None, None, 20, 80, 20),
+        (90, None, 87, None, 87, -3),
+        (None, None, 87, None, 87, None),
+        (None, None, None, 20, None, 20),
+        (60, None, None, None, None, None),
+    ],
+)
+def test_what_is_known_of_the_limit_is_used(now, driver, hardware, degrees, limit, left):
+    seen = DeviceReading(
+        index=0,
+        temperature_c=now,
+        gpu_max_temperature_c=driver,
+        slowdown_temperature_c=hardware,
+        degrees_to_slowdown_c=degrees,
+    )
+    assert (slows_down_at_c(seen), degrees_left(seen)) == (limit, left)

@@ -1,7 +1,5 @@
 """Exports of records that hold any text: a comment stays a comment, a word stays a word, a file's name is no path."""
 
-from __future__ import annotations
-
 import ast
 import shlex
 import tempfile
@@ -16,12 +14,13 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from on_disk import CLOCK, run_file
 from texts import any_text
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export_run
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.export.formats import Exported
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.settings.knobs import defaults
+from trainfast_tui.cli.export import export
 
 BREAKERS = ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "'", '"', "*/", "-->", "`", "$(x)", "\x00"]
 LIVE = "{0}import os; os.system('touch PWNED'){0}PWNED: 1{0}PWNED=1{0}touch PWNED{0}#"
@@ -65,18 +64,16 @@ def exported(to: str, folder: Path, fields: dict[str, Any]) -> Exported:
         "model": {"family": "llama"},
         "data": {"kind": "text", "objective": "causal-lm"},
         "knobs": defaults(),
-        "clock": ClockAnchor(monotonic_ns=0, wall_ns=0),
+        "clock": CLOCK,
     }
-    return export_run(RunFile(**{**record, **fields}), folder, to)
+    return export(run_file(**{**record, **fields}), folder, to)
 
 
 @pytest.mark.parametrize("to", PARSED)
 @settings(max_examples=60)
 @given(field=st.sampled_from(sorted(FIELDS)), text=HOSTILE, oom=st.booleans())
 @example(field="run_id", text="coding: utf-7 +AAo-import os+AAo-", oom=True)
-def test_f01_any_text_of_a_record_leaves_the_code_of_an_export_as_it_is(
-    to: str, field: str, text: str, oom: bool
-) -> None:
+def test_f01_any_text_of_a_record_leaves_the_code_of_an_export_as_it_is(to, field, text, oom):
     with tempfile.TemporaryDirectory() as folder:
         if oom:
             (Path(folder) / "result.json").write_text('{"run_id": "r1", "state": "oom", "reason": "", "preset": ""}')
@@ -97,7 +94,7 @@ def test_f01_any_text_of_a_record_leaves_the_code_of_an_export_as_it_is(
 @pytest.mark.parametrize("to", ["command", "preset"])
 @settings(max_examples=60)
 @given(text=HOSTILE.filter(bool))
-def test_f01_any_text_of_a_script_leaves_the_code_of_its_export_as_it_is(to: str, text: str) -> None:
+def test_f01_any_text_of_a_script_leaves_the_code_of_its_export_as_it_is(to, text):
     def of_script(text: str) -> Exported:
         asked = ScriptAsked(command=["python", "train.py", text], argv=[])
         fields = {"preset": text, "cwd": text, "script": asked, "versions": {"torch": text}}

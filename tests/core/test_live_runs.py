@@ -1,20 +1,19 @@
 """The live runs of a home, and waiting for one of them without looking through all of its history."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from on_disk import put, run_file
+from on_disk import search as put_search
 from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.search_directories import JOURNAL_FILE, PAUSE_FILE, conducted_search_of, conductor_lock
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.search_directories import PAUSE_FILE, conducted_search_of, conductor_lock
 from trainfast_runner.running import busy_devices, present_state
 
 
@@ -28,16 +27,20 @@ class CountingHome(Home):
         return super().run_ids()
 
 
+@pytest.fixture(autouse=True)
+def no_sleep(monkeypatch):
+    monkeypatch.setattr(busy_devices.time, "sleep", lambda seconds: None)
+
+
 def started(home: Home, name: str, device: str = "cpu", search_id: str | None = None) -> Path:
     """A run with nothing but its `run.json` and its lock file."""
     _, directory = home.new_run(name)
-    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
-    run = RunFile(run_id=directory.name, preset=name, device=device, search_id=search_id, clock=clock)
-    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    run = run_file(run_id=directory.name, preset=name, device=device, search_id=search_id)
+    put(directory / "run.json", run)
     return directory
 
 
-def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path: Path) -> None:
+def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path):
     home = Home(tmp_path)
     started(home, "left")
     first, second, ended = (started(home, name) for name in ("first", "second", "ended"))
@@ -48,7 +51,7 @@ def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path: Pat
     assert present_state.live_runs(home) == []
 
 
-def test_a_busy_device_is_refused_with_a_way_out_for_the_command_line_alone(tmp_path: Path) -> None:
+def test_a_busy_device_is_refused_with_a_way_out_for_the_command_line_alone(tmp_path):
     home = Home(tmp_path)
     with shared_lock(started(home, "first")), pytest.raises(busy_devices.DevicesBusy) as raised:
         busy_devices.refuse_busy(PLAN, home)
@@ -59,9 +62,7 @@ def test_a_busy_device_is_refused_with_a_way_out_for_the_command_line_alone(tmp_
     assert UserError(**raised.value.parts()).line() == raised.value.line(), "an error crosses to another process whole"
 
 
-def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(tmp_path):
     home = CountingHome(tmp_path)
     first, second, gpu = started(home, "first"), started(home, "second"), started(home, "gpu", "cuda")
     waited: list[str] = []
@@ -69,8 +70,7 @@ def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
         held = {directory.name: locks.enter_context(ExitStack()) for directory in (first, second)}
         for directory in (first, second):
             held[directory.name].enter_context(shared_lock(directory))
-        monkeypatch.setattr(busy_devices.time, "sleep", lambda seconds: None)
-        home.listed = 0
+            home.listed = 0
 
         def on_wait(run: RunFile, seconds: float) -> None:
             waited.append(run.preset)
@@ -83,14 +83,9 @@ def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
 
 
 @pytest.mark.parametrize("end", ["answered", "paused"])
-def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    home = Home(tmp_path)
-    search = home.search_directory("20261121-070000-tiny-llama-5ea2")
-    search.mkdir(parents=True)
+def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_pauses(tmp_path, end):
+    home, search = Home(tmp_path), put_search(tmp_path)
     probe = started(home, "probe", search_id=search.name)
-    monkeypatch.setattr(busy_devices.time, "sleep", lambda seconds: None)
     looks = 0
     with ExitStack() as process, ExitStack() as conductor:
         process.enter_context(shared_lock(probe))
@@ -111,16 +106,10 @@ def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_paus
     assert looks == 6
 
 
-def test_a_wait_that_begins_between_two_processes_of_a_search_waits_for_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = Home(tmp_path)
-    search = home.search_directory("20261121-070000-tiny-llama-5ea2")
-    search.mkdir(parents=True)
-    (search / JOURNAL_FILE).touch()
+def test_a_wait_that_begins_between_two_processes_of_a_search_waits_for_the_search(tmp_path):
+    home, search = Home(tmp_path), put_search(tmp_path)
     ended = started(home, "probe", search_id=search.name)
     (ended / "result.json").write_text("{}")
-    monkeypatch.setattr(busy_devices.time, "sleep", lambda seconds: None)
     waited: list[str] = []
     with ExitStack() as conductor:
         assert conductor.enter_context(conductor_lock(search))

@@ -1,22 +1,20 @@
 """A run of a week: its records are read in bounded memory, and the result says what its figures rest on."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from on_disk import put, run_file
 from trainfast_runner.records import run_records
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import rank_file
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.step_lines import capped_step_file
 from trainfast_runner.records.thinned import ENDS, Thinned
@@ -37,10 +35,10 @@ def step_line(number: int, ms: float = 100.0, **fields: Any) -> bytes:
 
 
 def write_run(directory: Path, **fields: Any) -> None:
-    run = RunFile(
+    run = run_file(
         run_id="r", preset="p", clock=ClockAnchor(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields}
     )
-    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    put(directory / "run.json", run)
 
 
 def write_steps(directory: Path, ranks: int, steps: int) -> None:
@@ -48,29 +46,16 @@ def write_steps(directory: Path, ranks: int, steps: int) -> None:
     for rank in range(ranks):
         with rank_file(directory, "steps", rank).open("wb") as file:
             for number in range(1, steps + 1):
-                peak = 900 if (rank, number) == (1, 1234) else 500
-                file.write(
-                    step_line(
-                        number,
-                        200.0 if number % 10 == 0 else 100.0,
-                        warmup=number <= 3,
-                        loss=10.0 if number <= 5 else 2.0,
-                        peak_allocated_bytes=peak,
-                    )
-                )
+                peak = {"peak_allocated_bytes": 900 if (rank, number) == (1, 1234) else 500}
+                ms, loss = 200.0 if number % 10 == 0 else 100.0, 10.0 if number <= 5 else 2.0
+                file.write(step_line(number, ms, warmup=number <= 3, loss=loss, **peak))
 
 
 def write_ticks(directory: Path, seconds: int) -> None:
     with (directory / "telemetry.jsonl").open("w") as file:
         for t in range(seconds):
-            gpu = {
-                "index": 0,
-                "uuid": GPU,
-                "energy_mj": t * 300_000,
-                "power_w": 300.0,
-                "memory_used_bytes": 9_000 if t == 700 else 5_000,
-                "thermal_violation_ns": t * S // 4,
-            }
+            gpu = {"index": 0, "uuid": GPU, "memory_used_bytes": 9_000 if t == 700 else 5_000, "power_w": 300.0}
+            gpu |= {"energy_mj": t * 300_000, "thermal_violation_ns": t * S // 4}
             file.write(json.dumps({"t_ns": t * S, "devices": [gpu], "host": {"cpu_percent": 30.0}}) + "\n")
 
 
@@ -79,7 +64,7 @@ def result_of(directory: Path) -> tuple[Result, RunRecords]:
     return summarise(directory, records, Verdict("finished", ""), None), records
 
 
-def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_record_is_read_in_bounded_memory(tmp_path, monkeypatch):
     write_run(tmp_path, world_size=2, device_uuids=[GPU])
     write_steps(tmp_path, ranks=2, steps=12_000)
     write_ticks(tmp_path, seconds=1_200)
@@ -93,7 +78,6 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: py
     assert all(1_000 / 2 <= of_rank <= 1_000 + 2 * ENDS for of_rank in kept)
     assert [step.step for step in records.steps[0]] == [step.step for step in records.steps[1]]
     assert len(records.device_samples[GPU]) == len(records.host_samples) <= 200 + 2 * ENDS
-    assert result.thinning is not None
     assert (result.thinning.steps_looked_at, result.thinning.steps_dropped) == (kept[0], 0)
     assert (result.thinning.ticks_looked_at, result.thinning.ticks) == (len(records.host_samples), 1_200)
     text = [note for note in result_notes(result) if note.startswith("a long run")]
@@ -131,7 +115,7 @@ def dropped_file(directory: Path, steps: int = 20_000, cap_bytes: int = 256 * KI
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, compacted: bool) -> None:
+def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path, compacted):
     write_run(tmp_path, watch_uuids=[])
     log = dropped_file(tmp_path)
     if compacted:
@@ -144,7 +128,6 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, co
     assert (numbers[0], numbers[-1]) == (1, 20_000)
     assert numbers == sorted(set(numbers))
     assert (result.steps.measured, result.steps.warmup) == (19_997, 3)
-    assert result.thinning is not None
     assert result.thinning.steps_dropped == 20_000 - len(numbers) > 5_000
     text = f"the records of {result.thinning.steps_dropped:,} steps were dropped: steps.jsonl had reached its cap"
     assert text in list(result_notes(result))
@@ -155,18 +138,17 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, co
     assert seen.unreadable_lines == 0
 
 
-def test_a_late_reader_sees_the_peak_of_the_first_steps(tmp_path: Path) -> None:
+def test_a_late_reader_sees_the_peak_of_the_first_steps(tmp_path):
     write_run(tmp_path, watch_uuids=[], device="cpu")
     with (tmp_path / "steps.jsonl").open("wb") as file:
-        for number in range(1, 60_001):
-            file.write(step_line(number, **({"peak_allocated_bytes": 900} if number <= 3 else {})))
+        for number in range(1, 6_001):
+            peak = {"peak_allocated_bytes": 900} if number <= 3 else {}
+            file.write(step_line(number, **peak, loss_by_layer="." * (RECENT_BYTES // 5_000)))
     assert (tmp_path / "steps.jsonl").stat().st_size > RECENT_BYTES
     assert Follower(tmp_path).poll().peak_allocated_bytes == 900
 
 
-def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(tmp_path, monkeypatch):
     monkeypatch.setattr("trainfast_runner.records.capped_file._punch", lambda *_: False)
     write_run(tmp_path, watch_uuids=[])
     log = capped_step_file(tmp_path / "steps.jsonl", 64 * KIB)
@@ -191,7 +173,7 @@ def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(
 
 
 @given(st.integers(0, 3_000), st.integers(1, 500))
-def test_all_is_kept_up_to_the_bound_and_never_much_more(count: int, most: int) -> None:
+def test_all_is_kept_up_to_the_bound_and_never_much_more(count, most):
     one, other = Thinned[int](most), Thinned[int](most)
     for number in range(count):
         one.add(number, number)

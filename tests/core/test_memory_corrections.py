@@ -1,7 +1,5 @@
 """The corrections that measured runs give the predictions of their device, and runs that give none."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from layered_model import Tracer, model_of, spec_with
+from layered_model import model_of, spec_with
 
+from on_disk import run_file
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.corrections import record_correction
@@ -19,7 +18,6 @@ from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom.explain_run import models_of
 from trainfast_runner.records.result import MemoryFigures, Result, RunError
 from trainfast_runner.records.result_conditions import RunConditions
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.records.step_totals import StepTotals
@@ -33,14 +31,7 @@ BEYOND = {"forward_backward": 7000, "optimizer": -300}
 def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **changes: Any) -> RunRecords:
     """Record a run of MODEL that took so many bytes beyond its trace."""
     predicted = MODEL.predict(spec)
-    run = RunFile(
-        run_id="r1",
-        preset="tiny",
-        knobs=dict(spec.knobs),
-        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
-        predicted=msgspec.to_builtins(predicted),
-        **changes,
-    )
+    run = run_file(preset="tiny", knobs=dict(spec.knobs), predicted=msgspec.to_builtins(predicted), **changes)
     peaks = {phase: total + beyond[phase] for phase, total in predicted.traced_bytes.items()}
     taken = [
         Step(t_ns=number, step=number, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
@@ -61,7 +52,7 @@ def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryM
     return msgspec.structs.replace(MODEL, device=device, corrections=machine)
 
 
-def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path: Path) -> None:
+def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path):
     spec = spec_with(batch_size=5000)
     records = a_run(spec, device="cuda", device_uuids=["G"], device_names=["H200"], used_before_bytes={"G": 100})
     steps = [msgspec.structs.replace(step, peak_reserved_bytes=4000) for step in records.steps[0]]
@@ -80,7 +71,7 @@ def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path
     assert context((0, 600), (2, 4600)) == 500
 
 
-def test_what_libraries_keep_is_there_in_both_phases_whatever_the_batch() -> None:
+def test_what_libraries_keep_is_there_in_both_phases_whatever_the_batch():
     kept = msgspec.structs.replace(MODEL, device="cuda", library_bytes=64 << 20)
     for batch in (1, 5000):
         spec = spec_with(batch_size=batch)
@@ -92,7 +83,7 @@ def test_what_libraries_keep_is_there_in_both_phases_whatever_the_batch() -> Non
             assert sizes["temporary"] - plain.phases[phase]["temporary"] == 64 << 20
 
 
-def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
+def test_a_measured_run_corrects_the_next_prediction(tmp_path):
     spec = spec_with(batch_size=5000)
     predicted = MODEL.predict(spec)
     record_correction(tmp_path, a_run(spec), ended())
@@ -114,9 +105,7 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     assert upgraded.predict(spec).phases == predicted.phases
 
 
-def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(
-    tmp_path: Path,
-) -> None:
+def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(tmp_path):
     spec = spec_with(batch_size=5000, compile="default", engine="trainer")
     text = MODEL.predict(spec).basis
     assert "without the memory of the compiled program and its compiler and the Trainer's own memory" in text
@@ -132,7 +121,7 @@ def test_untraced_memory_is_noted_until_it_is_measured_and_does_not_shrink(
     assert better.predict(spec_with(batch_size=50)).basis == MODEL.basis, "the plain run has taught nothing"
 
 
-def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path: Path) -> None:
+def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path):
     spec = spec_with(batch_size=5000)
     record_correction(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA H200"]), ended())
     record_correction(tmp_path, a_run(spec), ended())
@@ -144,7 +133,7 @@ def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path: Path) -
     assert "corrected" not in known_of(tmp_path, "cuda").predict(spec).basis, "which of the two is not said"
 
 
-def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path: Path) -> None:
+def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path):
     spec = spec_with(batch_size=5000)
     record_correction(tmp_path, a_run(spec), ended("oom"))
     record_correction(tmp_path, a_run(spec, steps=1), ended())
@@ -167,13 +156,12 @@ def most_in(home: Path, limit: str = "400MiB", **knobs: Any) -> int:
     """The largest batch that is offered under a limit."""
     spec = spec_with(**knobs, memory_limit=limit)
     most = predict_headroom(known_of(home), spec, CPU, 1, None).max_batch
-    assert most is not None
     for batch, fits in ((most, True), (most + 1, False)):
         assert predict_headroom(known_of(home), spec.with_overrides(batch_size=batch), CPU, 1, None).fits is fits
     return most
 
 
-def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_again(tmp_path: Path) -> None:
+def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_again(tmp_path):
     before = most_in(tmp_path)
     failed = before * 9 // 10
     out = msgspec.structs.replace(ended("oom"), error=OUT)
@@ -195,7 +183,7 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     assert most_in(tmp_path) >= failed, "it finished after all"
 
 
-def test_a_compiled_run_that_finished_where_a_larger_one_failed_refutes_the_failure(tmp_path: Path) -> None:
+def test_a_compiled_run_that_finished_where_a_larger_one_failed_refutes_the_failure(tmp_path):
     compiled = spec_with(compile="default")
     failed = most_in(tmp_path, compile="default")
     out = msgspec.structs.replace(ended("oom"), error=OUT)
@@ -210,12 +198,11 @@ def test_a_compiled_run_that_finished_where_a_larger_one_failed_refutes_the_fail
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff", b'{"cpu": {"device": "\xff"}}'])
-def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
+def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path, content):
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
     assert corrections.unreadable_reason(tmp_path) is None
     file.write_bytes(content)
     text = corrections.unreadable_reason(tmp_path)
-    assert text is not None
     assert text.startswith(f"{file} cannot be read")
     assert "\n" not in text
     assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
@@ -224,7 +211,7 @@ def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path: Pa
     assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
 
 
-def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tracer: Tracer, tmp_path: Path) -> None:
+def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tracer, tmp_path):
     spec, home = spec_with(batch_size=5000), tmp_path / "home"
     home.mkdir()
     for name in ("NVIDIA H200", "NVIDIA A100"):
@@ -234,6 +221,5 @@ def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tra
     run = a_run(spec, device="cuda", device_names=["NVIDIA A100"]).run
     assert run is not None
     model = models_of(run)(spec)
-    assert model is not None
     assert model.corrections.by_case
     assert model.corrections == corrections.read_device_corrections("cuda", "NVIDIA A100", home)

@@ -1,20 +1,20 @@
-"""From the course of a step to predictions: depth, batch, accumulation, sharing, and what is remembered."""
-
-from __future__ import annotations
+"""From the course of a step to predictions: depth, batch, sharing, pipelines, and what is remembered."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from layered_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, Tracer, model_of, spec_with
+from layered_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, model_of, spec_with
 
+from on_disk import run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory import tracing
-from trainfast_runner.memory.pipeline import PipelineCut, StageCut, stage_count
+from trainfast_runner.memory.headroom import with_prediction
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.pipeline import PipelineAction, PipelineCut, StageCut, schedule_actions, stage_count
 from trainfast_runner.memory.prediction import CATEGORIES
 from trainfast_runner.memory.sharding import (
     PIPELINE_STRATEGIES,
@@ -25,12 +25,16 @@ from trainfast_runner.memory.sharding import (
 )
 from trainfast_runner.memory.timeline import BlockPosition, BlockStack, Moment
 from trainfast_runner.memory.tracing import cached_model, cached_models
-from trainfast_runner.settings.spec import resolve
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.results.summary import summarise
+from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 
 @given(layers=some.integers(1, 200), batch=some.integers(1, 10_000))
-def test_a_deep_model_is_its_blocks_and_its_head(layers: int, batch: int) -> None:
+def test_a_deep_model_is_its_blocks_and_its_head(layers, batch):
     predicted = model_of(layers).predict(spec_with(batch_size=batch))
     standing = 12 * (layers * BLOCK + ROOT)
     at_the_head = standing + batch * (8 + layers * KEPT_BY_BLOCK + HEAD + HEAD)
@@ -43,7 +47,7 @@ def test_a_deep_model_is_its_blocks_and_its_head(layers: int, batch: int) -> Non
 
 
 @given(layers=some.integers(1, 60), limit=some.integers(0, 5_000_000), micro=some.integers(1, 4))
-def test_the_largest_batch_fits_and_the_next_does_not(layers: int, limit: int, micro: int) -> None:
+def test_the_largest_batch_fits_and_the_next_does_not(layers, limit, micro):
     model, spec = model_of(layers), spec_with(grad_accum=micro)
     most = model.max_batch(spec, 1, limit)
 
@@ -54,7 +58,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(layers: int, limit: int, m
     assert most == 0 or total(most) <= limit
 
 
-def test_gradients_live_through_later_micro_batches() -> None:
+def test_gradients_live_through_later_micro_batches():
     model = model_of(12)
     once, twice, often = (model.predict(spec_with(batch_size=5000, grad_accum=count)) for count in (1, 2, 8))
     assert once.grads_bytes == 0, "the peak is before the first gradient"
@@ -62,7 +66,7 @@ def test_gradients_live_through_later_micro_batches() -> None:
     assert often.total_bytes - twice.total_bytes == 6 * 5000 * 8, "only the batches themselves are more"
 
 
-def test_what_a_strategy_shares() -> None:
+def test_what_a_strategy_shares():
     model, count = model_of(12), 12 * BLOCK + ROOT
     alone = model.predict(spec_with(batch_size=500))
     copied = model.predict(spec_with(batch_size=500, strategy="ddp"), 2)
@@ -80,7 +84,7 @@ def test_what_a_strategy_shares() -> None:
     assert parts.optimizer_bytes == 3 * count, "a quarter of the masters and of both moments"
 
 
-def test_the_first_gpu_of_dp_has_the_loss_of_all() -> None:
+def test_the_first_gpu_of_dp_has_the_loss_of_all():
     model, count = model_of(12), 12 * BLOCK + ROOT
     at_the_head, each = 12 * count, 8 + HEAD + HEAD
     for devices in (2, 3):
@@ -92,21 +96,21 @@ def test_the_first_gpu_of_dp_has_the_loss_of_all() -> None:
     assert listed == model.predict(spec_with(batch_size=5000, strategy="dp", devices=2))
 
 
-def test_the_gradients_of_copies_are_added_up_at_the_end() -> None:
+def test_the_gradients_of_copies_are_added_up_at_the_end():
     model, count = model_of(12), 12 * BLOCK + ROOT
     for micro_batches, times in ((1, 2), (2, 3)):
         found = model.predict(spec_with(batch_size=1, strategy="dp", devices=2, grad_accum=micro_batches))
         assert found.phases["forward_backward"]["grads"] == times * 4 * count
 
 
-def test_a_strategy_that_cannot_be_predicted_says_why() -> None:
+def test_a_strategy_that_cannot_be_predicted_says_why():
     with pytest.raises(UserError, match="naive-mp depends on the number of devices"):
         model_of(3).predict(spec_with(strategy="naive-mp"), 1)
     with pytest.raises(UserError, match="only for models with one stack of blocks"):
         model_of(3).predict(spec_with(strategy="naive-mp", devices=2), 1)
 
 
-def test_a_trace_is_remembered_and_damage_is_none(tracer: Tracer, tmp_path: Path) -> None:
+def test_a_trace_is_remembered_and_damage_is_none(tracer, tmp_path):
     spec = spec_with()
     assert cached_model(spec) is None
     model = tracing.trace_model(spec)
@@ -124,8 +128,8 @@ def test_a_trace_is_remembered_and_damage_is_none(tracer: Tracer, tmp_path: Path
 
 
 def test_many_questions_of_one_moment_read_the_disk_once_and_see_what_is_traced_meanwhile(
-    tracer: Tracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tracer, tmp_path, monkeypatch
+):
     looks: list[str] = []
     stamps = tracing.training_python.install_stamps
     monkeypatch.setattr(
@@ -143,7 +147,7 @@ def test_many_questions_of_one_moment_read_the_disk_once_and_see_what_is_traced_
     assert cached_models(python=str(tmp_path / "gone"))(spec_with()) is None
 
 
-def test_a_knob_traces_only_the_part_that_depends_on_it(tracer: Tracer) -> None:
+def test_a_knob_traces_only_the_part_that_depends_on_it(tracer):
     tracing.trace_model(spec_with())
     tracer.asked.clear()
     tracing.trace_model(spec_with(checkpointing="full", seq_len=64, attention="eager"))
@@ -156,7 +160,7 @@ def test_a_knob_traces_only_the_part_that_depends_on_it(tracer: Tracer) -> None:
     assert [request["part"] for request in tracer.asked] == ["step"], "the weights are fp32 under autocast"
 
 
-def test_what_several_have_in_common_is_traced_once(tracer: Tracer) -> None:
+def test_what_several_have_in_common_is_traced_once(tracer):
     specs = [spec_with(batch_size=4), spec_with(batch_size=8), spec_with(optimizer="sgd"), spec_with(precision="fp16")]
     heard: list[tuple[int, int]] = []
     found = list(tracing.trace_models(specs, on_traced=lambda now: heard.append((now.done, now.total))))
@@ -165,7 +169,7 @@ def test_what_several_have_in_common_is_traced_once(tracer: Tracer) -> None:
     assert heard == [(done, 5) for done in range(6)]
 
 
-def test_a_model_that_cannot_be_followed_says_why(tracer: Tracer) -> None:
+def test_a_model_that_cannot_be_followed_says_why(tracer):
     tracer.refusal = {"untraceable": "DynamicOutputShapeException: aten.nonzero"}
     with pytest.raises(UserError, match="nonzero"):
         tracing.trace_model(spec_with())
@@ -175,7 +179,7 @@ def test_a_model_that_cannot_be_followed_says_why(tracer: Tracer) -> None:
     assert cached_model(spec_with()) is None
 
 
-def test_what_is_offloaded_is_the_hosts_on_a_gpu_and_the_process_on_a_cpu() -> None:
+def test_what_is_offloaded_is_the_hosts_on_a_gpu_and_the_process_on_a_cpu():
     here, count = model_of(12), 12 * BLOCK + ROOT
     on_gpu = msgspec.structs.replace(here, device="cuda")
     spec = spec_with(batch_size=500, strategy="zero2-offload")
@@ -191,7 +195,7 @@ def test_what_is_offloaded_is_the_hosts_on_a_gpu_and_the_process_on_a_cpu() -> N
     assert kept.total_bytes > here.predict(spec_with(batch_size=500, strategy="zero3"), 4).total_bytes
 
 
-def test_accumulation_on_the_host_has_a_copy_of_its_own() -> None:
+def test_accumulation_on_the_host_has_a_copy_of_its_own():
     model, count = model_of(12), 12 * BLOCK + ROOT
     for precision, parts in (("fp32", 2), ("bf16-pure", 1)):
         spec = spec_with(batch_size=5000, grad_accum=2, strategy="zero2-offload", precision=precision)
@@ -217,9 +221,7 @@ EVERY_KNOB = {
     device=some.sampled_from(["cpu", "cuda"]),
     limit=some.integers(0, 1 << 21),
 )
-def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(
-    knobs: dict[str, Any], ranks: int, device: str, limit: int
-) -> None:
+def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(knobs, ranks, device, limit):
     knobs |= {"devices": ranks, "pp_degree": 2, "micro_batches": 4, "tp_degree": 2}
     spec = spec_with(**knobs)
     stages = stage_count(spec.knobs) if knobs["strategy"] in STAGED_STRATEGIES else 1
@@ -240,7 +242,7 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(
     assert total(most + step) > limit
 
 
-def test_zero_has_its_bucket_from_the_first_gradient_on() -> None:
+def test_zero_has_its_bucket_from_the_first_gradient_on():
     """DeepSpeed 0.19.8, stage_1_and_2.py: `process_gradients` allocates it, after the loss's backward began."""
     model = WholeModel(
         [BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True, largest_parameter=10
@@ -251,7 +253,7 @@ def test_zero_has_its_bucket_from_the_first_gradient_on() -> None:
     assert [rule.at(moment).communication for moment in (loss, in_last_block)] == [0, 80]
 
 
-def test_a_single_rank_of_zero3_gathers_nothing() -> None:
+def test_a_single_rank_of_zero3_gathers_nothing():
     model = WholeModel(
         [BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True, largest_parameter=10
     )
@@ -259,3 +261,142 @@ def test_a_single_rank_of_zero3_gathers_nothing() -> None:
     loss = Moment((80.0, 0.0, 0.0, 50.0, 50.0), None, 1, True)
     part = 2 * 10
     assert [memory_rule(knobs, ranks, model).at(loss).communication for ranks in (1, 2)] == [part, 3 * part]
+
+
+HIDDEN, OUTPUT = 5, 11
+"""Elements a sample of what passes between stages, and of the logits."""
+
+
+def staged(layers: int, stages: int) -> MemoryModel:
+    """`model_of` in equal stages, what is outside of its blocks being its head."""
+    each = layers // stages
+    cut = [
+        StageCut(at * each, (at + 1) * each, each * BLOCK + ROOT * (at == stages - 1), BLOCK) for at in range(stages)
+    ]
+    return msgspec.structs.replace(model_of(layers), pipeline=PipelineCut(cut, 0, HIDDEN, OUTPUT))
+
+
+@given(
+    schedule=some.sampled_from(["gpipe", "1f1b", "interleaved"]), degree=some.integers(2, 8), rounds=some.integers(1, 6)
+)
+def test_every_micro_batch_goes_forward_and_then_backward(schedule, degree, rounds):
+    held, micro_batches = 2 if schedule == "interleaved" else 1, degree * rounds
+    for rank in range(degree):
+        done = schedule_actions(schedule, rank, degree, micro_batches)
+        flying = [0] * held
+        for action in done:
+            flying[action.stage] += -1 if action.backward else 1
+            assert flying[action.stage] >= 0
+        assert flying == [0] * held
+        for slot in range(held):
+            for backward in (False, True):
+                assert done.count(PipelineAction(slot, backward)) == micro_batches
+
+
+@pytest.mark.parametrize(("schedule", "most"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1])])
+def test_micro_batches_in_flight(schedule, most):
+    for rank in range(4):
+        flying = peak = 0
+        for action in schedule_actions(schedule, rank, 4, 8):
+            flying += -1 if action.backward else 1
+            peak = max(peak, flying)
+        assert peak == most[rank]
+
+
+@given(each=some.integers(1, 40), parts=some.sampled_from([2, 4, 8]), size=some.integers(1, 500))
+def test_gpipe_keeps_the_activations_of_all_micro_batches(each, parts, size):
+    model = staged(2 * each, 2)
+    spec = spec_with(strategy="pp", pp_degree=2, pp_schedule="gpipe", micro_batches=parts, batch_size=size * parts)
+    predicted = model.predict(spec, 2)
+    parameters = each * BLOCK + ROOT
+    buffers = 4 * HIDDEN * size * parts
+    assert predicted.communication_bytes == buffers
+    assert predicted.phases["optimizer"]["total"] == 20 * parameters + buffers + 8 * size * parts
+    # Rank 1 before its first backward; the head's own bytes stand twice while its gradient is made.
+    logits = 4 * OUTPUT * size
+    flying = parts * (size * (each * KEPT_BY_BLOCK + HEAD) + logits)
+    standing = 12 * parameters + buffers + 8 * size * parts
+    assert predicted.phases["forward_backward"]["total"] >= standing + flying + size * HEAD
+    if size * HEAD > 4 * parameters + 4 * BLOCK + size * PASSING:
+        assert predicted.phases["forward_backward"]["total"] == standing + flying + size * HEAD
+        assert predicted.fullest == "rank 1 of a pipeline of 2"
+
+
+def test_a_schedule_that_keeps_fewer_takes_less():
+    model = staged(48, 4)
+    totals = {}
+    for schedule in ("gpipe", "1f1b"):
+        spec = spec_with(strategy="ddp+pp", pp_degree=4, pp_schedule=schedule, micro_batches=8, batch_size=8000)
+        totals[schedule] = model.predict(spec, 8)
+    assert totals["1f1b"].total_bytes < totals["gpipe"].total_bytes
+    assert totals["1f1b"].fullest == "rank 0 of a pipeline of 4", "it has four micro-batches under way, the last one"
+
+
+def test_a_tied_weight_is_on_both_ends():
+    model = staged(6, 2)
+    assert model.pipeline is not None
+    cut = [StageCut(0, 3, 3 * BLOCK + ROOT, ROOT), StageCut(3, 6, 3 * BLOCK + ROOT, ROOT)]
+    tied = msgspec.structs.replace(model, pipeline=PipelineCut(cut, ROOT, HIDDEN, OUTPUT))
+    spec = spec_with(strategy="pp", pp_degree=2, pp_schedule="gpipe", micro_batches=2, batch_size=2)
+    assert tied.predict(spec, 2).params_bytes == 4 * (3 * BLOCK + ROOT)
+
+
+def test_the_largest_batch_is_whole_micro_batches():
+    model = staged(12, 2)
+    spec = spec_with(strategy="pp", pp_degree=2, micro_batches=8, pp_schedule="1f1b")
+    most = model.max_batch(spec, 2, 3_000_000)
+    assert most > 0
+    assert most % 8 == 0
+
+
+def test_another_cut_than_was_traced_is_not_answered():
+    with pytest.raises(UserError, match="pipeline memory"):
+        staged(12, 2).predict(spec_with(strategy="pp", pp_degree=4), 4)
+
+
+@given(each=some.integers(3, 40), size=some.integers(1000, 5000))
+def test_layers_spread_over_two_gpus_have_the_whole_batch(each, size):
+    model, spec = staged(2 * each, 2), spec_with(strategy="naive-mp", devices=2, batch_size=size)
+    last = model.predict(spec)
+    assert last.activations_bytes == size * (8 + each * KEPT_BY_BLOCK + HEAD)
+    assert "GPU 2 of the 2" in last.fullest
+    assert model.pipeline is not None
+    tied = msgspec.structs.replace(model, pipeline=msgspec.structs.replace(model.pipeline, head=0))
+    assert "GPU 1 of the 2" in tied.predict(spec).fullest, "a tied head is where the embedding is"
+
+
+def a_run(**fields: object) -> RunFile:
+    knobs = dict(spec_with(batch_size=5000).knobs)
+    run = run_file(preset="tiny", knobs=knobs, python="/env/python")
+    return msgspec.structs.replace(run, **fields)
+
+
+def test_a_trace_that_landed_after_the_start_is_in_the_result(monkeypatch):
+    asked: list[tuple[RunSpec, str, str | None]] = []
+
+    def cached(spec: RunSpec, device: str, python: str | None) -> MemoryModel:
+        asked.append((spec, device, python))
+        return model_of(12)
+
+    monkeypatch.setattr(tracing, "cached_model", cached)
+    found = with_prediction(RunRecords(run=a_run()))
+    expected = model_of(12).predict(spec_with(batch_size=5000))
+    assert found.run.predicted == msgspec.to_builtins(expected), "traced bytes as well, which a calibration needs"
+    assert [(device, python) for _, device, python in asked] == [("cpu", "/env/python")]
+    result = summarise(Path("r1"), found, Verdict("finished", ""), 1)
+    assert result.memory.predicted_bytes == expected.total_bytes
+
+
+def test_what_was_predicted_before_the_start_stays(monkeypatch):
+    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: model_of(12))
+    before = RunRecords(run=a_run(predicted={"total_bytes": 7}))
+    assert with_prediction(before) is before
+
+
+def test_without_a_trace_and_with_knobs_of_another_version_there_is_none(monkeypatch):
+    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: None)
+    assert with_prediction(RunRecords(run=a_run())).run == a_run()
+    assert with_prediction(RunRecords()).run is None
+    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: model_of(12))
+    strange = a_run(knobs={**a_run().knobs, "strategy": "something newer"})
+    assert with_prediction(RunRecords(run=strange)).run == strange

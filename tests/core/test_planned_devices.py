@@ -1,7 +1,5 @@
 """The devices that a launch gives its processes, by UUID, with the reason for the choice."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path
@@ -11,15 +9,16 @@ import stand_in
 from cuda_python import cuda_python
 from stand_in import Gpu, Machine
 
+from on_disk import run_file
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import export_run
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.spec import resolve
+from trainfast_tui.cli.export import export
 
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
 
@@ -41,7 +40,12 @@ def planned(python: str, gpus: list[Gpu], *settings: str) -> RunPlan:
         return plan_run(resolve("tiny-llama", settings), python)
 
 
-def test_a_run_on_a_mig_instance_gets_it_alone_by_its_whole_name(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_of(plan: RunPlan, **fields) -> RunFile:
+    placed = {"device": plan.device, "device_uuids": plan.device_uuids, "env": plan.env}
+    return run_file(**plan.spec.record_fields(), **placed, **fields)
+
+
+def test_a_run_on_a_mig_instance_gets_it_alone_by_its_whole_name(python, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-aa11/7/0")
     part = Gpu(name="A100 MIG 1g.10gb", uuid=MIG, numbers=(7, 0))
     made = planned(python, [Gpu(uuid="GPU-aa11", mig=True, instances=(part,)), Gpu(uuid="GPU-bb22")])
@@ -52,7 +56,7 @@ def test_a_run_on_a_mig_instance_gets_it_alone_by_its_whole_name(python: str, mo
     assert [gpu.uuid for gpu in made.watched] == [MIG]
 
 
-def test_the_cpu_is_taken_beside_gpus_and_sees_none_of_them(python: str) -> None:
+def test_the_cpu_is_taken_beside_gpus_and_sees_none_of_them(python):
     made = planned(python, [Gpu(uuid="GPU-aa11")], "strategy=ddp", "devices=cpu:2", "watch=0")
     assert (made.device, made.world_size, made.device_uuids) == ("cpu", 2, [])
     assert made.env["CUDA_VISIBLE_DEVICES"] == ""
@@ -62,8 +66,8 @@ def test_the_cpu_is_taken_beside_gpus_and_sees_none_of_them(python: str) -> None
 
 
 def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_until_it_is_empty_again(
-    python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    python, monkeypatch, tmp_path
+):
     monkeypatch.setattr(launch, "MEMORY_SETTLES_S", 0.0)
     monkeypatch.setattr(launch, "_spawn_supervisor", lambda directory: None)
     home = Home(tmp_path / "home")
@@ -79,7 +83,7 @@ def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_until_it_is_
     ]
 
 
-def test_a_linked_pair_is_recorded_with_its_reason(python: str) -> None:
+def test_a_linked_pair_is_recorded_with_its_reason(python):
     ends, used = {0: 1, 1: 0, 2: 3, 3: 2}, (4, 1, 0, 6)
     gpus = [
         Gpu(uuid=f"GPU-{index}", bus=index + 1, links=(ends[index] + 1,) * 4, memory_used=used[index] << 30)
@@ -87,28 +91,15 @@ def test_a_linked_pair_is_recorded_with_its_reason(python: str) -> None:
     ]
     made = planned(python, gpus, "strategy=ddp", "devices=2")
     assert made.device_uuids == ["GPU-0", "GPU-1"]
-    assert made.devices_reason is not None
     assert made.devices_reason.startswith("GPUs 0 and 1: linked by NVLink (NV4), instead of GPUs 1 and 2, which have")
 
 
-def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(python, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     gpus = [Gpu(uuid=f"GPU-{index}", bus=index + 1) for index in range(3)]
     with stand_in.installed(Machine(gpus)):
         first = plan_script([python, str(tmp_path / "train.py")], ["devices=1+2"])
-        run = RunFile(
-            run_id="r1",
-            **first.spec.record_fields(),
-            device=first.device,
-            device_uuids=first.device_uuids,
-            env=first.env,
-            script=first.script,
-            cwd=str(tmp_path),
-            clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
-        )
-        exported = export_run(run, tmp_path, "command")
+        exported = export(run_of(first, script=first.script, cwd=str(tmp_path)), tmp_path, "command")
         variables, *words = shlex.split(exported.text, comments=True)[1:]
         monkeypatch.setenv(*variables.split("=", 1))
         again = plan_script(words)
@@ -123,8 +114,8 @@ def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(
     [(None, "2", "1,3"), (None, "3+0", "3,0"), ("3,GPU-2,1", "0+1", "3,2"), ("3,1", None, "3,1")],
 )
 def test_deepspeed_gets_the_nvml_indexes_of_its_gpus_which_it_parses(
-    python: str, monkeypatch: pytest.MonkeyPatch, strategy: str, variable: str | None, devices: str | None, indexes: str
-) -> None:
+    python, monkeypatch, strategy, variable, devices, indexes
+):
     """The indexes are the driver's, in PCI order, and not those into CUDA_VISIBLE_DEVICES."""
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
@@ -144,9 +135,7 @@ def four(*used_gib: int) -> list[Gpu]:
     ("strategy", "instead"),
     [("zero1", "zero3"), ("zero2", "zero3"), ("zero2-offload", "zero3-offload"), ("zero3", None), ("fsdp", None)],
 )
-def test_a_mig_instance_has_no_index_for_deepspeed(
-    python: str, monkeypatch: pytest.MonkeyPatch, strategy: str, instead: str | None
-) -> None:
+def test_a_mig_instance_has_no_index_for_deepspeed(python, monkeypatch, strategy, instead):
     """DeepSpeed asks for the GPU's free memory in stages 1 and 2 only; stage 3 gets the instance's UUID."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
     part = Gpu(name="A100 MIG 1g.10gb", uuid=MIG, numbers=(7, 0))
@@ -183,9 +172,7 @@ ENGINE = "import deepspeed\nengine = deepspeed.initialize()\n"
         (["accelerate", "launch", "train.py"], SCRIPT, "GPU-1,GPU-2"),
     ],
 )
-def test_a_script_that_names_deepspeed_gets_the_indexes(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str, visible: str
-) -> None:
+def test_a_script_that_names_deepspeed_gets_the_indexes(python, tmp_path, monkeypatch, words, text, visible):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
@@ -201,7 +188,7 @@ def test_a_script_that_names_deepspeed_gets_the_indexes(
     assert inherited == (None if visible.startswith("GPU") else "3,0")
 
 
-def test_kind_a_a_gpu_without_a_uuid_is_named_by_its_index_and_all_others_too(python: str) -> None:
+def test_kind_a_a_gpu_without_a_uuid_is_named_by_its_index_and_all_others_too(python):
     gpus = four(0, 0, 0, 0)
     gpus[2].uuid = "no uuid"
     made = planned(python, gpus, "strategy=ddp", "devices=3+2")
@@ -209,16 +196,7 @@ def test_kind_a_a_gpu_without_a_uuid_is_named_by_its_index_and_all_others_too(py
     assert (made.device_uuids, made.world_size) == (["GPU-3"], 2)
 
 
-def test_an_exported_command_of_deepspeed_names_the_indexes_too(python: str, tmp_path: Path) -> None:
+def test_an_exported_command_of_deepspeed_names_the_indexes_too(python, tmp_path):
     first = planned(python, four(0, 0, 0, 0), "strategy=zero2", "devices=1+3", "grad_clip=1.0")
-    run = RunFile(
-        run_id="r1",
-        **first.spec.record_fields(),
-        device=first.device,
-        world_size=first.world_size,
-        device_uuids=first.device_uuids,
-        env=first.env,
-        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
-    )
-    text = export_run(run, tmp_path, "command").text
+    text = export(run_of(first, world_size=first.world_size), tmp_path, "command").text
     assert "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1,3 " in text

@@ -1,13 +1,15 @@
-"""A run directory that an earlier version wrote: whatever the format becomes, it is read as it was."""
+"""A run directory of an earlier version is read as it was, and a file that several write is whole or not there."""
 
-from __future__ import annotations
-
+import os
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
@@ -27,7 +29,7 @@ def directory(tmp_path: Path) -> Path:
     return found
 
 
-def test_its_records_are_all_readable(directory: Path) -> None:
+def test_its_records_are_all_readable(directory):
     records = read_records(directory)
     assert records.unreadable_lines == 0
     assert len(records.steps[0]) == 24
@@ -38,19 +40,18 @@ def test_its_records_are_all_readable(directory: Path) -> None:
     assert all(tick.devices[0].temperature_c for tick in ticks)
 
 
-def test_it_is_shown_as_it_ended(directory: Path) -> None:
+def test_it_is_shown_as_it_ended(directory):
     seen = Follower(directory).poll()
     assert (seen.state, seen.reason) == ("finished", "took all 24 steps")
     assert (len(seen.steps), len(seen.ticks), seen.unreadable_lines) == (24, 11, 0)
     assert any(event.kind == "throttle_on" for event in seen.events)
     assert seen.result == read_result(directory)
-    assert seen.result is not None
     assert seen.result.throttle.thermal_fraction == pytest.approx(0.27, abs=0.001)
     assert seen.result.conditions.start_temperature_c == 89
     assert seen.result.conditions.measured_from_temperature_c is None, "that version did not say"
 
 
-def test_its_steps_are_joined_to_its_gpu(directory: Path) -> None:
+def test_its_steps_are_joined_to_its_gpu(directory):
     joined = read_joined_steps(directory)
     assert [step.step for step, _ in joined] == list(range(1, 25))
     thermal_ms = [conditions.throttled_ms["thermal"] for _, conditions in joined if conditions is not None]
@@ -60,3 +61,34 @@ def test_its_steps_are_joined_to_its_gpu(directory: Path) -> None:
     assert [set(one.values()) for one in lost] == [{None}] * 24, (
         "it trains on the CPU and loses nothing to a GPU's heat"
     )
+
+
+PATIENCE_S = 30.0
+
+
+def test_threads_that_write_one_path_do_not_share_a_temporary_file(tmp_path, monkeypatch):
+    """Both reach the rename before either is renamed: with one name for both, the second rename found no file."""
+    both_written = threading.Barrier(2, timeout=PATIENCE_S)
+    rename: Callable[[Path, Path], None] = os.rename
+    errors: list[OSError] = []
+
+    def rename_together(source: Path, target: Path) -> None:
+        both_written.wait()
+        rename(source, target)
+
+    def write(content: bytes) -> None:
+        try:
+            write_atomically(tmp_path / "result.json", content)
+        except OSError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(os, "rename", rename_together)
+    contents = [b"a" * 4096, b"b" * 8192]
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert errors == []
+    assert (tmp_path / "result.json").read_bytes() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

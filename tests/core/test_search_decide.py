@@ -1,8 +1,5 @@
 """The search's decisions against simulated devices: exact, few probes, and memory runs out once."""
 
-from __future__ import annotations
-
-import os
 import random
 from dataclasses import dataclass, replace
 
@@ -45,24 +42,13 @@ class Device:
         return all(max(self.peaks(rank, batch).values()) <= limit for rank, limit in enumerate(self.limits))
 
     def probe(self, batch: int) -> Probe:
+        peaks = [self.peaks(rank, batch) for rank in range(len(self.limits))]
         ranks = [
-            RankPeaks(
-                rank=rank,
-                phase_peaks=self.peaks(rank, batch),
-                limit_peak_bytes=max(self.peaks(rank, batch).values()),
-                available_bytes=limit,
-            )
-            for rank, limit in enumerate(self.limits)
+            RankPeaks(rank=rank, phase_peaks=of, limit_peak_bytes=max(of.values()), available_bytes=limit)
+            for rank, (of, limit) in enumerate(zip(peaks, self.limits, strict=True))
         ]
-        outcome = "fits" if self.fits(batch) else "oom"
-        return Probe(
-            batch_size=batch,
-            outcome=outcome,
-            run_id="r",
-            seconds=1.0,
-            ranks=ranks if outcome == "fits" else [],
-            samples_per_s=10.0,
-        )
+        fits = {"outcome": "fits", "ranks": ranks} if self.fits(batch) else {"outcome": "oom", "ranks": []}
+        return Probe(batch_size=batch, run_id="r", seconds=1.0, samples_per_s=10.0, **fits)
 
     def is_exact(self, batch: int) -> bool:
         """`batch` fits, and the smallest size that needs the tolerance more on the tightest rank does not."""
@@ -75,13 +61,8 @@ class Device:
 
 def search(device: Device, predicted: Predicted | None = None, no_oom: bool = False) -> BatchState:
     """The whole search; what is known at its end."""
-    state = BatchState(
-        device=device.kind,
-        world_size=len(device.limits),
-        limits_bytes=device.limits,
-        prediction=predicted,
-        no_oom=no_oom,
-    )
+    of_device = {"device": device.kind, "world_size": len(device.limits), "limits_bytes": device.limits}
+    state = BatchState(**of_device, prediction=predicted, no_oom=no_oom)
     for _ in range(40):
         step = decide(state).step
         if step.action == "probe":
@@ -90,11 +71,23 @@ def search(device: Device, predicted: Predicted | None = None, no_oom: bool = Fa
         elif step.action == "prove":
             assert step.batch_size is not None
             end = "finished" if device.fits(step.batch_size) else "oom"
-            confirmation = ConfirmationRun(batch_size=step.batch_size, run_id="p", state=end, seconds=1.0)
+            confirmation = proof(step.batch_size, end)
             state = replace(state, confirmations=(*state.confirmations, confirmation))
         else:
             return state
     raise AssertionError("the search does not end")
+
+
+PLAIN = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
+
+
+def proof(size: int, state: str = "finished") -> ConfirmationRun:
+    return ConfirmationRun(batch_size=size, run_id="p", state=state, seconds=1.0)
+
+
+def known(limit: int, *probes: Probe, **more) -> BatchState:
+    """What is known after these probes under this limit."""
+    return BatchState(device="cpu", world_size=1, limits_bytes=(limit,), probes=probes, **more)
 
 
 def ooms(state: BatchState) -> int:
@@ -113,9 +106,9 @@ devices = st.builds(
 )
 
 
-@settings(max_examples=int(os.environ.get("EX", "60")), deadline=None)
+@settings(max_examples=60)
 @given(device=devices)
-def test_without_a_prediction_it_is_exact_in_six_probes_and_one_oom(device: Device) -> None:
+def test_without_a_prediction_it_is_exact_in_six_probes_and_one_oom(device):
     state = search(device)
     assert state.confirmations[-1].state == "finished"
     assert device.is_exact(state.confirmations[-1].batch_size)
@@ -123,9 +116,9 @@ def test_without_a_prediction_it_is_exact_in_six_probes_and_one_oom(device: Devi
     assert ooms(state) <= 1
 
 
-@settings(max_examples=int(os.environ.get("EX", "60")), deadline=None)
+@settings(max_examples=60)
 @given(device=devices, slope=st.floats(0.9, 1.1), fixed=st.floats(0.85, 1.15))
-def test_with_a_prediction_that_is_somewhat_off_as_well(device: Device, slope: float, fixed: float) -> None:
+def test_with_a_prediction_that_is_somewhat_off_as_well(device, slope, fixed):
     per_sample, base = device.per_sample * slope, device.fixed * fixed
     most = max(0, int((device.limits[0] - max(base, 0)) / per_sample))
     predicted = Predicted(fixed_bytes=int(base), bytes_per_sample=int(per_sample), max_batch=most)
@@ -135,17 +128,17 @@ def test_with_a_prediction_that_is_somewhat_off_as_well(device: Device, slope: f
     assert ooms(state) <= 1
 
 
-@settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
+@settings(max_examples=40)
 @given(device=devices, nonsense=st.integers(1, 5000))
-def test_with_a_prediction_that_is_nonsense_it_is_still_exact(device: Device, nonsense: int) -> None:
+def test_with_a_prediction_that_is_nonsense_it_is_still_exact(device, nonsense):
     predicted = Predicted(fixed_bytes=0, bytes_per_sample=max(1, device.limits[0] // nonsense), max_batch=nonsense)
     state = search(device, predicted)
     assert device.is_exact(state.confirmations[-1].batch_size)
 
 
-@settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
+@settings(max_examples=40)
 @given(device=devices, second=st.integers(1900 * MIB, 12000 * MIB))
-def test_the_tightest_of_two_ranks_decides_and_is_named(device: Device, second: int) -> None:
+def test_the_tightest_of_two_ranks_decides_and_is_named(device, second):
     both = replace(device, limits=(device.limits[0], second))
     state = search(both)
     if not state.confirmations:
@@ -158,9 +151,9 @@ def test_the_tightest_of_two_ranks_decides_and_is_named(device: Device, second: 
         assert found.tightest_rank == (0 if device.limits[0] < second else 1)
 
 
-@settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
+@settings(max_examples=40)
 @given(device=devices)
-def test_no_oom_means_that_memory_never_runs_out(device: Device) -> None:
+def test_no_oom_means_that_memory_never_runs_out(device):
     state = search(device, no_oom=True)
     best = state.confirmations[-1].batch_size
     # One size alone says nothing of the next: 2 is always tried.
@@ -170,9 +163,9 @@ def test_no_oom_means_that_memory_never_runs_out(device: Device) -> None:
     assert device.is_exact(best) or device.limits[0] - need < 32 * MIB
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(device=devices)
-def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device: Device) -> None:
+def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device):
     gpu = replace(device, kind="cuda", limits=(device.limits[0] * 8,))
     state = search(gpu)
     best = state.confirmations[-1].batch_size
@@ -181,7 +174,7 @@ def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device: Dev
     assert ooms(state) <= 1
 
 
-def test_a_batch_of_one_that_does_not_fit_ends_the_search() -> None:
+def test_a_batch_of_one_that_does_not_fit_ends_the_search():
     state = search(Device(fixed=3000 * MIB, per_sample=MIB, optimizer=0, limits=(2048 * MIB,)))
     assert [probe.batch_size for probe in state.probes] == [1]
     assert decide(state).end_state == "nothing_fits"
@@ -192,51 +185,48 @@ def test_a_batch_of_one_that_does_not_fit_ends_the_search() -> None:
     [(Predicted(start=8), ""), (Predicted(max_batch=64), ", contrary to the prediction")],
     ids=["a script", "a preset"],
 )
-def test_a_first_size_too_large_is_contrary_to_a_prediction_alone(prediction: Predicted, contrary: str) -> None:
+def test_a_first_size_too_large_is_contrary_to_a_prediction_alone(prediction, contrary):
     too_large = Probe(batch_size=8, outcome="oom", run_id="r", seconds=1.0)
-    state = BatchState(device="cpu", world_size=1, limits_bytes=(MIB,), prediction=prediction, probes=(too_large,))
+    state = known(MIB, too_large, prediction=prediction)
     assert decide(state).step.why == f"8 does not fit{contrary}: trying a much smaller size"
 
 
-def test_a_void_probe_is_repeated() -> None:
-    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
-    state = BatchState(device="cpu", world_size=1, limits_bytes=device.limits)
+def test_a_void_probe_is_repeated():
+    state = known(*PLAIN.limits)
     first = decide(state).step.batch_size
     void = Probe(batch_size=1, outcome="void", run_id="r", seconds=1.0)
     assert decide(replace(state, probes=(void,))).step.batch_size == first == 1
     assert decide(replace(state, probes=(void,) * 4)).end_state == "failed"
 
 
-def test_a_confirmation_run_that_runs_out_of_memory_is_stepped_down_from() -> None:
-    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
-    state = search(device)
+def test_a_confirmation_run_that_runs_out_of_memory_is_stepped_down_from():
+    state = search(PLAIN)
     first = state.confirmations[-1].batch_size
-    oom = ConfirmationRun(batch_size=first, run_id="p", state="oom", seconds=1.0)
+    oom = proof(first, "oom")
     step = decide(replace(state, confirmations=(oom,))).step
     assert step.action == "prove"
-    assert step.batch_size is not None
     assert step.batch_size < first
     assert "fresh process" in step.why
 
 
-def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
+def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried():
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
     fitting = [device.probe(size) for size in (20, 39)]
     too_large = replace_struct(device.probe(56), outcome="oom")
-    confirmations = [ConfirmationRun(batch_size=39, run_id="p", state="oom", seconds=1.0)]
-    state = BatchState(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
+    confirmations = [proof(39, "oom")]
+    state = known(600 * MIB, *fitting, too_large)
     assert "of the probe in which it fitted" in decide(replace(state, confirmations=tuple(confirmations))).step.why
-    confirmations.append(ConfirmationRun(batch_size=36, run_id="p", state="finished", seconds=1.0))
+    confirmations.append(proof(36, "finished"))
     found = answer_of(replace(state, confirmations=tuple(confirmations)))
     assert (found.max_batch, found.too_large) == (36, 39)
     assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance of 48 MiB, ")
     assert found.certainty.endswith("were not tried")
 
 
-def test_a_size_that_fills_the_data_is_the_largest_for_that_reason() -> None:
+def test_a_size_that_fills_the_data_is_the_largest_for_that_reason():
     device = Device(fixed=100 * MIB, per_sample=4 * MIB, optimizer=0, limits=(2048 * MIB,))
     filled = replace_struct(device.probe(100), fills_data=True)
-    confirmation = ConfirmationRun(batch_size=100, run_id="p", state="finished", seconds=1.0)
+    confirmation = proof(100, "finished")
     state = BatchState(
         device="cpu",
         world_size=1,
@@ -247,14 +237,14 @@ def test_a_size_that_fills_the_data_is_the_largest_for_that_reason() -> None:
     assert answer_of(state).certainty == "the script's data fills no batch above 100"
 
 
-def test_sizes_that_the_most_probes_left_open_are_not_called_near() -> None:
+def test_sizes_that_the_most_probes_left_open_are_not_called_near():
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
     fitting = [device.probe(size) for size in range(1, MAX_PROBES)]
-    state = BatchState(device="cpu", world_size=1, limits_bytes=device.limits, probes=(*fitting, device.probe(60)))
+    state = known(*device.limits, *fitting, device.probe(60))
     step = decide(state).step
     assert (step.action, step.batch_size) == ("prove", MAX_PROBES - 1)
     assert step.why.startswith(f"a search tries at most {MAX_PROBES} sizes: ")
-    confirmation = ConfirmationRun(batch_size=MAX_PROBES - 1, run_id="p", state="finished", seconds=1.0)
+    confirmation = proof(MAX_PROBES - 1, "finished")
     found = answer_of(replace(state, confirmations=(confirmation,)))
     untried = f"44 sizes from 16 to 59, beyond the {MAX_PROBES} sizes that a search tries, were not tried"
     assert found.certainty == f"60 ran out of memory; {untried}"
@@ -274,14 +264,14 @@ BENT = Bent(fixed=445 * MIB, per_sample=110.4 * MIB, optimizer=833 * MIB, limits
 BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * MIB), max_batch=14)
 
 
-def test_sizes_below_a_bend_are_left_out_where_it_is_predicted() -> None:
+def test_sizes_below_a_bend_are_left_out_where_it_is_predicted():
     state = search(BENT, replace_struct(BENT_PREDICTED, linear_from=5))
     assert [probe.batch_size for probe in state.probes] == [5, 9, 15]
     assert [confirmation.state for confirmation in state.confirmations] == ["finished"]
     assert BENT.is_exact(state.confirmations[-1].batch_size)
 
 
-def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one() -> None:
+def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one():
     state = search(BENT, BENT_PREDICTED)
     assert state.probes[0].batch_size == 1
     assert ooms(state) <= 1
@@ -290,16 +280,15 @@ def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one()
     assert BENT.is_exact(state.confirmations[-1].batch_size)
 
 
-def test_a_fit_that_a_confirmation_run_refutes_is_set_right_by_a_size_between() -> None:
+def test_a_fit_that_a_confirmation_run_refutes_is_set_right_by_a_size_between():
     state = search(BENT)
     assert BENT.is_exact(state.confirmations[-1].batch_size)
     assert len(state.confirmations) <= 2
 
 
-def test_the_answer_names_limits_margins_and_the_fastest() -> None:
-    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
-    found = answer_of(search(device))
-    assert device.is_exact(found.max_batch)
+def test_the_answer_names_limits_margins_and_the_fastest():
+    found = answer_of(search(PLAIN))
+    assert PLAIN.is_exact(found.max_batch)
     assert found.aligned_batch == found.max_batch // 8 * 8
     margin = sum(one.margin_bytes for one in found.margins)
     leaving_it = int((2048 * MIB - margin - 100 * MIB) / (10 * MIB))
@@ -314,37 +303,35 @@ def test_the_answer_names_limits_margins_and_the_fastest() -> None:
 
 
 @pytest.mark.parametrize("above_fit", [0, 3 * MIB, 6 * MIB])
-def test_the_recommended_batch_has_its_margin_by_the_measured_peak(above_fit: int) -> None:
-    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
-    state = search(device)
+def test_the_recommended_batch_has_its_margin_by_the_measured_peak(above_fit):
+    state = search(PLAIN)
     confirmation = state.confirmations[-1]
     peak = (100 + 10 * confirmation.batch_size) * MIB + above_fit
     confirmed = replace_struct(confirmation, ranks=[RankPeaks(rank=0, peak_allocated_bytes=peak)])
     found = answer_of(replace(state, confirmations=(confirmed,)))
     assert found.headroom_bytes == 2048 * MIB - peak
-    assert found.recommended_batch is not None
     margin = sum(one.margin_bytes for one in found.margins)
     left = found.headroom_bytes + 10 * MIB * (found.max_batch - found.recommended_batch)
     assert left >= margin > left - 10 * MIB, "one sample more would take of the margin"
     assert f"leaves {mebibytes(left)} by the fit, of which {mebibytes(margin)} are for" in found.recommended_why
 
 
-def test_without_room_for_the_margin_no_batch_is_recommended() -> None:
+def test_without_room_for_the_margin_no_batch_is_recommended():
     device = Device(fixed=90 * MIB, per_sample=9 * MIB, optimizer=0, limits=(100 * MIB,))
     found = answer_of(search(device))
     assert (found.max_batch, found.recommended_batch) == (1, None)
     assert found.recommended_why.startswith("no size leaves 3 MiB for a long run")
 
 
-def test_confirmation_runs_of_small_samples_are_stepped_down_by_half_at_most() -> None:
+def test_confirmation_runs_of_small_samples_are_stepped_down_by_half_at_most():
     device = Device(fixed=100 * MIB, per_sample=MIB / 100, optimizer=0, limits=(104 * MIB,))
     state = search(device)
-    oom = ConfirmationRun(batch_size=300, run_id="p", state="oom", seconds=1.0)
+    oom = proof(300, "oom")
     step = decide(replace(state, confirmations=(oom,))).step
     assert (step.action, step.batch_size) == ("prove", 150)
 
 
-def test_aligned_is_a_multiple_of_8_and_of_64_where_that_costs_little() -> None:
+def test_aligned_is_a_multiple_of_8_and_of_64_where_that_costs_little():
     assert [aligned(size) for size in (7, 8, 23, 511, 512, 600)] == [None, 8, 16, 504, 512, 576]
 
 
@@ -361,13 +348,13 @@ class Measured(Device):
 T5 = Measured(fixed=149.6 * MIB, per_sample=66.83 * MIB, optimizer=100 * MIB, limits=(2048 * MIB,))
 
 
-def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_confirmed_without_trying_one_near_it() -> None:
+def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_confirmed_without_trying_one_near_it():
     state = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28, linear_from=2))
     assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(3, "fits"), (15, "fits"), (29, "oom")]
     assert [(confirmation.batch_size, confirmation.state) for confirmation in state.confirmations] == [(28, "finished")]
 
 
-def test_where_nothing_is_predicted_one_near_it_is_tried_first() -> None:
+def test_where_nothing_is_predicted_one_near_it_is_tried_first():
     state = search(T5)
     assert 26 <= state.probes[-2].batch_size <= 28
     assert state.probes[-2].outcome == "fits"

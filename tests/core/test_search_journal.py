@@ -1,23 +1,36 @@
-"""A search's journal: the lines that are read of it, the time worked, and how it looks from outside."""
+"""A batch search's journal: its lines, the time worked, how it looks from outside; and who conducts the search."""
 
-from __future__ import annotations
-
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from begun_search import SECOND, asked, conducted, search
 from msgspec.structs import replace
 
+from on_disk import put, run_file
+from plans import PLAN
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.processes import identify
+from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, StepTime
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock, search_directories
+from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock, is_conducted, search_directories
+from trainfast_runner.running import launch
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search import control
+from trainfast_runner.search.batch import conductor, opening
 from trainfast_runner.search.batch.batch_follower import BatchFollower
+from trainfast_runner.search.batch.batch_plan import BatchPlan
+from trainfast_runner.search.batch.conduct import conduct_batch
+from trainfast_runner.search.batch.decide import BatchDecision
 from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch.report import batch_report
 from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.control import pause, resume
+from trainfast_runner.search.conducting.conductor import SearchCaller
+from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.journal.batch import (
     BatchAnswer,
     BatchEnded,
@@ -25,6 +38,7 @@ from trainfast_runner.search.journal.batch import (
     BatchQuestion,
     BatchStep,
     ConfirmationRun,
+    Predicted,
     Probe,
     read_batch_journal,
 )
@@ -37,10 +51,13 @@ from trainfast_runner.search.journal.lines import (
     Waiting,
     worked_seconds,
 )
+from trainfast_runner.search.memory import limits
+from trainfast_runner.search.options import BatchSearchOptions
 from trainfast_runner.search.searches import BATCH_KIND, new_search, newest_search, unfinished
+from trainfast_runner.settings.spec import resolve
 
 
-def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Path) -> None:
+def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path):
     directory, journal = search(Home(tmp_path))
     line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
     fit = MemoryFit(rank=0, lines=[line], limit_bytes=10)
@@ -53,7 +70,7 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Pa
     assert BatchFollower(directory).poll().memory_fits == (fit,)
 
 
-def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_step_without_a_fit(tmp_path: Path) -> None:
+def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_step_without_a_fit(tmp_path):
     directory, journal = search(Home(tmp_path))
     assert BatchFollower(directory).poll().tightest_fit is None
     line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
@@ -64,7 +81,7 @@ def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_ste
     assert BatchFollower(directory).poll().tightest_fit == fits[1]
 
 
-def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_path: Path) -> None:
+def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_path):
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
@@ -77,12 +94,12 @@ def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_p
     assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
 
 
-def test_the_step_of_a_confirmation_run_is_its_results_median() -> None:
+def test_the_step_of_a_confirmation_run_is_its_results_median():
     result = Result(run_id="r", state="finished", step_ms=StepTime(p50=1661.0))
     assert confirmation_record(BatchState("cpu", 1), [], result, 8, 1.0).step_ms == 1661.0
 
 
-def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
+def test_what_follows_a_half_written_line_is_read(tmp_path):
     directory, journal = search(Home(tmp_path))
     journal.close()
     with (directory / JOURNAL_FILE).open("ab") as file:
@@ -93,7 +110,7 @@ def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
     assert [type(line) for line in read_batch_journal(directory)] == [BatchQuestion, Conducted]
 
 
-def test_a_journal_that_cannot_be_written_names_the_reason(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_written_names_the_reason(tmp_path):
     (tmp_path / JOURNAL_FILE).symlink_to("/dev/full")
     journal = JournalWriter(tmp_path)
     with pytest.raises(UserError, match=f"cannot use {tmp_path}: the disk is full"):
@@ -104,7 +121,7 @@ def test_a_journal_that_cannot_be_written_names_the_reason(tmp_path: Path) -> No
         JournalWriter(tmp_path)
 
 
-def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_skipped(tmp_path: Path) -> None:
+def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_skipped(tmp_path):
     home = Home(tmp_path)
     directory = new_search(home, "tiny-llama")
     journal = JournalWriter(directory)
@@ -116,7 +133,7 @@ def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_
     assert (seen.state, seen.unreadable_lines) == ("interrupted", 1)
 
 
-def test_a_command_continues_what_has_no_answer(tmp_path: Path) -> None:
+def test_a_command_continues_what_has_no_answer(tmp_path):
     home = Home(tmp_path)
     assert unfinished(home, "k", BATCH_KIND) is None
     directory, journal = search(home)
@@ -128,7 +145,7 @@ def test_a_command_continues_what_has_no_answer(tmp_path: Path) -> None:
     assert unfinished(home, "k", BATCH_KIND) is None
 
 
-def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) -> None:
+def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path):
     directory, journal = search(Home(tmp_path))
     follower = BatchFollower(directory)
     assert follower.poll().state == "interrupted"
@@ -158,39 +175,205 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) ->
     assert batch_report(directory)["max_batch"] == 4
 
 
-def test_time_worked_leaves_pauses_and_gaps_out(tmp_path: Path) -> None:
-    lines = [
-        asked(tmp_path),
-        conducted(10 * SECOND),
-        BatchStep(t_ns=12 * SECOND, action="probe", why=""),
-        Paused(t_ns=13 * SECOND),
-        Resumed(t_ns=50 * SECOND),
-        BatchLaunched(t_ns=52 * SECOND, run_id="r", role="probe"),
-        conducted(100 * SECOND),
-        BatchEnded(t_ns=101 * SECOND, state="answered"),
-    ]
-    assert worked_seconds(lines) == 3 + 2 + 1
+STEP, LAUNCHED = BatchStep(action="probe", why=""), BatchLaunched(run_id="r", role="probe")
+WAITING, ENDED = Waiting(run_id="another"), BatchEnded(state="answered")
+BEGUN, AGAIN = (10, conducted()), (100, conducted())
 
 
-def test_time_worked_leaves_waits_for_other_runs_out(tmp_path: Path) -> None:
-    lines = [
-        asked(tmp_path),
-        conducted(10 * SECOND),
-        Waiting(t_ns=12 * SECOND, run_id="another"),
-        Resumed(t_ns=70 * SECOND),
-        BatchLaunched(t_ns=71 * SECOND, run_id="r", role="probe"),
-        Waiting(t_ns=73 * SECOND, run_id="another"),
-        conducted(200 * SECOND),
-        Waiting(t_ns=201 * SECOND, run_id="another"),
-        BatchEnded(t_ns=300 * SECOND, state="cancelled"),
-    ]
-    assert worked_seconds(lines) == 2 + 3 + 1
+@pytest.mark.parametrize(
+    ("lines", "worked_s"),
+    [
+        ([BEGUN, (12, STEP), (13, Paused()), (50, Resumed()), (52, LAUNCHED), AGAIN, (101, ENDED)], 3 + 2 + 1),
+        (
+            [BEGUN, (12, WAITING), (70, Resumed()), (71, LAUNCHED), (73, WAITING), AGAIN, (101, WAITING), (200, ENDED)],
+            2 + 3 + 1,
+        ),
+    ],
+    ids=["pauses and gaps", "other runs"],
+)
+def test_time_worked_leaves_waits_out(tmp_path, lines, worked_s):
+    timed = [replace(line, t_ns=at_s * SECOND) for at_s, line in lines]
+    assert worked_seconds([asked(tmp_path), *timed]) == worked_s
 
 
-def test_searches_that_cannot_be_listed_are_printed_not_taken_for_none(tmp_path: Path) -> None:
+def test_searches_that_cannot_be_listed_are_printed_not_taken_for_none(tmp_path):
     home = Home(tmp_path)
     assert search_directories(home) == []
     (tmp_path / "searches").write_text("")
     for ask in (search_directories, newest_search, lambda home: unfinished(home, "k", BATCH_KIND)):
         with pytest.raises(UserError, match="a part of this path is a file"):
             ask(home)
+
+
+MIB = 1 << 20
+
+
+def test_one_process_conducts_a_search(tmp_path):
+    directory, _ = search(Home(tmp_path))
+    assert not is_conducted(directory)
+    with conductor_lock(directory) as held:
+        assert held
+        assert is_conducted(directory)
+        with conductor_lock(directory) as again:
+            assert not again
+    assert not is_conducted(directory)
+
+
+def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path):
+    directory, journal = search(Home(tmp_path))
+    journal.write(conducted())
+    assert conductor_of(directory) is None
+    assert not cancel(directory)
+    with conductor_lock(directory):
+        # This process has the pid on record, but did not start when the record says.
+        assert conductor_of(directory) is not None
+        assert not cancel(directory)
+
+
+def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeypatch):
+    home, free = Home(tmp_path), [8 << 30]
+    for module in (limits, opening):
+        monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
+    first = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    free[0] -= 512 * MIB
+    assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
+    free[0] -= 512 * MIB
+    second = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    assert second != first
+    asked = read_batch_journal(second)[0]
+    assert isinstance(asked, BatchQuestion)
+    assert sum(asked.limits_bytes) <= free[0]
+
+
+def test_a_search_whose_own_processes_hold_its_memory_is_followed(tmp_path, monkeypatch):
+    home, free = Home(tmp_path), [8 << 30]
+    for module in (limits, opening):
+        monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
+    first = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    free[0] = 1 << 30
+    with conductor_lock(first):
+        assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first
+    assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
+
+
+def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 10, state: str = "") -> Path:
+    """A confirmation run of the search in `directory`, or with no role a run of somebody else's."""
+    _, run_directory = home.new_run("tiny-llama")
+    spec = PLAN.spec.with_overrides(batch_size=4, steps=steps, timing_warmup=min(3, steps - 1))
+    run = run_file(
+        run_id=run_directory.name,
+        **spec.record_fields(),
+        device="cpu",
+        role=role,
+        search_id=None if role is None else directory.name,
+    )
+    put(run_directory / "run.json", run)
+    if state:
+        result = Result(run_id=run_directory.name, state=state, knobs=run.knobs)
+        put(run_directory / "result.json", result)
+    return run_directory
+
+
+def confirming(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home, object], Path]) -> None:
+    """Let a search confirm 4 until a run has finished with it; `started` takes the place of a launch."""
+
+    def decided(state: BatchState) -> BatchDecision:
+        if state.confirmations:
+            return BatchDecision(BatchStep(action="end", why="because"), "failed")
+        return BatchDecision(BatchStep(action="prove", batch_size=4, why="because"))
+
+    monkeypatch.setattr(conductor, "decide", decided)
+    monkeypatch.setattr(launch, "start", started)
+
+
+@pytest.mark.parametrize("is_launch_recorded", [True, False])
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
+    tmp_path, monkeypatch, state, is_launch_recorded
+):
+    home = Home(tmp_path).create()
+    directory, journal = search(home)
+    journal.write(Predicted(reason="nothing is predicted"))
+    left = a_run(home, directory, role="proof", state=state)
+    a_run(home, directory, role="proof", state="stopped")
+    a_run(home, directory, role="proof", steps=50, state="finished")
+    if is_launch_recorded:
+        journal.write(BatchLaunched(run_id=left.name, role="proof"))
+
+    def started(plan: RunPlan, home: Home, on_wait: object) -> Path:
+        raise AssertionError("it is measured a second time")
+
+    confirming(monkeypatch, started)
+    conduct_batch(directory, BatchPlan(PLAN), home, BatchSearchOptions(), SearchCaller())
+    lines = read_batch_journal(directory)
+    assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
+    assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
+
+
+def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, monkeypatch):
+    home = Home(tmp_path).create()
+    directory, journal = search(home)
+    journal.write(Predicted(reason="nothing is predicted"))
+    other = a_run(home, directory)
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+
+    def started(plan: RunPlan, home: Home, on_wait: object) -> Path:
+        return a_run(home, directory, role="proof", state="finished")
+
+    confirming(monkeypatch, started)
+    with ExitStack() as held:
+        held.enter_context(shared_lock(other))
+        looks: list[None] = []
+
+        def is_cancelled() -> bool:
+            looks.append(None)
+            if len(looks) == 5:
+                held.close()
+            return False
+
+        conduct_batch(
+            directory, BatchPlan(PLAN), home, BatchSearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled)
+        )
+    kinds = [type(line) for line in read_batch_journal(directory)]
+    assert kinds[3:7] == [BatchStep, Waiting, Resumed, BatchLaunched]
+    waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
+    assert waiting.run_id == other.name
+
+
+def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path, monkeypatch):
+    home = Home(tmp_path)
+    directory, journal = search(home)
+    journal.write(Predicted(reason="nothing is predicted"))
+
+    def broken(state: BatchState) -> BatchDecision:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(conductor, "decide", broken)
+    with pytest.raises(ZeroDivisionError):
+        conduct_batch(directory, BatchPlan(PLAN), home, BatchSearchOptions(), SearchCaller())
+    seen = BatchFollower(directory).poll()
+    assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
+    assert not seen.is_live
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("raise RuntimeError('the reason')", "the search process ended before it answered: RuntimeError: the reason"),
+        ("import signal; signal.pause()", "the search process did not answer within 3 s"),
+    ],
+)
+def test_f13_a_conductor_that_hangs_or_dies_at_birth_ends_the_start_with_its_reason(
+    tmp_path, monkeypatch, program, words
+):
+    note_pid = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+    (tmp_path / "born.py").write_text(note_pid + program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(control, "CONDUCTOR_MODULE", "born")
+    monkeypatch.setattr(control, "ANSWERS_WITHIN_S", 3.0)
+    with pytest.raises(UserError, match=words):
+        control.start_search(resolve("tiny-llama"), Home(tmp_path))
+    pid = int((tmp_path / "pid").read_text())
+    deadline_s = time.monotonic() + 60
+    while identify(pid) is not None:
+        assert time.monotonic() < deadline_s, "the conductor is left"

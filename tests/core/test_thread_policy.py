@@ -1,7 +1,5 @@
 """How threads wait is chosen at launch by what others take of the cores; the user's own settings stand."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -53,7 +51,6 @@ def others_s(window: CpuWindow) -> tuple[float, float]:
     """At least and at most the seconds that others took by a window, whose age grows while it is read."""
     least_age_s = window.age_s
     others = window.others_cores()
-    assert others is not None
     return others * least_age_s, others * window.age_s
 
 
@@ -64,7 +61,7 @@ def use_a_core(process: psutil.Process) -> float:
     return spent_s(process) - began_s
 
 
-def test_a_process_of_somebody_else_counts() -> None:
+def test_a_process_of_somebody_else_counts():
     # Started by a shell that ends at once, it is nobody's child here.
     with endless(["sh", "-c", f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"]) as pid:
         window = CpuWindow()
@@ -73,7 +70,7 @@ def test_a_process_of_somebody_else_counts() -> None:
     assert most_s >= taken_s - TICKS_S
 
 
-def test_a_child_of_ours_does_not_count() -> None:
+def test_a_child_of_ours_does_not_count():
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         began_s, window = all_s(), CpuWindow()
@@ -86,19 +83,18 @@ def test_a_child_of_ours_does_not_count() -> None:
     assert least_s <= busy_s - taken_s + TICKS_S
 
 
-def test_a_child_that_ended_does_not_count() -> None:
+def test_a_child_that_ended_does_not_count():
     began_s, window = all_s(), CpuWindow()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
     least_s, _ = others_s(window)
     assert least_s <= all_s() - began_s - 0.5 + TICKS_S
 
 
-def test_a_look_in_which_a_child_lost_its_parent_tells_nothing() -> None:
+def test_a_look_in_which_a_child_lost_its_parent_tells_nothing():
     spin = "import time; print(flush=True)\nwhile time.process_time() < 0.5: pass\nprint(flush=True); time.sleep(600)"
     shell = subprocess.Popen(
         ["sh", "-c", f"{sys.executable} -c '{spin}' & echo $!; wait"], stdout=subprocess.PIPE, text=True
     )
-    assert shell.stdout is not None
     pid = int(shell.stdout.readline())
     try:
         for _ in range(2):
@@ -114,11 +110,11 @@ def test_a_look_in_which_a_child_lost_its_parent_tells_nothing() -> None:
 @pytest.mark.parametrize(
     ("value", "count"), [("4", 4), ("2,4", 2), ("all", None), ("²", None), ("", None), (None, None)]
 )
-def test_a_number_of_threads_that_libgomp_ignores_is_none(value: str | None, count: int | None) -> None:
+def test_a_number_of_threads_that_libgomp_ignores_is_none(value, count):
     assert thread_count({} if value is None else {"OMP_NUM_THREADS": value}) == count
 
 
-def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep() -> None:
+def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep():
     idle, busy = policy_beside(0.01), policy_beside(1.0)
     assert (idle.wait, idle.env) == ("default", {})
     assert busy.wait == "passive"
@@ -128,39 +124,37 @@ def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep() -> None:
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
-def test_the_users_own_setting_is_kept_and_named(name: str) -> None:
+def test_the_users_own_setting_is_kept_and_named(name):
     policy = fixed_policy({name: "7"}, threads=2)
-    assert policy is not None
     assert policy.env == {}
     assert name in policy.reason
 
 
 @pytest.mark.parametrize("other", ["GOMP_SPINCOUNT=infinite", "KMP_LIBRARY=turnaround", "KMP_BLOCKTIME=200"])
-def test_a_passive_policy_beside_a_setting_that_spins_is_named_with_it(other: str) -> None:
+def test_a_passive_policy_beside_a_setting_that_spins_is_named_with_it(other):
     name, _, value = other.partition("=")
     assert wait_policy({"OMP_WAIT_POLICY": "passive", name: value}) == f"OMP_WAIT_POLICY=passive, {other}"
 
 
-def test_one_thread_a_rank_needs_no_policy() -> None:
+def test_one_thread_a_rank_needs_no_policy():
     policy = fixed_policy({}, threads=1)
-    assert policy is not None
     assert policy.wait == "unused"
     assert fixed_policy({}, threads=None) is None
 
 
-def test_zero_offload_on_several_gpus_shares_the_cores_between_ranks() -> None:
+def test_zero_offload_on_several_gpus_shares_the_cores_between_ranks():
     assert thread_variables("cuda", "zero2-offload", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
     assert thread_variables("cuda", "zero3-offload", 2, 8, {}) == {"OMP_NUM_THREADS": "1"}
     assert thread_variables("cuda", "ddp", 16, 4, {}) == {}
     assert thread_variables("cuda", "zero2-offload", 16, 4, {"OMP_NUM_THREADS": "2"}) == {}
 
 
-def test_a_process_alone_on_the_cpu_has_the_threads_of_the_users_own_script() -> None:
+def test_a_process_alone_on_the_cpu_has_the_threads_of_the_users_own_script():
     assert thread_variables("cpu", "single", 16, 1, {}) == {}
     assert thread_variables("cpu", "ddp", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
 
 
-def test_threads_of_a_script_are_known_by_its_environment_alone() -> None:
+def test_threads_of_a_script_are_known_by_its_environment_alone():
     policies = [
         script_policy({}, 1),
         script_policy({"OMP_WAIT_POLICY": "PASSIVE"}, 1),

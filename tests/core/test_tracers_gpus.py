@@ -1,13 +1,13 @@
 """The tracer sees the GPUs that the run sees, and holds none while a search measures what is free on them."""
 
-from __future__ import annotations
-
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
@@ -55,9 +55,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("cpu", [], "['PCI_BUS_ID', '']"),
     ],
 )
-def test_the_tracer_sees_the_devices_in_the_order_of_the_run(
-    python: str, monkeypatch: pytest.MonkeyPatch, device: str, gpus: list[str], seen: str
-) -> None:
+def test_the_tracer_sees_the_devices_in_the_order_of_the_run(python, monkeypatch, device, gpus, seen):
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(UserError) as raised:
@@ -65,7 +63,7 @@ def test_the_tracer_sees_the_devices_in_the_order_of_the_run(
     assert seen in raised.value.message
 
 
-def test_one_warm_tracer_serves_runs_on_different_gpus(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_warm_tracer_serves_runs_on_different_gpus(python, monkeypatch):
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     tracer, servers = WarmTracer(), set()
@@ -85,9 +83,7 @@ def test_one_warm_tracer_serves_runs_on_different_gpus(python: str, monkeypatch:
     assert len(servers) == 1
 
 
-def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_gpu(tmp_path, monkeypatch):
     order: list[str] = []
     launched = threading.Event()
 
@@ -104,17 +100,8 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
     monkeypatch.setattr(preset_conductor, "predict_size", trace)
     monkeypatch.setattr(launch, "start", start)
     home = Home(tmp_path)
-    plan = RunPlan(
-        spec=resolve("tiny-llama", ["memory_limit=1GiB"]),
-        device="cuda",
-        world_size=1,
-        gpus=(),
-        watched=(),
-        memory_limit_bytes=(1 << 30,),
-        python="python",
-        versions={},
-        env={},
-    )
+    spec = resolve("tiny-llama", ["memory_limit=1GiB"])
+    plan = replace(PLAN, spec=spec, device="cuda", memory_limit_bytes=(1 << 30,))
     batch_plan, options = BatchPlan(plan), BatchSearchOptions()
     with pytest.raises(UserError, match="enough"):
         conduct_batch(open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())

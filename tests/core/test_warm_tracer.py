@@ -1,20 +1,18 @@
 """One tracer process for many traces: it stays warm, stops tracing when told, and never outlives who started it."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from cli.command import until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import worker_programs
 from trainfast_runner.machine.worker_programs import ProgramCancelled
@@ -38,14 +36,6 @@ trace_model(resolve("tiny-llama", sys.argv[1:]), tracer=WarmTracer())
 
 def small(*settings: str) -> RunSpec:
     return resolve("tiny-llama", [*SMALL, *settings])
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it holds; a deadline says what never came."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def servers_of(pid: int) -> list[psutil.Process]:
@@ -78,7 +68,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.ci
-def test_the_second_trace_imports_nothing(tracer: WarmTracer) -> None:
+def test_the_second_trace_imports_nothing(tracer):
     heard: list[TraceProgress] = []
     first = trace_model(small(), on_traced=heard.append, tracer=tracer)
     assert [one.importing for one in heard][:2] == [sys.executable, ""]
@@ -91,20 +81,20 @@ def test_the_second_trace_imports_nothing(tracer: WarmTracer) -> None:
     assert first.attention == "sdpa, because llama has sdpa"
 
 
-def test_a_model_that_cannot_be_built_leaves_the_process_warm(tracer: WarmTracer) -> None:
+def test_a_model_that_cannot_be_built_leaves_the_process_warm(tracer):
     trace_model(small(), tracer=tracer)
     with pytest.raises(UserError, match="no_such_field"):
         trace_model(small("model.no_such_field=1"), tracer=tracer)
     assert tracer.is_warm(sys.executable)
 
 
-def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer: WarmTracer) -> None:
+def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer):
     trace_model(small(), tracer=tracer)
     [server] = servers_of(os.getpid())
     cancelled = threading.Event()
 
     def give_up() -> None:
-        wait_for(lambda: bool(server.children()))
+        until(lambda: bool(server.children()), "the tracer")
         cancelled.set()
 
     thread = threading.Thread(target=give_up)
@@ -119,16 +109,16 @@ def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer: WarmTracer)
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_a_process_that_died_is_replaced(tracer: WarmTracer) -> None:
+def test_a_process_that_died_is_replaced(tracer):
     trace_model(small(), tracer=tracer)
     [server] = servers_of(os.getpid())
     server.send_signal(signal.SIGKILL)
-    wait_for(lambda: not tracer.is_warm(sys.executable))
+    until(lambda: not tracer.is_warm(sys.executable), "the tracer")
     trace_model(small("optimizer=sgd"), tracer=tracer)
     assert tracer.is_warm(sys.executable)
 
 
-def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_nothing() -> None:
+def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_nothing():
     tracer, cancelled, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[ProgramCancelled]()
     request = {"padding": "x" * (1 << 20)}
 
@@ -140,7 +130,7 @@ def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_
     before = servers_of(os.getpid())
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    wait_for(lambda: len(servers_of(os.getpid())) > len(before))
+    until(lambda: len(servers_of(os.getpid())) > len(before), "the tracer")
     [server] = [one for one in servers_of(os.getpid()) if one not in before]
     server.suspend()
     cancelled.set()
@@ -161,13 +151,13 @@ def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_
         pytest.param(True, id="while it traces", marks=[pytest.mark.ci, pytest.mark.long]),
     ],
 )
-def test_nothing_outlives_an_app_that_is_killed(traces: bool) -> None:
+def test_nothing_outlives_an_app_that_is_killed(traces):
     app = subprocess.Popen([sys.executable, "-c", KILLED, "model.num_hidden_layers=64"])
     try:
-        wait_for(lambda: bool(servers_of(app.pid)))
+        until(lambda: bool(servers_of(app.pid)), "the tracer")
         [server] = servers_of(app.pid)
         if traces:
-            wait_for(lambda: len(server.children(recursive=True)) > 1)
+            until(lambda: len(server.children(recursive=True)) > 1, "the tracer")
         family = [server, *server.children(recursive=True)]
     finally:
         app.send_signal(signal.SIGKILL)
@@ -176,5 +166,5 @@ def test_nothing_outlives_an_app_that_is_killed(traces: bool) -> None:
     def alive() -> list[psutil.Process]:
         return [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
-    wait_for(lambda: not alive())
+    until(lambda: not alive(), "the tracer")
     assert alive() == [], "the tracer ended with its app"

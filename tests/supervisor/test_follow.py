@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from cli.history import result
+from on_disk import result
 from supervisor.conftest import Run
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.running.follower import Follower

@@ -1,7 +1,5 @@
 """Lines of a best-fit search over a synthetic space, written by hand."""
 
-from __future__ import annotations
-
 from benchmarks.best_fit_replay import question
 from benchmarks.best_fit_spaces import Synthetic
 
@@ -33,13 +31,16 @@ def state_of(terrain: Synthetic, *lines: BestLine, warm: str | None = None, spen
     return state_of_best_journal([asking(terrain), terrain.space, *lines], spent_s, warm)
 
 
+def cold(candidate: int, role: str = "confirm", outcome: str = "measured", **fields: object) -> ColdRun:
+    """A run in a fresh process."""
+    given: dict[str, object] = {"run_id": f"{role}-{candidate}", "seconds": 1.0, **fields}
+    return ColdRun(candidate_number=candidate, role=role, outcome=outcome, **given)  # type: ignore[arg-type]
+
+
 def confirmed(candidate: int, rates: tuple[float, ...], role: str = "confirm") -> list[BestLine]:
     """Runs in fresh processes with these samples/s."""
     runs: list[BestLine] = []
     for place, rate in enumerate(rates):
-        run_id = f"{role}-{candidate}-{place}"
-        race = ColdRun(
-            candidate_number=candidate, role=role, run_id=run_id, outcome="measured", samples_per_s=rate, seconds=1.0
-        )
-        runs += [BestLaunched(run_id=run_id, role=role, candidate_number=candidate), race]
+        race = cold(candidate, role, run_id=f"{role}-{candidate}-{place}", samples_per_s=rate)
+        runs += [BestLaunched(run_id=race.run_id, role=role, candidate_number=candidate), race]
     return runs

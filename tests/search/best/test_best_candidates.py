@@ -1,7 +1,5 @@
 """The candidates of a best-fit search: one global batch, knobs that train the same, and refusals in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from trainfast_runner.errors import UserError
@@ -31,7 +29,7 @@ def vary(spec: RunSpec, **asked: object) -> dict[str, list]:
     return vary_of(spec, {name: list(values) for name, values in asked.items()}, CPU, 32, refuse)[0]  # type: ignore[call-overload]
 
 
-def test_the_candidates_are_the_combinations_of_one_global_batch() -> None:
+def test_the_candidates_are_the_combinations_of_one_global_batch():
     spec = resolve("tiny-llama")
     varied = vary(
         spec,
@@ -53,7 +51,7 @@ def test_the_candidates_are_the_combinations_of_one_global_batch() -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_size", "grad_accum"])
-def test_one_of_batch_and_accumulation_decides_the_other(name: str) -> None:
+def test_one_of_batch_and_accumulation_decides_the_other(name):
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, **{name: [1, 2, 3, 4]}), 8, refuse)
     varied = [one.knobs[name] for one in space.candidates]
@@ -62,7 +60,7 @@ def test_one_of_batch_and_accumulation_decides_the_other(name: str) -> None:
     assert space.dropped == 1
 
 
-def test_each_strategy_cuts_the_global_batch_by_its_own_degree() -> None:
+def test_each_strategy_cuts_the_global_batch_by_its_own_degree():
     spec = resolve("tiny-llama", ["devices=2", "strategy=ddp", "batch_size=4"])
     assert default_global_batch(spec, CPU) == 8
     varied = vary(spec, strategy=["single", "ddp", "fsdp", "tp"])
@@ -77,7 +75,7 @@ def test_each_strategy_cuts_the_global_batch_by_its_own_degree() -> None:
     assert fsdp.process_knobs == fsdp.knobs, "fsdp turns no knob in a running process"
 
 
-def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named() -> None:
+def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named():
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, precision=["fp32", "tf32"]), None, refuse)
     [wrong] = [one for one in space.candidates if one.excluded_as]
@@ -86,41 +84,41 @@ def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named()
     assert "CPU" in wrong.reason
 
 
-def test_refused_candidate_names_no_option_of_the_command_line() -> None:
+def test_refused_candidate_names_no_option_of_the_command_line():
     spec = resolve("tiny-llama")
     refusal = UserError("no such device", advice="another device", option="--set devices=1")
     space = enumerate_space(spec, CPU, {"lr": [0.1]}, None, lambda spec: refusal)
     assert {one.reason for one in space.candidates} == {"no such device; try another device"}
 
 
-def test_a_compiled_process_tries_one_setting() -> None:
+def test_a_compiled_process_tries_one_setting():
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, compile=["off", "default"], batch_size=[4, 8]), 8, refuse)
     processes = {tuple(sorted(one.process_knobs.items())) for one in space.candidates}
     assert len(processes) == 3, "one for both settings without compile, one for each with it"
 
 
-def test_an_impossible_global_batch_gets_the_nearest_possible() -> None:
+def test_an_impossible_global_batch_gets_the_nearest_possible():
     spec = resolve("tiny-llama")
     with pytest.raises(UserError) as refused:
         enumerate_space(spec, CPU, vary(spec, batch_size=[2, 4], grad_accum=[1, 2]), 7, refuse)
     assert refused.value.nearest == "8"
 
 
-def test_a_global_batch_that_the_ranks_cannot_share_gets_the_nearest_they_can() -> None:
+def test_a_global_batch_that_the_ranks_cannot_share_gets_the_nearest_they_can():
     spec = resolve("tiny-llama", ["devices=2", "strategy=ddp"])
     with pytest.raises(UserError) as refused:
         enumerate_space(spec, CPU, vary(spec, precision=["fp32", "bf16"]), 7, refuse)
     assert refused.value.allowed == ["6", "8"]
 
 
-def test_a_batch_that_nothing_varies_makes_any_multiple_of_the_degree() -> None:
+def test_a_batch_that_nothing_varies_makes_any_multiple_of_the_degree():
     spec = resolve("tiny-llama", ["devices=2", "strategy=ddp", "batch_size=8"])
     error = GlobalBatch(spec, CPU, {"strategy": ["ddp"]}, 9).nearest_error()
     assert error.allowed == ["8", "10"], "batches of 4 and 5, as the search would take them"
 
 
-def test_a_million_points_are_refused_with_the_count_before_anything_is_listed() -> None:
+def test_a_million_points_are_refused_with_the_count_before_anything_is_listed():
     spec = resolve("tiny-llama")
     many = {
         "lr": [step / 1e6 for step in range(1, 101)],
@@ -134,7 +132,7 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
     assert "without lr and seed there are about 100" in refused.value.message
 
 
-def test_a_setting_that_needs_more_than_the_limit_says_how_much_more() -> None:
+def test_a_setting_that_needs_more_than_the_limit_says_how_much_more():
     spec = resolve("tiny-llama")
     space = enumerate_space(spec, CPU, vary(spec, batch_size=[8, 16]), 16, refuse)
     space = with_predictions(space, {0: GIB, 1: 3 * GIB}, lambda number: 2 * GIB)
@@ -146,7 +144,7 @@ def test_a_setting_that_needs_more_than_the_limit_says_how_much_more() -> None:
     assert too_large.candidates[0].excluded_as is None, "the baseline is run all the same"
 
 
-def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:
+def test_without_asking_only_knobs_that_train_the_same_are_varied():
     spec = resolve("tiny-llama")
     varied, left_alone = vary_of(spec, {}, CPU, default_global_batch(spec, CPU), refuse)
     assert varied["batch_size"] == [1, 2, 4, 8]
@@ -163,7 +161,7 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:
     assert all(changes_training(one, baseline) == [] for one in space.candidates)
 
 
-def test_a_knob_that_a_script_lacks_is_not_named_as_left_alone() -> None:
+def test_a_knob_that_a_script_lacks_is_not_named_as_left_alone():
     spec = resolve("tiny-llama")
     without = [entry for entry in KNOBS if entry.name != "pin_memory"]
     _, left_alone = vary_of(spec, {}, CPU, 8, refuse, without)
@@ -172,21 +170,21 @@ def test_a_knob_that_a_script_lacks_is_not_named_as_left_alone() -> None:
     assert left_alone["pin_memory"] == "a run on the CPU copies nothing to a GPU"
 
 
-def test_an_optimizer_of_another_kind_leaves_the_knob_alone() -> None:
+def test_an_optimizer_of_another_kind_leaves_the_knob_alone():
     spec = resolve("tiny-llama", ["optimizer=sgd"])
     varied, left_alone = vary_of(spec, {}, CPU, 8, refuse)
     assert "optimizer" not in varied
     assert left_alone["optimizer"] == "sgd trains differently from its other values"
 
 
-def test_strategies_are_varied_where_there_are_several_devices() -> None:
+def test_strategies_are_varied_where_there_are_several_devices():
     spec = resolve("tiny-llama", ["devices=2", "strategy=ddp"])
     varied, _ = vary_of(spec, {}, CPU, 16, refuse)
     assert set(varied["strategy"]) >= {"single", "ddp", "fsdp"}
 
 
 @pytest.mark.parametrize("name", ["steps", "devices", "memory_limit"])
-def test_a_knob_that_decides_no_speed_cannot_be_varied(name: str) -> None:
+def test_a_knob_that_decides_no_speed_cannot_be_varied(name):
     with pytest.raises(UserError) as refused:
         vary(resolve("tiny-llama"), **{name: ["1"]})
     assert refused.value.key == name

@@ -1,7 +1,5 @@
 """The decisions of a best-fit search under a fake clock, over synthetic spaces and lines written by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -30,10 +28,10 @@ from trainfast_runner.search.journal.best import (
     Trial,
 )
 
-from .synthetic import asking, confirmed, process_ready, state_of, trial
+from .synthetic import asking, cold, confirmed, process_ready, state_of, trial
 
 
-def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: Synthetic) -> None:
+def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space):
     first = decide(state_of(space))
     assert (first.step.action, first.step.candidate_number, first.needs_new_process) == (
         "trial",
@@ -51,9 +49,8 @@ def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space: 
     assert "largest batch" in second.step.why
 
 
-def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    lines: list[BestLine] = [*process_ready(space, base), trial(base, warm=False)]
+def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space, begun):
+    lines = begun
     second = decide(state_of(space, *lines, warm="one")).step.candidate_number
     assert second is not None
     lines += [trial(second, outcome="oom", step_ms=[], reason="ran out of memory")]
@@ -65,7 +62,7 @@ def test_a_batch_that_runs_out_of_memory_rules_out_larger_ones(space: Synthetic)
     assert third.needs_new_process, "running out of memory ended the process"
 
 
-def test_a_baseline_that_fails_ends_the_search(space: Synthetic) -> None:
+def test_a_baseline_that_fails_ends_the_search(space):
     decision = decide(
         state_of(space, trial(space.space.baseline_number, outcome="failed", step_ms=[], reason="no data"))
     )
@@ -73,8 +70,7 @@ def test_a_baseline_that_fails_ends_the_search(space: Synthetic) -> None:
     assert "no data" in decision.step.why
 
 
-def test_the_smallest_setting_follows_a_baseline_that_does_not_fit(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_the_smallest_setting_follows_a_baseline_that_does_not_fit(space, base):
     decision = decide(state_of(space, trial(base, outcome="oom", step_ms=[], reason="ran out of memory")))
     assert decision.step.action == "trial"
     assert decision.step.candidate_number is not None
@@ -82,7 +78,7 @@ def test_the_smallest_setting_follows_a_baseline_that_does_not_fit(space: Synthe
     assert space.space.candidates[decision.step.candidate_number].predicted_bytes == min(sizes)
 
 
-def test_nothing_fits_where_every_setting_is_too_large(space: Synthetic) -> None:
+def test_nothing_fits_where_every_setting_is_too_large(space):
     terrain = Synthetic(3)
     terrain.space = Space(
         candidates=[
@@ -96,14 +92,13 @@ def test_nothing_fits_where_every_setting_is_too_large(space: Synthetic) -> None
     assert answer_of(state_of(terrain, *lines)) is None
 
 
-def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space, base, begun):
     other = next(
         number
         for number in sorted(space.truth)
         if number != base and space.space.candidates[number].process_knobs == space.space.candidates[base].process_knobs
     )
-    lines = [*process_ready(space, base), trial(base, warm=False), trial(other)]
+    lines = [*begun, trial(other)]
     steady = state_of(space, *lines, trial(base, ms=101.0, repeats=True))
     assert set(steady.counted_trials) == {base, other}
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True))
@@ -112,8 +107,7 @@ def test_a_process_that_drifted_is_void_and_its_settings_are_tried_again(space: 
     assert (again.step.candidate_number, again.needs_new_process) == (base, True)
 
 
-def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space, base, begun):
     process = space.space.candidates[base].process_knobs
     slow, fast, faster = [
         number
@@ -123,7 +117,7 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     elsewhere = next(
         number for number in sorted(space.truth) if space.space.candidates[number].process_knobs != process
     )
-    lines = [*process_ready(space, base), trial(base, warm=False)]
+    lines = begun
     # As after a kill: a new process began with the setting that was under way.
     hopeless = trial(slow, run_id="two", outcome="slow", ms=15_000.0, warm=False)
     lines += [*process_ready(space, slow, run_id="two"), hopeless]
@@ -139,14 +133,14 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     assert set(drifted.counted_trials) == {base}
 
 
-def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthetic) -> None:
+def test_a_process_that_drifted_is_not_used_again_though_it_waits(space, begun):
     base, *others = [
         number
         for number in sorted(space.truth, key=lambda one: one != space.space.baseline_number)
         if space.space.candidates[number].process_knobs
         == space.space.candidates[space.space.baseline_number].process_knobs
     ]
-    lines = [*process_ready(space, base), trial(base, warm=False), trial(others[0])]
+    lines = [*begun, trial(others[0])]
     steady = state_of(space, *lines, warm="one")
     assert steady.is_warm(base)
     drifted = state_of(space, *lines, trial(base, ms=105.0, repeats=True), warm="one")
@@ -155,14 +149,11 @@ def test_a_process_that_drifted_is_not_used_again_though_it_waits(space: Synthet
     assert (again.step.candidate_number, again.needs_new_process) == (base, True)
 
 
-def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
-    lines = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
+def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_are_no_others(space, base, other, begun):
+    lines = [asking(space), space.space, *begun]
     measured = [*lines, trial(other), trial(base, ms=105.0, repeats=True)]
     assert answer_of(state_of_best_journal(measured, 0.0)) is None
     stopped = answer_so_far(measured)
-    assert stopped is not None
     assert any("1 process drifted" in note for note in stopped.notes)
     assert any("continuing the search measures" in note for note in stopped.notes)
     rate = stopped.best_rate
@@ -171,17 +162,15 @@ def test_a_search_that_is_stopped_answers_with_processes_that_drifted_if_there_a
     assert answer_so_far([*lines[:-1], void]) is None
 
 
-def test_processes_that_drifted_count_once_the_budget_leaves_no_time_to_repeat_them(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_processes_that_drifted_count_once_the_budget_leaves_no_time_to_repeat_them(space, base, begun):
     first, second = [number for number in sorted(space.truth) if number != base][:2]
-    lines = [*process_ready(space, base), trial(base, warm=False), *process_ready(space, first, "two")]
+    lines = [*begun, *process_ready(space, first, "two")]
     lines += [trial(first, run_id="two", ms=80.0), trial(second, run_id="two"), trial(first, "two", 96.0, repeats=True)]
     early = state_of(space, *lines, spent_s=50.0)
     assert set(early.counted_trials) == {base}, "there is time to measure them again"
     assert decide(early).step.action == "trial"
     late = state_of(space, *lines, spent_s=early.question.budget_s)
     answer = answer_of(late)
-    assert answer is not None
     measured = {one.candidate_number: one.rate for one in answer.verdicts if one.verdict == "measured"}
     assert measured.keys() == {base, first, second}
     width = {number: rate.high / rate.low for number, rate in measured.items() if rate is not None}
@@ -191,10 +180,8 @@ def test_processes_that_drifted_count_once_the_budget_leaves_no_time_to_repeat_t
     assert decide(late).step.action == "confirm", "by fresh processes"
 
 
-def test_a_search_whose_processes_all_drifted_ends_with_its_budget(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
-    lines = [*process_ready(space, base), trial(base, warm=False), trial(other), trial(base, ms=105.0, repeats=True)]
+def test_a_search_whose_processes_all_drifted_ends_with_its_budget(space, base, other, begun):
+    lines = [*begun, trial(other), trial(base, ms=105.0, repeats=True)]
     early = state_of(space, *lines, spent_s=50.0)
     assert decide(early).step.action == "trial"
     late = state_of(space, *lines, spent_s=2 * early.question.budget_s)
@@ -202,20 +189,18 @@ def test_a_search_whose_processes_all_drifted_ends_with_its_budget(space: Synthe
     assert answer_of(late) is not None
 
 
-def test_void_trials_count_for_nothing(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_void_trials_count_for_nothing(space, base, other):
     void = trial(base, outcome="void", step_ms=[], reason="another run took the machine")
     assert decide(state_of(space, void)).step.candidate_number == base
     hot = msgspec.structs.replace(void, reason="GPU 0 was throttled (thermal) for 5% of the time")
     given_up = decide(state_of(space, void, void, hot))
     reason = "void in 3 trials; the last: GPU 0 was throttled (thermal) for 5% of the time"
     assert (given_up.end_state, given_up.step.why) == ("failed", f"the baseline was {reason}")
-    other = next(number for number in sorted(space.truth) if number != base)
     of_other = [msgspec.structs.replace(line, candidate_number=other) for line in (void, void, hot)]
     assert state_of(space, trial(base), *of_other).ruled_out[other].reason == reason
 
 
-def test_a_value_in_an_instruction_reads_as_it_is_typed() -> None:
+def test_a_value_in_an_instruction_reads_as_it_is_typed():
     candidates = [Candidate(knobs={"offload_path": path}) for path in (None, "/scratch")]
     skip = Instruction(do="skip", knob="offload_path", value=None)
     pin = Instruction(do="pin", knob="offload_path", value=None)
@@ -223,25 +208,23 @@ def test_a_value_in_an_instruction_reads_as_it_is_typed() -> None:
     assert excluded_by_instructions(candidates, [pin]) == {1: "you pinned offload_path=none"}
 
 
-def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space: Synthetic) -> None:
+def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space, base):
     instructions: list[BestLine] = [
         Instruction(do="pin", knob="precision", value="bf16"),
         Instruction(do="skip", knob="checkpointing", value="full"),
     ]
     lines: list[BestLine] = [asking(space), space.space, *instructions]
     result = FakeConductor(space, asking(space), 1, lines).run()
-    base = space.space.baseline_number
     for line in lines:
         if isinstance(line, Trial | ColdRun) and line.candidate_number != base:
             knobs = space.space.candidates[line.candidate_number].knobs
             assert (knobs["precision"], knobs["checkpointing"]) == ("bf16", "off")
-    assert result.best_answer is not None
     reasons = {one.reason for one in result.best_answer.verdicts if one.verdict == "not_tried"}
     assert "you pinned precision=bf16" in reasons
     assert "you skipped checkpointing=full" in reasons
 
 
-def test_a_pinned_value_is_not_turned_back_in_a_fresh_process(space: Synthetic) -> None:
+def test_a_pinned_value_is_not_turned_back_in_a_fresh_process(space):
     lines: list[BestLine] = [asking(space), space.space, Instruction(do="pin", knob="pin_memory", value="on")]
     result = FakeConductor(space, asking(space), 1, lines).run()
     assert result.cold["turn_back"] > 0
@@ -251,8 +234,7 @@ def test_a_pinned_value_is_not_turned_back_in_a_fresh_process(space: Synthetic) 
     assert result.answer in pinned
 
 
-def test_a_baseline_that_a_person_skipped_is_not_the_answer(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_a_baseline_that_a_person_skipped_is_not_the_answer(space, base):
     slower = [number for number in space.truth if number != base and space.truth[number] < space.truth[base]]
     skipped: list[BestLine] = [
         Instruction(do="skip", candidate_number=number) for number in space.truth if number not in slower
@@ -261,39 +243,35 @@ def test_a_baseline_that_a_person_skipped_is_not_the_answer(space: Synthetic) ->
     assert result.answer in slower
 
 
-def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    ran: list[BestLine] = [*process_ready(space, base), trial(base, warm=False)]
+def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space, begun):
+    ran: list[BestLine] = [*begun]
     decision = decide(state_of(space, *ran, Instruction(do="pin", knob="precision", value="bf16")))
     assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
 
 
-def test_a_skipped_setting_alone_is_left_out(space: Synthetic) -> None:
+def test_a_skipped_setting_alone_is_left_out(space):
     first = decide(state_of(space, trial(space.space.baseline_number))).step.candidate_number
     assert first is not None
     instruction = Instruction(do="skip", candidate_number=first)
     result = FakeConductor(space, asking(space), 1, [asking(space), space.space, instruction]).run()
-    assert result.best_answer is not None
     skipped = [one.candidate_number for one in result.best_answer.verdicts if one.reason == "you skipped it"]
     assert skipped == [first]
 
 
-def test_instructions_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_instructions_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space, begun):
     sizes = {one.knobs["batch_size"] for one in space.space.candidates}
     instructions = [Instruction(do="skip", knob="batch_size", value=size) for size in sizes]
-    decision = decide(state_of(space, *process_ready(space, base), trial(base, warm=False), *instructions))
+    decision = decide(state_of(space, *begun, *instructions))
     assert (decision.end_state, decision.step.why) == (
         "failed",
         "your instructions leave no setting that can be measured",
     )
 
 
-def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_no_trial_begins_that_is_expected_to_pass_the_budget(space, begun):
     compiled = next(n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default")
     slow = ProcessReady(run_id="two", process_knobs=space.space.candidates[compiled].process_knobs, start_s=500.0)
-    lines = [*process_ready(space, base), trial(base, warm=False), slow]
+    lines = [*begun, slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
     late = state_of_best_journal(asked, 120.0)
     prospects = Prospects(late, ColdCosts(late))
@@ -303,7 +281,7 @@ def test_no_trial_begins_that_is_expected_to_pass_the_budget(space: Synthetic) -
     assert decide(state_of_best_journal(asked, 120.0)).step.candidate_number in prospects.affordable
 
 
-def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> None:
+def test_an_oom_under_the_real_limit_rules_the_leader_out(space):
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**20])
     conductor = FakeConductor(space, asked, 1)
     while (decision := conductor.next()).step.action == "trial":
@@ -312,9 +290,7 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> N
     leader = decision.step.candidate_number
     assert leader is not None
     run = BestLaunched(run_id="limited", role="limit", candidate_number=leader)
-    end = ColdRun(
-        candidate_number=leader, role="limit", run_id="limited", outcome="oom", reason="ran out of memory", seconds=1.0
-    )
+    end = cold(leader, "limit", "oom", run_id="limited", reason="ran out of memory")
     conductor.lines += [run, end]
     tried = []
     while (decision := conductor.next()).step.action == "trial":
@@ -325,7 +301,7 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space: Synthetic) -> N
     assert decision.step.candidate_number != leader
 
 
-def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_checks(space: Synthetic) -> None:
+def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_checks(space, base):
     earlier = EarlierEffect(
         knob="precision",
         value="bf16",
@@ -336,18 +312,16 @@ def test_effects_of_earlier_searches_are_shown_as_such_and_shorten_none_of_the_c
     asked = asking(space, earlier=(earlier,))
     begun = state_of_best_journal([asked, space.space], 0.0)
     levels = begun.posterior.levels
-    base = space.space.baseline_number
     other = levels.with_level(base, "precision", levels.values["precision"].index("bf16"))
     assert other is not None
     gain = begun.log_gain(other, base)
     assert gain.mean == pytest.approx(math.log(1.4), abs=0.02)
     assert gain.deviation > 0.03, "the spread is widened"
     result = FakeConductor(space, asked, 1).run()
-    assert result.best_answer is not None
     assert any("earlier" in note for note in result.best_answer.notes)
 
 
-def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_slow() -> None:
+def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_slow():
     rule = StepRule(give_up_ms=150.0)
     assert rule.judge([100.0] * (MIN_TIMED_STEPS - 1)) == "more"
     assert rule.judge([100.0] * MIN_TIMED_STEPS) == "enough"
@@ -357,10 +331,8 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
     assert replace(rule, give_up_ms=None).judge([200.0, 190.0]) == "more"
 
 
-def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
-    lines: list[BestLine] = [*process_ready(space, base), trial(base, warm=False), trial(other, ms=99.0)]
+def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space, other, begun):
+    lines = [*begun, trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
     late = [decide(state_of_best_journal([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
     assert [(decision.step.action, decision.step.candidate_number) for decision in late] == [
@@ -369,13 +341,9 @@ def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_
     ]
 
 
-def test_an_answer_that_void_runs_left_unconfirmed_says_so(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
-    lines: list[BestLine] = [*process_ready(space, base), trial(base, warm=False), trial(other, ms=90.0)]
-    void = ColdRun(
-        candidate_number=other, role="confirm", run_id="void", outcome="void", reason="lost: no result", seconds=1.0
-    )
+def test_an_answer_that_void_runs_left_unconfirmed_says_so(space, base, other, begun):
+    lines = [*begun, trial(other, ms=90.0)]
+    void = cold(other, "confirm", "void", reason="lost: no result")
     asked = [asking(space, budget_s=600.0), space.space, *lines]
     under_way, given_up = (state_of_best_journal([*asked, *[void] * count], 599.0) for count in (5, 6))
     note = "the answer is not confirmed: 6 runs in fresh processes were void; the last: lost: no result"
@@ -387,8 +355,7 @@ def test_an_answer_that_void_runs_left_unconfirmed_says_so(space: Synthetic) -> 
     assert [answer is not None and note in answer.notes for answer in answers] == [False, True, False]
 
 
-def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space, base):
     samples = space.space.candidates[base].samples_per_step
     for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, MIN_COLD_STEPS)):
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]

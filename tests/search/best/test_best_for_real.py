@@ -1,16 +1,12 @@
 """`search best` with real trainings: the answer, what a kill leaves behind, strategies on two processes."""
 
-from __future__ import annotations
-
 import random
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.command import Cli, Started, until
-from trainfast_runner.records.file_locks import is_alive
+from cli.command import Cli, Started, directory_of, live_runs, until
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.search_directories import is_conducted
@@ -26,18 +22,6 @@ GRID = [
     *("--vary", "optimizer=adamw,adamw-fused,sgd", "--global-batch", "16"),
 ]
 VERDICTS = {"measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"}
-
-
-def directory_of(cli: Cli) -> Path:
-    """The only search's."""
-    found = list((cli.home / "searches").iterdir())
-    assert len(found) == 1
-    return found[0]
-
-
-def live_runs(cli: Cli) -> list[Path]:
-    home = Home(cli.home)
-    return [directory for run_id in home.run_ids() if is_alive(directory := home.directory(run_id))]
 
 
 def until_measured(cli: Cli, started: Started, count: int) -> None:
@@ -72,7 +56,7 @@ def assert_is_whole(cli: Cli, found: dict[str, Any], candidates: int) -> None:
 
 
 @pytest.mark.long
-def test_every_candidate_gets_a_verdict_and_winner_and_baseline_two_cold_runs(cli: Cli) -> None:
+def test_every_candidate_gets_a_verdict_and_winner_and_baseline_two_cold_runs(cli):
     done = cli("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--json")
     assert done.code == 0, done.err
     found = done.json
@@ -91,7 +75,7 @@ def test_every_candidate_gets_a_verdict_and_winner_and_baseline_two_cold_runs(cl
 
 
 @pytest.mark.long
-def test_a_search_killed_five_times_measures_nothing_twice(cli: Cli) -> None:
+def test_a_search_killed_five_times_measures_nothing_twice(cli):
     command = ("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "5m", "--json")
     moments = random.Random(7)
     count = 0
@@ -122,7 +106,7 @@ def test_a_search_killed_five_times_measures_nothing_twice(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_prints_the_best_so_far_and_the_same_command_goes_on(cli: Cli) -> None:
+def test_ctrl_c_prints_the_best_so_far_and_the_same_command_goes_on(cli):
     command = ("search", "best", "tiny-llama", *SMALL, *GRID[2:], "--budget", "2m", "--json")
     started = Started(cli, command)
     until_measured(cli, started, 2)
@@ -139,7 +123,7 @@ def test_ctrl_c_prints_the_best_so_far_and_the_same_command_goes_on(cli: Cli) ->
 
 
 @pytest.mark.long
-def test_a_skipped_value_and_a_pinned_knob_are_obeyed(cli: Cli) -> None:
+def test_a_skipped_value_and_a_pinned_knob_are_obeyed(cli):
     started = Started(cli, ("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--json"))
     until_measured(cli, started, 1)
     give_instruction(directory_of(cli), "skip", "optimizer", "sgd")
@@ -157,7 +141,7 @@ def test_a_skipped_value_and_a_pinned_knob_are_obeyed(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_nothing_that_fits_ends_with_the_smallest_excess(cli: Cli) -> None:
+def test_nothing_that_fits_ends_with_the_smallest_excess(cli):
     words = ("--set", "memory_limit=48MiB", "--set", "model.hidden_size=256", "--vary", "batch_size=32,64")
     done = cli("search", "best", "tiny-llama", *SMALL, *words, "--budget", "2m", "--json")
     assert done.code == 3, done.err
@@ -166,7 +150,7 @@ def test_nothing_that_fits_ends_with_the_smallest_excess(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_a_budget_below_the_baseline_says_what_the_baseline_costs(cli: Cli) -> None:
+def test_a_budget_below_the_baseline_says_what_the_baseline_costs(cli):
     done = cli("search", "best", "tiny-llama", *SMALL, "--vary", "precision=fp32,bf16", "--budget", "0.5s")
     assert done.code == 2
     assert "below the cost of the baseline, which took" in done.err
@@ -174,7 +158,7 @@ def test_a_budget_below_the_baseline_says_what_the_baseline_costs(cli: Cli) -> N
 
 
 @pytest.mark.long
-def test_a_device_in_use_is_refused_and_can_be_waited_for(cli: Cli) -> None:
+def test_a_device_in_use_is_refused_and_can_be_waited_for(cli):
     words = ("tiny-llama", *SMALL, "--vary", "precision=fp32,bf16", "--budget", "2m", "--json")
     other = cli("run", "tiny-llama", *SMALL, "--set", "steps=100000", "--detach").out.strip()
     refused = cli("search", "best", *words)
@@ -189,7 +173,7 @@ def test_a_device_in_use_is_refused_and_can_be_waited_for(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_two_processes_pick_a_strategy_by_measurement(cli: Cli) -> None:
+def test_two_processes_pick_a_strategy_by_measurement(cli):
     words = ("--set", "devices=2", "--vary", "strategy=single,ddp,fsdp", "--global-batch", "8", "--budget", "3m")
     done = cli("search", "best", "tiny-llama", *SMALL, *words, "--json")
     assert done.code == 0, done.err

@@ -1,16 +1,20 @@
-"""The verdict on each candidate of a best-fit search, and the answer from lines written by hand."""
+"""The verdict on each candidate of a best-fit search, and the answer, which names no winner where noise decides."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from benchmarks.best_fit_replay import FakeConductor, question
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.choose.answer import answer_of
+from trainfast_runner.search.best.best_so_far import BestSoFar
+from trainfast_runner.search.best.choose.answer import CHOSEN_REASON, answer_of
 from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
 from trainfast_runner.search.best.choose.state import state_of_best_journal
+from trainfast_runner.search.best.report import best_report
 from trainfast_runner.search.journal.best import (
+    BestEnded,
     BestLine,
     Candidate,
     ColdRun,
@@ -18,31 +22,32 @@ from trainfast_runner.search.journal.best import (
     Interval,
     ProcessReady,
     Space,
+    read_best_journal,
 )
+from trainfast_runner.search.journal.lines import JournalWriter
+from trainfast_tui.text.search.best_answer import answer_lines
 
-from .synthetic import asking, confirmed, process_ready, state_of, trial
+from .synthetic import asking, cold, confirmed, process_ready, state_of, trial
 
 
-def test_a_value_that_always_fails_is_given_up(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_a_value_that_always_fails_is_given_up(space, base, begun):
     knobs = [one.knobs for one in space.space.candidates]
     compiled = [n for n in sorted(space.truth) if knobs[n]["compile"] == "default"]
     smallest = [n for n in compiled if knobs[n]["batch_size"] == 1]
     other = next(n for n in compiled if knobs[n] == {**knobs[base], "compile": "default"})
-    lines = [*process_ready(space, base), trial(base, warm=False)]
+    lines = begun
     lines += [trial(one, outcome="failed", step_ms=[], reason="no compiler") for one in (smallest[0], other)]
     verdicts = state_of(space, *lines).ruled_out
     assert verdicts[compiled[-1]].verdict == "failed"
     assert "compile=default failed in 2 settings: no compiler" in verdicts[compiled[-1]].reason
 
 
-def test_of_two_values_that_failed_only_together_neither_is_given_up_alone(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_of_two_values_that_failed_only_together_neither_is_given_up_alone(space, begun):
     knobs = [one.knobs for one in space.space.candidates]
     compiled = [n for n in sorted(space.truth) if knobs[n]["compile"] == "default"]
     small = [n for n in sorted(space.truth) if knobs[n]["batch_size"] == 1]
     both = [n for n in compiled if n in small]
-    lines = [*process_ready(space, base), trial(base, warm=False)]
+    lines = begun
     lines += [trial(one, outcome="failed", step_ms=[], reason="it crashed") for one in both[:2]]
     state = state_of(space, *lines)
     assert "batch_size=1 with " in state.ruled_out[both[-1]].reason
@@ -51,21 +56,19 @@ def test_of_two_values_that_failed_only_together_neither_is_given_up_alone(space
     assert set(small) - set(both) <= set(state.remaining), "the smallest batch may run without compiling"
 
 
-def test_a_bound_by_flops_labels_candidates_that_are_never_run(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_a_bound_by_flops_labels_candidates_that_are_never_run(space, base):
     bounded = sorted(space.truth)[-1]
     candidates = list(space.space.candidates)
     candidates[bounded] = msgspec.structs.replace(candidates[bounded], least_s_per_sample=1.0)
     space.space = msgspec.structs.replace(space.space, candidates=candidates)
     result = FakeConductor(space, asking(space), 1).run()
-    assert result.best_answer is not None
     assert bounded != base
     verdict = result.best_answer.verdicts[bounded]
     assert verdict.verdict == "bound"
     assert "at most 1 samples/s" in verdict.reason
 
 
-def test_earlier_searches_are_credited_with_the_values_that_they_measured_alone() -> None:
+def test_earlier_searches_are_credited_with_the_values_that_they_measured_alone():
     knobs = ({"optimizer": value} for value in ("adamw", "adamw-fused", "sgd"))
     candidates = Space(candidates=[Candidate(knobs=one, samples_per_step=8) for one in knobs], baseline_number=0)
     gain = Interval(median=10.0, low=8.0, high=12.0)
@@ -74,74 +77,40 @@ def test_earlier_searches_are_credited_with_the_values_that_they_measured_alone(
     )
     lines = [question("earlier", candidates, earlier=(earlier,)), candidates, trial(0)]
     answer = answer_of(state_of_best_journal(lines, 0.0))
-    assert answer is not None
     assert [(effect.value, effect.earlier) for effect in answer.effects] == [("adamw-fused", True)]
 
 
-def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space: Synthetic) -> None:
-    base, other = (
-        space.space.baseline_number,
-        next(number for number in space.truth if number != space.space.baseline_number),
-    )
-    runs = [
-        ColdRun(
-            candidate_number=number, role="confirm", run_id=str(number), outcome="measured", last_loss=loss, seconds=1.0
-        )
-        for number, loss in ((base, 2.0), (other, 2.5))
-    ]
+def test_a_loss_that_leaves_the_baselines_fails_the_candidate(space, base, other):
+    runs = [cold(number, last_loss=loss) for number, loss in ((base, 2.0), (other, 2.5))]
     verdict = state_of(space, *process_ready(space, base), trial(base), *runs).ruled_out[other]
     assert verdict.verdict == "failed"
     assert "2.5" in verdict.reason
 
 
-def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(space: Synthetic) -> None:
-    base, other = (
-        space.space.baseline_number,
-        next(number for number in space.truth if number != space.space.baseline_number),
-    )
+def test_a_run_under_the_limit_has_fewer_steps_and_its_loss_is_not_compared(space, base, other):
     lines: list[BestLine] = [
-        ColdRun(candidate_number=other, role="limit", run_id="l", outcome="measured", last_loss=8.0, seconds=1.0),
-        ColdRun(
-            candidate_number=base,
-            role="confirm",
-            run_id="b",
-            outcome="measured",
-            first_loss=8.0,
-            last_loss=2.0,
-            seconds=1.0,
-        ),
-        ColdRun(
-            candidate_number=other,
-            role="race",
-            run_id="o",
-            outcome="measured",
-            first_loss=8.0,
-            last_loss=2.3,
-            seconds=1.0,
-        ),
+        cold(other, "limit", last_loss=8.0),
+        cold(base, first_loss=8.0, last_loss=2.0),
+        cold(other, "race", first_loss=8.0, last_loss=2.3),
     ]
     verdicts = state_of(space, *process_ready(space, base), trial(base), *lines).ruled_out
     assert other not in verdicts, "0.3 is little of the way from 8 to 2"
 
 
-def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space, base, begun):
     asked = asking(space, "time", 10)
-    lines: list[BestLine] = [asked, space.space, *process_ready(space, base), trial(base, warm=False)]
+    lines: list[BestLine] = [asked, space.space, *begun]
     lines += [
         msgspec.structs.replace(line, start_s=start_s) if isinstance(line, ColdRun) else line
         for start_s in (1.0, 60.0)
         for line in confirmed(base, (80.0,))
     ]
     answer = answer_of(state_of_best_journal(lines, 0.0))
-    assert answer is not None
-    assert answer.best_value is not None
     assert answer.best_value.high / answer.best_value.low > 2, "the times differ"
     assert answer.best_rate.high / answer.best_rate.low < 1.1, "the rates do not"
 
 
-def test_a_difference_in_time_is_as_uncertain_from_either_side(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_a_difference_in_time_is_as_uncertain_from_either_side(space, base, begun):
     elsewhere = next(
         number
         for number in sorted(space.truth)
@@ -151,45 +120,33 @@ def test_a_difference_in_time_is_as_uncertain_from_either_side(space: Synthetic)
         run_id="two", process_knobs=space.space.candidates[elsewhere].process_knobs, start_s=600.0
     )
     asked = asking(space, "time", 1000)
-    ran = [*process_ready(space, base), trial(base, warm=False), slow_start, trial(elsewhere, run_id="two")]
+    ran = [*begun, slow_start, trial(elsewhere, run_id="two")]
     ranking = ColdRanking(state_of_best_journal([asked, space.space, *ran], 0.0))
     there, back = ranking.by_trials(elsewhere, base), ranking.by_trials(base, elsewhere)
     assert there.mean == pytest.approx(-back.mean)
     assert there.half_width == pytest.approx(back.half_width)
 
 
-def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
-    lines = [*process_ready(space, base), trial(base, warm=False), trial(other, ms=99.5)]
+def test_a_baseline_that_wins_on_a_noisy_machine_says_within_how_much(space, base, other, begun):
+    lines = [*begun, trial(other, ms=99.5)]
     noisy = state_of(space, *lines, *confirmed(other, (80.0, 74.0)), *confirmed(base, (77.0, 84.0)))
     answer = answer_of(noisy)
-    assert answer is not None
     assert (answer.best_number, answer.tied_numbers) == (base, [other])
-    assert answer.within_percent is not None
     assert answer.within_percent > 5
     quiet = answer_of(state_of(space, *lines, *confirmed(other, (60.0, 60.1)), *confirmed(base, (80.0, 80.1))))
-    assert quiet is not None
     assert (quiet.best_number, quiet.within_percent, quiet.tied_numbers) == (base, None, []), (
         "clearly slower in fresh processes"
     )
 
 
-def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_best(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
-    lines = [*process_ready(space, base), trial(base, warm=False), trial(other, ms=90.0)]
+def test_a_leader_that_loses_in_fresh_processes_is_not_within_the_noise_of_the_best(space, base, other, begun):
+    lines = [*begun, trial(other, ms=90.0)]
     answer = answer_of(state_of(space, *lines, *confirmed(other, (50.0, 50.5)), *confirmed(base, (80.0, 80.5))))
-    assert answer is not None
     assert answer.best_number == base
     assert answer.verdicts[other].reason == "-37.4 % against the best"
 
 
-def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
-    base, other = (
-        space.space.baseline_number,
-        next(number for number in space.truth if number != space.space.baseline_number),
-    )
+def test_the_losses_of_trials_compare_step_by_step(space, base, other):
     lines = [*process_ready(space, base), trial(base, losses=[8.0, 7.0, 6.0])]
     assert other not in state_of(space, *lines, trial(other, losses=[8.1, 6.9])).ruled_out
     verdict = state_of(space, *lines, trial(other, losses=[8.0, 7.9])).ruled_out[other]
@@ -197,15 +154,11 @@ def test_the_losses_of_trials_compare_step_by_step(space: Synthetic) -> None:
     assert "the loss was 7.9 where the baseline's was 7" in verdict.reason
 
 
-def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space, base, other):
     lines = [*process_ready(space, base), trial(base, warm=False, reason="other processes took 70% of the CPU")]
-    other = next(number for number in sorted(space.truth) if number != base)
     noisy = state_of(space, *lines, trial(other, ms=95.0), trial(base, ms=130.0, repeats=True))
     assert set(noisy.counted_trials) == {base, other}
     answer = answer_of(noisy)
-    assert answer is not None
-    assert answer.within_percent is not None
     assert answer.within_percent > 30, "the drift widens every interval"
     assert "within the noise of the best" in answer.verdicts[base].reason
 
@@ -218,15 +171,67 @@ def test_drift_on_a_machine_that_others_disturb_is_noise_and_voids_nothing(space
     ],
 )
 def test_a_measurement_better_than_the_answer_says_why_it_did_not_decide(
-    space: Synthetic, outcome: str, reason: str, expected: str
-) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
+    space, outcome, reason, expected, base, other, begun
+):
     fast = trial(base if outcome == "measured" else other, outcome=outcome, reason=reason, ms=20.0)
-    lines = [*process_ready(space, base), trial(base, warm=False), fast]
+    lines = [*begun, fast]
     lines += confirmed(base, (80.0, 80.2))
     answer = answer_of(state_of(space, *lines))
-    assert answer is not None
     [note] = [note for note in answer.notes if "did not decide" in note]
     assert note.startswith("a trial of ")
     assert note.endswith(expected)
+
+
+def searched(
+    directory: Path, space: Synthetic, state: str, *rates: tuple[float, float], spent_s: float = 0.0
+) -> tuple[dict[str, Any], str]:
+    """JSON and words of a search of two settings, another and the baseline, confirmed at these samples/s."""
+    base = space.space.baseline_number
+    other = next(number for number in sorted(space.truth) if number != base)
+    lines: list[BestLine] = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
+    lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
+    answer = answer_of(state_of_best_journal(lines, spent_s))
+    journal = JournalWriter(directory)
+    for line in (*lines, BestEnded(state=state, answer=answer)):
+        journal.write(line)
+    journal.close()
+    so_far = BestSoFar(tuple(read_best_journal(directory)))
+    return best_report(directory), "\n".join(answer_lines(so_far, directory.name))
+
+
+def test_noise_decides_instead_of_a_winner(tmp_path, space):
+    noisy, text = searched(tmp_path, space, "answered", (80.0, 74.0), (77.0, 84.0))
+    assert noisy["winner"] is None
+    assert noisy["within_percent"] > 5
+    assert noisy["best"] is not None, "a setting to go on with"
+    assert f"within {noisy['within_percent']:.1f} %, the noise of this machine" in text
+    assert "no winner" in text
+    assert "\nbest " not in text
+    assert "none beyond the noise: the baseline is kept" in text
+    assert [one["reason"] for one in noisy["verdicts"] if one["knobs"] == noisy["best"]["knobs"]] == [CHOSEN_REASON]
+
+
+def test_a_clear_answer_names_its_winner(tmp_path, space):
+    quiet, text = searched(tmp_path, space, "answered", (90.0, 90.1), (80.0, 80.1))
+    assert quiet["winner"] == quiet["best"]["knobs"]
+    assert quiet["within_percent"] is None
+    assert text.startswith("best  ")
+    assert "no winner" not in text
+
+
+def test_a_search_cut_short_has_no_winner_yet(tmp_path, space):
+    cut, text = searched(tmp_path, space, "cancelled", (90.0, 90.1), (80.0, 80.1))
+    assert cut["winner"] is None
+    assert "best so far  " in text
+
+
+def test_a_search_that_its_budget_ended_says_how_far_it_came(tmp_path, space):
+    cut, text = searched(tmp_path, space, "answered", (60.0, 60.1), (80.0, 80.1), spent_s=2e9)
+    assert cut["tried_in_budget"] == 2
+    assert cut["best"]["knobs"] == cut["baseline"]["knobs"]
+    assert f"2 of {cut['candidates']} tried when the budget ended" in text
+    assert "best so far  " in text
+    assert "none so far: the baseline is the best" in text
+    ran = [one["knobs"] for one in cut["trials"]]
+    assert cut["effects"]
+    assert all(any(knobs[one["knob"]] == one["value"] for knobs in ran) for one in cut["effects"]), "each was run"

@@ -1,13 +1,8 @@
 """The GPUs of a best-fit search: chosen once, whichever has the most free memory later."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import stand_in
 from stand_in import Gpu, Machine
-from tests.core.test_planned_devices import a_cuda_python
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
@@ -22,11 +17,6 @@ from trainfast_runner.settings.spec import resolve
 ASKED = BestRequest(vary={"strategy": ["single", "ddp"]})
 
 
-@pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    return a_cuda_python(tmp_path, monkeypatch)
-
-
 def four(*used_gib: int) -> Machine:
     return Machine([Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(4)])
 
@@ -36,7 +26,7 @@ def planned(python: str, machine: Machine, *settings: str) -> BestPlan:
         return plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ASKED, SearchOptions(), python)
 
 
-def test_a_search_keeps_the_gpus_that_were_the_freest_when_it_began(python: str) -> None:
+def test_a_search_keeps_the_gpus_that_were_the_freest_when_it_began(python):
     best = planned(python, four(9, 1, 8, 2))
     assert best.question.device_uuids == ["GPU-1", "GPU-3"]
     assert best.plan.device_uuids == ["GPU-1"], "the baseline is single"
@@ -47,16 +37,16 @@ def test_a_search_keeps_the_gpus_that_were_the_freest_when_it_began(python: str)
             assert found.device_uuids == uuids
 
 
-def test_the_same_command_continues_a_search_though_other_gpus_are_free_by_now(python: str) -> None:
+def test_the_same_command_continues_a_search_though_other_gpus_are_free_by_now(python):
     assert best_key(planned(python, four(9, 1, 8, 2))) == best_key(planned(python, four(1, 9, 1, 9)))
 
 
-def test_a_gpu_of_the_search_that_is_gone_is_named(python: str) -> None:
+def test_a_gpu_of_the_search_that_is_gone_is_named(python):
     best = planned(python, four(9, 1, 8, 2))
     with stand_in.installed(Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1")])), pytest.raises(UserError) as refused:
         plan_run(candidate_spec(best.survey.spec, {"strategy": "ddp"}), python, best.question.device_uuids)
     assert "GPU GPU-3 is not available any more" in refused.value.line()
 
 
-def test_gpus_that_the_person_named_stay_the_persons(python: str) -> None:
+def test_gpus_that_the_person_named_stay_the_persons(python):
     assert planned(python, four(9, 1, 8, 2), "devices=0+2").question.device_uuids == ["GPU-0", "GPU-2"]

@@ -1,7 +1,5 @@
 """A home with both kinds of search: each command and screen sees its own."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -19,14 +17,7 @@ from trainfast_runner.search import searches
 from trainfast_runner.search.best.person_instructions import give_instruction, read_instructions, skip_candidate
 from trainfast_runner.search.best.planning.earlier_effects import earlier_effects
 from trainfast_runner.search.journal.batch import BatchQuestion
-from trainfast_runner.search.journal.best import (
-    BestAnswer,
-    BestEnded,
-    BestQuestion,
-    Effect,
-    Interval,
-    Trial,
-)
+from trainfast_runner.search.journal.best import BestAnswer, BestEnded, BestQuestion, Effect, Interval, Trial
 from trainfast_runner.search.journal.lines import Conducted, JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KIND,
@@ -45,24 +36,22 @@ REFUSED = BestEnded(state="cancelled", reason="GPU 0 is in use")
 
 
 def question(directory: Path, model: str = "llama", objective: str = "samples_per_s") -> BestQuestion:
-    return BestQuestion(
-        search_id=directory.name,
-        key="k",
-        preset="tiny",
-        model={"family": model},
-        vary={"precision": ["fp32", "bf16"], "seq_len": [64, 128]},
-        objective=objective,
-        clock=CLOCK,
-    )
+    asked = {"vary": {"precision": ["fp32", "bf16"], "seq_len": [64, 128]}, "objective": objective}
+    of_model = {"preset": "tiny", "model": {"family": model}}
+    return BestQuestion(search_id=directory.name, key="k", **of_model, **asked, clock=CLOCK)
+
+
+def written(directory: Path, *lines: object) -> Path:
+    journal = JournalWriter(directory)
+    for line in lines:
+        journal.write(line)
+    journal.close()
+    return directory
 
 
 def best_search(home: Home, *lines: BestEnded | Trial, model: str = "llama", objective: str = "samples_per_s") -> Path:
     directory = new_search(home, "tiny")
-    journal = JournalWriter(directory)
-    for line in (question(directory, model, objective), CONDUCTED, *lines):
-        journal.write(line)
-    journal.close()
-    return directory
+    return written(directory, question(directory, model, objective), CONDUCTED, *lines)
 
 
 def at_second(second: int, directory: Path) -> Path:
@@ -72,30 +61,28 @@ def at_second(second: int, directory: Path) -> Path:
 
 def batch_search(home: Home) -> Path:
     directory = new_search(home, "tiny")
-    journal = JournalWriter(directory)
-    journal.write(BatchQuestion(search_id=directory.name, key="k", preset="tiny", clock=CLOCK))
-    journal.write(CONDUCTED)
-    journal.close()
-    return directory
+    return written(directory, BatchQuestion(search_id=directory.name, key="k", preset="tiny", clock=CLOCK), CONDUCTED)
 
 
-def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(tmp_path: Path) -> None:
-    home = Home(tmp_path).create()
+@pytest.fixture
+def home(tmp_path) -> Home:
+    return Home(tmp_path).create()
+
+
+def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(home):
     batch, best = batch_search(home), best_search(home)
     assert (first_line(batch).kind, first_line(best).kind) == (BATCH_KIND, BEST_KIND)
     assert newest_search(home) == batch
     assert newest_search(home, BEST_KIND) == best
 
 
-def test_the_same_key_continues_a_search_of_its_own_kind(tmp_path: Path) -> None:
-    home = Home(tmp_path).create()
+def test_the_same_key_continues_a_search_of_its_own_kind(home):
     batch, best = batch_search(home), best_search(home)
     assert unfinished(home, "k", BATCH_KIND) == batch
     assert unfinished(home, "k", BEST_KIND) == best
 
 
-def test_only_the_journals_of_the_same_question_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = Home(tmp_path).create()
+def test_only_the_journals_of_the_same_question_are_read_whole(home, monkeypatch):
     own, other = at_second(1, best_search(home, TRIED)), at_second(2, batch_search(home))
     read_whole = []
 
@@ -110,14 +97,12 @@ def test_only_the_journals_of_the_same_question_are_read_whole(tmp_path: Path, m
     assert first_line(other).kind == BATCH_KIND
 
 
-def test_a_search_with_an_answer_is_not_continued(tmp_path: Path) -> None:
-    home = Home(tmp_path).create()
+def test_a_search_with_an_answer_is_not_continued(home):
     best_search(home, BestEnded(state="answered"))
     assert unfinished(home, "k", BEST_KIND) is None
 
 
-def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(tmp_path: Path) -> None:
-    home = Home(tmp_path).create()
+def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(home):
     older = at_second(1, best_search(home, TRIED))
     refused = at_second(2, best_search(home, REFUSED))
     assert unfinished(home, "k", BEST_KIND) == older
@@ -130,8 +115,7 @@ def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(tmp
         assert unfinished(home, "k", BEST_KIND) == refused, "another process has just begun it"
 
 
-def test_a_refused_search_is_continued_where_no_other_is_unfinished(tmp_path: Path) -> None:
-    home = Home(tmp_path).create()
+def test_a_refused_search_is_continued_where_no_other_is_unfinished(home):
     at_second(1, best_search(home, TRIED, BestEnded(state="answered")))
     refused = at_second(2, best_search(home, REFUSED))
     assert unfinished(home, "k", BEST_KIND) == refused
@@ -140,7 +124,7 @@ def test_a_refused_search_is_continued_where_no_other_is_unfinished(tmp_path: Pa
     assert newest_search(home, BEST_KIND) == answered
 
 
-def test_instructions_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
+def test_instructions_reach_the_conductor_in_their_order(tmp_path):
     assert read_instructions(tmp_path) == []
     give_instruction(tmp_path, "pin", "precision", "bf16")
     give_instruction(tmp_path, "unpin", "precision")
@@ -165,8 +149,7 @@ GAIN = Interval(median=40.0, low=35.0, high=45.0)
 OF_PRECISION = Effect(knob="precision", value="bf16", before="fp32", gain_percent=GAIN)
 
 
-def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begins(tmp_path: Path) -> None:
-    home = Home(tmp_path).create()
+def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begins(home):
     found = answer_with(OF_PRECISION, Effect(knob="workers", value=2, before=0, gain_percent=GAIN))
     answered = best_search(home, BestEnded(state="answered", answer=found))
     best_search(home, BestEnded(state="answered", answer=found), model="bert")
@@ -176,8 +159,7 @@ def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begi
     assert [(one.knob, one.value, one.search_id) for one in known] == [("precision", "bf16", answered.name)]
 
 
-def test_an_effect_that_a_search_only_passed_on_does_not_hide_the_search_that_measured_it(tmp_path: Path) -> None:
-    home = Home(tmp_path).create()
+def test_an_effect_that_a_search_only_passed_on_does_not_hide_the_search_that_measured_it(home):
     measured = at_second(1, best_search(home, BestEnded(state="answered", answer=answer_with(OF_PRECISION))))
     passed_on = msgspec.structs.replace(OF_PRECISION, earlier=True)
     at_second(2, best_search(home, BestEnded(state="answered", answer=answer_with(passed_on))))
@@ -187,8 +169,7 @@ def test_an_effect_that_a_search_only_passed_on_does_not_hide_the_search_that_me
 
 
 @pytest.mark.parametrize(("objective", "knobs"), [("tokens_per_s", ["precision"]), ("time", [])])
-def test_gains_that_are_not_those_of_the_rate_are_no_start(tmp_path: Path, objective: str, knobs: list[str]) -> None:
-    home = Home(tmp_path).create()
+def test_gains_that_are_not_those_of_the_rate_are_no_start(home, objective, knobs):
     found = answer_with(OF_PRECISION, Effect(knob="seq_len", value=64, before=128, gain_percent=GAIN))
     best_search(home, BestEnded(state="answered", answer=found), objective=objective)
     asked = best_search(home, objective=objective)

@@ -1,7 +1,5 @@
 """When a trial has steps enough, which measurements are void, and what a start costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec
@@ -31,14 +29,14 @@ FINISHED = Result(
 )
 
 
-def test_noisy_steps_ask_for_more_and_never_beyond_the_most() -> None:
+def test_noisy_steps_ask_for_more_and_never_beyond_the_most():
     quiet = [100.0, 104.0, 97.0, 102.0]
     noisy = [100.0, 180.0, 60.0, 140.0]
     assert 2 <= steps_to_add(quiet, RULE) < steps_to_add(noisy, RULE) == 21
     assert steps_to_add(noisy * 6, RULE) == 1
 
 
-def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path: Path) -> None:
+def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
     compiled = TrialLine(t_ns=1, kind="trial", number=1, outcome="measured", untimed_ms=[900.0] * 6)
     timed = msgspec.structs.replace(compiled, number=2, step_ms=[100.0] * 8, losses=[1.0] * 8)
     answers = Appender(rank_file(tmp_path, "worker", 0))
@@ -48,19 +46,18 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path: 
         candidate_number=0, knobs={"compile": "default"}, samples_per_step=8, rule=RULE, keep_disturbed=True
     )
     trial = take_trial(WarmProcess(tmp_path, 1, lambda: None), (), wanted)
-    assert trial is not None
     assert trial.step_ms == timed.step_ms
     orders, _ = read_all(tmp_path / CONTROL_FILE, TrialOrder)
     assert [order.more for order in orders] == [False, True]
 
 
-def test_an_order_that_a_full_disk_does_not_take_names_the_reason(tmp_path: Path) -> None:
+def test_an_order_that_a_full_disk_does_not_take_names_the_reason(tmp_path):
     (tmp_path / CONTROL_FILE).symlink_to("/dev/full")
     with pytest.raises(UserError, match="the disk is full"):
         WarmProcess(tmp_path, 1, lambda: None).probe(8, 2)
 
 
-def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that() -> None:
+def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that():
     busy = msgspec.structs.replace(FINISHED, conditions=RunConditions(others_cpu_percent=40.0))
     assert outcome_of(FINISHED, keep_disturbed=False) == ("measured", "")
     reason = "shared the CPU: other processes took 40 % of it"
@@ -68,25 +65,24 @@ def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_t
     assert outcome_of(busy, keep_disturbed=True) == ("measured", reason)
 
 
-def test_a_run_throttled_for_heat_is_void_and_one_at_its_power_limit_is_not() -> None:
+def test_a_run_throttled_for_heat_is_void_and_one_at_its_power_limit_is_not():
     hot = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.2, power_fraction=0.0))
     full = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.0, power_fraction=0.9))
     assert outcome_of(hot, keep_disturbed=False)[0] == "void"
     assert outcome_of(full, keep_disturbed=False)[0] == "measured"
 
 
-def test_a_run_that_was_lost_is_measured_again_and_one_that_failed_is_not() -> None:
+def test_a_run_that_was_lost_is_measured_again_and_one_that_failed_is_not():
     assert outcome_of(msgspec.structs.replace(FINISHED, state="lost"), keep_disturbed=False)[0] == "void"
     assert outcome_of(msgspec.structs.replace(FINISHED, state="failed"), keep_disturbed=False)[0] == "failed"
 
 
-def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus() -> None:
+def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus():
     second = 10**9
     cool = DeviceConditions(index=0, throttled_ms={"thermal": 0.0, "power": 900.0}, energy_joules=200.0)
     hot = DeviceConditions(index=1, throttled_ms={"thermal": 300.0}, energy_joules=100.0)
     assert throttled_doubt([cool], 0, second) is None
     doubt = throttled_doubt([cool, hot], 0, second)
-    assert doubt is not None
     assert (doubt.kind, doubt.text) == ("heat", "GPU 1 was throttled (thermal) for 30% of the time")
     assert joules_of([cool, hot]) == 300.0
     assert joules_of([cool, DeviceConditions(index=1)]) is None
@@ -96,7 +92,7 @@ def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus() -> None:
 RECORDED = next((Path(__file__).parents[2] / "recorded_runs").iterdir())
 
 
-def test_a_trial_that_ran_other_settings_than_asked_names_them() -> None:
+def test_a_trial_that_ran_other_settings_than_asked_names_them():
     assert override_reason(RECORDED, {"precision": "fp32", "optimizer": "adamw", "attention": "sdpa"}) is None
     words = override_reason(RECORDED, {"precision": "bf16"})
     assert words == "precision=bf16 (compute_dtype): asked for bfloat16, but rank 0 ran float32"
@@ -104,9 +100,8 @@ def test_a_trial_that_ran_other_settings_than_asked_names_them() -> None:
     assert "attention=eager" in str(override_reason(RECORDED, {"attention": "eager"}))
 
 
-def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves() -> None:
+def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves():
     records = read_records(RECORDED)
-    assert records.run is not None
     first = records.steps[0][0]
     began_s = (first.t_ns - records.run.clock.monotonic_ns) / 1e9
     assert 0 < read_start_s(RECORDED) <= began_s + 3 * first.step_ms / 1e3
@@ -115,11 +110,11 @@ def test_a_start_is_the_time_until_steady_steps_without_the_steps_themselves() -
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("8760h", 31_536_000.0)]
 )
-def test_a_budget_is_read_as_it_is_typed(text: str, seconds: float) -> None:
+def test_a_budget_is_read_as_it_is_typed(text, seconds):
     assert read_budget(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["8761h", "9" * 400])
-def test_a_budget_of_more_than_a_year_is_refused(text: str) -> None:
+def test_a_budget_of_more_than_a_year_is_refused(text):
     with pytest.raises(UserError, match=r"^must be at most 8760h, a year"):
         read_budget(text)

@@ -1,7 +1,5 @@
 """Runs of a best-fit search under the real memory_limit: the answer, and every measured setting near the limit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -9,14 +7,13 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor, Replayed
 from benchmarks.best_fit_spaces import Synthetic
 
-from cli.command import Cli
 from trainfast_runner.search.best.choose.answer import answer_of
 from trainfast_runner.search.best.choose.cold_ranking import NEAR_LIMIT_SHARE, ColdRanking
 from trainfast_runner.search.best.choose.decide import decide
 from trainfast_runner.search.best.choose.state import state_of_best_journal
 from trainfast_runner.search.journal.best import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
 
-from .synthetic import asking, confirmed, process_ready, trial
+from .synthetic import asking, cold, confirmed, process_ready, trial
 from .test_best_for_real import SMALL
 
 
@@ -45,7 +42,7 @@ def near(space: Synthetic, question: BestQuestion, answer: BestAnswer) -> set[in
     return {one for one in measured(answer) if needed(space, one) > NEAR_LIMIT_SHARE * question.limits_bytes[0]}
 
 
-def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(space: Synthetic) -> None:
+def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(space):
     asked = limited(space)
     result = FakeConductor(space, asked, 1).run()
     answer = replayed_answer(result)
@@ -59,7 +56,7 @@ def test_the_answer_and_every_measured_setting_near_the_limit_run_under_it_once(
     assert after <= expected, "far ones need none"
 
 
-def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer_stays(space: Synthetic) -> None:
+def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer_stays(space):
     asked = limited(space)
     result = FakeConductor(space, asked, 1).run()
     answer = replayed_answer(result)
@@ -71,37 +68,24 @@ def test_a_setting_that_does_not_fit_under_the_limit_is_too_large_and_the_answer
         for one in result.lines
     ]
     again = answer_of(state_of_best_journal(lines, result.seconds))
-    assert again is not None
     assert again.best_number == answer.best_number
     verdict = again.verdicts[beside]
     assert (verdict.verdict, verdict.excess_bytes) == ("too_large", 2**20)
     assert verdict.reason.startswith("an allocation of 8 MiB failed, at least 1 MiB too large; predicted ")
 
 
-def test_a_run_under_the_limit_is_no_speed(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    slow = ColdRun(candidate_number=base, role="limit", run_id="l", outcome="measured", samples_per_s=1.0, seconds=1.0)
-    lines = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False), slow]
+def test_a_run_under_the_limit_is_no_speed(space, base, begun):
+    slow = cold(base, "limit", samples_per_s=1.0)
+    lines = [asking(space), space.space, *begun, slow]
     answer = answer_of(state_of_best_journal(lines, 0.0))
-    assert answer is not None
     assert answer.best_rate.low > 50, "its trial took 100 ms for 8 samples"
 
 
 @pytest.mark.parametrize("least", [977_000, 1_000_000, 1_024_000, 1_050_000])
-def test_memory_within_five_percent_of_the_least_is_the_same(space: Synthetic, least: int) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
-    lines = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False), trial(other)]
+def test_memory_within_five_percent_of_the_least_is_the_same(space, least, base, other, begun):
+    lines = [asking(space), space.space, *begun, trial(other)]
     races = [
-        ColdRun(
-            candidate_number=number,
-            role="race",
-            run_id=f"{number}-{turn}",
-            outcome="measured",
-            samples_per_s=80.0 + turn,
-            seconds=1.0,
-            peak_allocated_bytes=peak,
-        )
+        cold(number, "race", run_id=f"{number}-{turn}", samples_per_s=80.0 + turn, peak_allocated_bytes=peak)
         for number, peak in ((base, least * 104 // 100), (other, least))
         for turn in range(2)
     ]
@@ -110,45 +94,38 @@ def test_memory_within_five_percent_of_the_least_is_the_same(space: Synthetic, l
     assert ranking.winner_number == base, "it overrides no knob"
 
 
-def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_without_time_a_setting_near_the_limit_says_that_it_was_not_run_under_it(space, base, begun):
     other = next(one for one in sorted(space.truth) if one != base and needed(space, one) != needed(space, base))
     large, small = sorted((base, other), key=lambda one: -needed(space, one))
     limit = [needed(space, large)]
     asked = msgspec.structs.replace(asking(space, budget_s=600.0), limits_bytes=limit)
-    under = ColdRun(candidate_number=small, role="limit", run_id="u", outcome="measured", seconds=1.0)
-    lines = [asked, space.space, *process_ready(space, base), trial(base, warm=False)]
+    under = cold(small, "limit", run_id="u")
+    lines = [asked, space.space, *begun]
     lines += [trial(other, ms=100.0), *confirmed(small, (80.0, 80.1)), *confirmed(large, (60.0, 60.1)), under]
     late = state_of_best_journal(lines, 700.0)
     assert ColdRanking(late).answer_number == small
     assert ColdRanking(late).unchecked == [large]
     answer = answer_of(late)
-    assert answer is not None
     assert answer.verdicts[large].reason.endswith("no time was left to run it under memory_limit")
 
 
-def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
+def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space, base, other, begun):
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
-    end = ColdRun(candidate_number=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0)
-    lines = [asked, space.space, *process_ready(space, base), trial(base, warm=False), trial(other, ms=99.9)]
+    end = cold(base, "limit", "oom", run_id="u", reason="it failed")
+    lines = [asked, space.space, *begun, trial(other, ms=99.9)]
     lines += [*confirmed(other, (80.0, 80.1)), *confirmed(base, (80.0, 80.1)), end]
     answer = answer_of(state_of_best_journal(lines, 0.0))
-    assert answer is not None
     assert answer.best_number == other
     assert answer.gain_percent is None, "there is nothing to gain on"
     assert "the baseline does not fit: it failed" in " ".join(answer.notes)
 
 
-def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(space: Synthetic) -> None:
-    base = space.space.baseline_number
-    other = next(number for number in sorted(space.truth) if number != base)
+def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(space, base, other, begun):
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
-    lines: list[BestLine] = [asked, space.space, *process_ready(space, base), trial(base, warm=False)]
+    lines: list[BestLine] = [asked, space.space, *begun]
     lines += [
         BestLaunched(run_id="u", role="limit", candidate_number=base),
-        ColdRun(candidate_number=base, role="limit", run_id="u", outcome="oom", reason="it failed", seconds=1.0),
+        cold(base, "limit", "oom", run_id="u", reason="it failed"),
         *process_ready(space, other, "two"),
         trial(other, "two", warm=False),
     ]
@@ -156,7 +133,7 @@ def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(s
 
 
 @pytest.mark.long
-def test_settings_near_a_real_limit_run_under_it(cli: Cli) -> None:
+def test_settings_near_a_real_limit_run_under_it(cli):
     words = ("tiny-llama", *SMALL, "--set", "model.hidden_size=256", "--set", "batch_size=32")
     predicted: int = cli("predict", *words, "--json").json["predicted"]["total_bytes"]
     limit = f"memory_limit={predicted // 2**20 + 24}MiB"

@@ -1,7 +1,5 @@
 """Recorded grids as the replay reads them: their passes, their own noise, and a search over them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,7 @@ def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded
     for precision in PRECISIONS:
         for size in SIZES:
             knobs = {"batch_size": size, "precision": precision, "grad_accum": 8 // size}
-            candidates.append(
-                {"knobs": knobs, "process": {}, "samples_per_step": 8, "ruled_out": None, "reason": ""},
-            )
+            candidates.append({"knobs": knobs, "process": {}, "samples_per_step": 8, "ruled_out": None, "reason": ""})
     visits = []
     for number, factor in enumerate(factors):
         trials = []
@@ -44,7 +40,7 @@ def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded
     return Recorded(path)
 
 
-def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path: Path) -> None:
+def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path):
     small = grid(tmp_path)
     assert small.passes == 3
     assert small.worst_winner == pytest.approx(0.0)
@@ -55,12 +51,12 @@ def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path: Path) -> None:
     assert 0 < result.leader_s < cold_grid_s(small)
 
 
-def test_the_anchor_takes_the_drift_of_the_machine_out_of_the_figures(tmp_path: Path) -> None:
+def test_the_anchor_takes_the_drift_of_the_machine_out_of_the_figures(tmp_path):
     for rates in grid(tmp_path).rates.values():
         assert rates == pytest.approx([rates[0]] * 3)
 
 
-def test_a_grid_says_how_far_the_winner_of_one_pass_is_off_in_another(tmp_path: Path) -> None:
+def test_a_grid_says_how_far_the_winner_of_one_pass_is_off_in_another(tmp_path):
     assert grid(tmp_path, (1.0, 1.5, 1.0)).worst_winner > 0.1
 
 
@@ -68,7 +64,7 @@ QUIET = [one for one in recorded() if one.worst_winner <= MAX_NOISE]
 SEEDS, MIN_CLOSE_ANSWERS = 20, 18
 
 
-def test_a_recorded_grid_can_judge() -> None:
+def test_a_recorded_grid_can_judge():
     assert QUIET
     for one in QUIET:
         assert one.passes >= 3
@@ -77,13 +73,13 @@ def test_a_recorded_grid_can_judge() -> None:
 
 
 @pytest.mark.parametrize("judge", QUIET, ids=[one.name for one in QUIET])
-def test_a_search_finds_the_best_of_a_grid_of_a_real_machine(judge: Recorded) -> None:
+def test_a_search_finds_the_best_of_a_grid_of_a_real_machine(judge):
     answers = [replay(judge, seed).answer for seed in range(SEEDS)]
     close = [answer for answer in answers if answer is not None and regret(judge, answer) <= CLOSE]
     assert len(close) >= MIN_CLOSE_ANSWERS
 
 
-def test_the_quick_grid_has_settings_and_processes_enough(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_the_quick_grid_has_settings_and_processes_enough(monkeypatch, cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     recipe = RECIPES["bert"]
     space = space_of(resolve(recipe.preset, recipe.settings), recipe)

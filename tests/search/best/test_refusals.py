@@ -1,7 +1,5 @@
 """`search best`: questions that are refused before anything starts, each with one line that helps."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace
@@ -9,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import SMALL, Cli
-from cli.test_report import RECORDED
+from cli.command import SMALL
+from on_disk import RECORDED
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
+from trainfast_runner.search.__main__ import conduct_request
 from trainfast_runner.search.best.planning import estimate
 from trainfast_runner.search.best.planning.baseline_cost import budget_error
+from trainfast_runner.search.best.planning.opening import open_best
 from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
 from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.journal.best import BestEnded, Trial
+from trainfast_runner.search.best.survey.flops_bounds import with_bounds
+from trainfast_runner.search.control import SearchRequest, pause
+from trainfast_runner.search.journal.best import BestEnded, Trial, read_best_journal
 from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_runner.search.options import SearchOptions
 from trainfast_runner.settings.spec import resolve
@@ -46,28 +50,19 @@ BEST = ("search", "best", "tiny-llama", *SMALL)
         (("--vary", "batch_size=4,8", "--vary", "grad_accum=1", "--global-batch", "7"), ("did you mean 8?",)),
     ],
 )
-def test_a_bad_question_is_one_line(cli: Cli, words: tuple[str, ...], expected: tuple[str, ...]) -> None:
+def test_a_bad_question_is_one_line(cli, words, expected):
     line = cli(*BEST, *words).refused()
     assert all(part in line for part in expected), line
     assert Home(cli.home).run_ids() == []
 
 
-def test_advice_on_a_knob_that_cannot_be_varied_reads_well_on_a_screen() -> None:
+def test_advice_on_a_knob_that_cannot_be_varied_reads_well_on_a_screen():
     with pytest.raises(UserError, match="devices cannot be varied") as refused:
         plan_preset_best(resolve("tiny-llama", []), BestRequest(vary={"devices": ["1", "2"]}), SearchOptions())
     assert refused.value.line_without_option().endswith("; try setting devices for the next run")
 
 
-def test_a_grid_of_a_million_is_counted_and_says_which_knobs_to_drop(cli: Cli) -> None:
-    sizes = ",".join(str(size) for size in range(1, 101))
-    words = ("--vary", f"batch_size={sizes}", "--vary", f"workers={sizes}", "--vary", f"prefetch={sizes}")
-    line = cli(*BEST, *words).refused()
-    assert "1,000,000 candidates" in line
-    assert "without" in line
-    assert "--vary prefetch" in line or "--vary batch_size" in line
-
-
-def test_a_dry_run_counts_and_starts_nothing(cli: Cli) -> None:
+def test_a_dry_run_counts_and_starts_nothing(cli):
     done = cli(*BEST, "--vary", "batch_size=1,2,4", "--vary", "precision=fp32,bf16", "--global-batch", "4", "--dry-run")
     assert done.code == 0, done.err
     assert "6" in done.out
@@ -79,9 +74,7 @@ def test_a_dry_run_counts_and_starts_nothing(cli: Cli) -> None:
     assert Home(cli.home).run_ids() == []
 
 
-def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(tmp_path, monkeypatch, capsys):
     looks, cores = [], len(os.sched_getaffinity(0))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     monkeypatch.setattr(estimate, "others_cores", lambda seconds: looks.append(seconds) or cores / 2)
@@ -99,7 +92,7 @@ def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(
     assert len(looks) == 1
 
 
-def test_a_quiet_cpu_and_a_gpu_are_not_estimated_before_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_cpu_and_a_gpu_are_not_estimated_before_a_search(monkeypatch):
     asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
     best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu"]), asked, SearchOptions())
     looks: list[float] = []
@@ -110,7 +103,7 @@ def test_a_quiet_cpu_and_a_gpu_are_not_estimated_before_a_search(monkeypatch: py
     assert len(looks) == 1, "a GPU needs no look"
 
 
-def test_without_vary_only_what_trains_the_same_is_varied(cli: Cli) -> None:
+def test_without_vary_only_what_trains_the_same_is_varied(cli):
     found = cli(*BEST, "--dry-run", "--json").json
     assert "precision" in found["vary"]
     assert not {"lr", "seq_len", "seed"} & set(found["vary"])
@@ -119,7 +112,7 @@ def test_without_vary_only_what_trains_the_same_is_varied(cli: Cli) -> None:
     assert found["global_batch"] == 2
 
 
-def test_refused_budget_is_in_minutes_and_the_option_in_seconds() -> None:
+def test_refused_budget_is_in_minutes_and_the_option_in_seconds():
     error = budget_error(600.0, 812.4, "")
     assert error.line_without_option() == (
         "the budget of 10 min is below the cost of the baseline; try a budget of 1 h 07 min or more"
@@ -127,7 +120,7 @@ def test_refused_budget_is_in_minutes_and_the_option_in_seconds() -> None:
     assert error.line().endswith("try --budget 4062s or more")
 
 
-def test_a_budget_below_the_start_of_earlier_runs_is_refused_before_anything_starts(cli: Cli) -> None:
+def test_a_budget_below_the_start_of_earlier_runs_is_refused_before_anything_starts(cli):
     run = cli.home / "runs" / RECORDED.name
     shutil.copytree(RECORDED, run)
     words = ("search", "best", "tiny-llama", "--vary", "precision=fp32,bf16")
@@ -137,3 +130,33 @@ def test_a_budget_below_the_start_of_earlier_runs_is_refused_before_anything_sta
     assert cli(*words, "--budget", "0.5s", "--dry-run").refused() == line, "no plan of a search that is refused"
     assert not (cli.home / "searches").exists()
     assert Home(cli.home).run_ids() == [run.name]
+
+
+def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(tmp_path):
+    home, options = Home(tmp_path), SearchOptions()
+    spec = resolve("tiny-llama", ["data.kind=random", "seq_len=32"])
+    asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
+    directory = open_best(plan_preset_best(spec, asked, options), home, options)
+    pause(directory)
+    before = read_best_journal(directory)
+    request = SearchRequest(home=str(home.path), **spec.record_fields(), best=asked)
+    followed: list[Path] = []
+    with conductor_lock(directory):
+        conduct_request(request, followed.append, is_cancelled=lambda: False, began_ns=0)
+    assert followed == [directory]
+    assert (directory / PAUSE_FILE).exists(), "the first one's pause holds"
+    assert read_best_journal(directory) == before
+
+
+CEILING = Ceiling(device="cpu", name="", tflops={"fp32": 1.0}, copy_gb_per_s=10.0, operation_us=10.0)
+
+
+def test_the_flops_of_one_sample_length_bound_no_candidate_of_another():
+    """A continued search may begin with a candidate whose seq_len is not the preset's."""
+    asked = BestRequest(vary={"seq_len": [32, 64]}, objective="tokens_per_s")
+    best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu", "seq_len=32"]), asked, SearchOptions())
+    bounded = with_bounds(best_plan.space, best_plan.survey, 1e9, 64, CEILING)
+    assert {one.knobs["seq_len"]: one.least_s_per_sample is not None for one in bounded.candidates} == {
+        32: False,
+        64: True,
+    }

@@ -1,13 +1,10 @@
 """Verdicts on settings that ran out of memory: by how much they are too large, as far as that is known."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 
 import msgspec
 import pytest
-from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.records.result import OomExplanation, Result
 from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
@@ -37,11 +34,11 @@ OOM = Trial(candidate_number=0, run_id="r", outcome="oom", warm=True, samples_pe
         ("std::bad_alloc\nat 0x1", Failure("std::bad_alloc")),
     ],
 )
-def test_an_allocators_message_tells_what_was_asked_and_what_was_free(message: str, failure: Failure) -> None:
+def test_an_allocators_message_tells_what_was_asked_and_what_was_free(message, failure):
     assert failure_in(message) == failure
 
 
-def test_a_run_under_a_limit_tells_what_it_held() -> None:
+def test_a_run_under_a_limit_tells_what_it_held():
     sizes = {"asked_bytes": 64, "held_bytes": 400, "limit_bytes": 450, "missing_bytes": 14, "needed_bytes": 430}
     oom = OomExplanation(**{name: size * MIB for name, size in sizes.items()})
     result = Result(run_id="r", state="oom", reason=ON_CPU, oom=oom)
@@ -64,26 +61,23 @@ def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, t
     return {one.world_size: (one.excluded_as, one.excess_bytes) for one in space.candidates}
 
 
-def test_each_candidate_on_a_cpu_has_its_own_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_candidate_on_a_cpu_has_its_own_share_of_the_free_memory(monkeypatch):
     assert cpu_verdicts(monkeypatch) == {1: (None, None), 2: ("too_large", 150 * MIB)}
 
 
 @pytest.mark.parametrize(("baseline", "excluded"), [("single", "too_large"), ("ddp", None)])
 def test_memory_limit_on_a_cpu_is_shared_by_the_ranks_of_the_candidate_not_of_the_baseline(
-    monkeypatch: pytest.MonkeyPatch, baseline: str, excluded: str | None
-) -> None:
+    monkeypatch, baseline, excluded
+):
     verdicts = cpu_verdicts(monkeypatch, f"strategy={baseline}", "memory_limit=800MiB")
     assert verdicts == {1: (None, None), 2: (excluded, 150 * MIB)}, "the baseline is run all the same"
 
 
-def test_verdict_on_memory_limit_is_the_limit_itself_where_all_ranks_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpu_verdicts(monkeypatch, "memory_limit=500MiB") == {
-        1: (None, 100 * MIB),
-        2: ("too_large", 100 * MIB),
-    }
+def test_verdict_on_memory_limit_is_the_limit_itself_where_all_ranks_fit(monkeypatch):
+    assert cpu_verdicts(monkeypatch, "memory_limit=500MiB") == {1: (None, 100 * MIB), 2: ("too_large", 100 * MIB)}
 
 
-def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None:
+def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured():
     measured = msgspec.structs.replace(OOM, reason="an allocation of 64 MiB failed", missing_bytes=14 * MIB)
     predicted = Candidate(knobs={}, predicted_bytes=60 * MIB, excess_bytes=12 * MIB)
     verdict = verdict_of(measured, predicted)
@@ -97,8 +91,7 @@ def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured() -> None
     assert closest_to_fit([verdict, verdict_of(measured, predicted)]).excess_bytes == 12 * MIB
 
 
-def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
-    base = space.space.baseline_number
+def test_a_larger_batch_lacks_at_least_as_much(space, base):
     oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed", missing_bytes=MIB)
     launched = BestLaunched(run_id="one", role="trial", candidate_number=base)
     verdicts = state_of(space, launched, *process_ready(space, base), oom).ruled_out
@@ -107,7 +100,7 @@ def test_a_larger_batch_lacks_at_least_as_much(space: Synthetic) -> None:
     assert {one.excess_bytes for one in larger} == {MIB}
 
 
-def test_a_larger_batch_that_was_measured_stays(space: Synthetic) -> None:
+def test_a_larger_batch_that_was_measured_stays(space):
     base, candidates = space.space.baseline_number, space.space.candidates
     own = candidates[base].knobs
     larger = [

@@ -1,15 +1,13 @@
 """A run's speed before it: from its work alone, corrected by runs, and not shown where nobody can know it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from on_disk import CLOCK, run_file
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.timeline import Segment
@@ -17,7 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
 from trainfast_runner.records.result_conditions import RunConditions, Throttle
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
-from trainfast_runner.records.run_file import ClockAnchor, PredictedSpeed, RunFile
+from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.journal.lines import JournalWriter
 from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, SpeedDevice, measured_speeds
@@ -37,15 +35,9 @@ def traced(spec: RunSpec) -> MemoryModel:
     lines = [(NO_BYTES, NO_BYTES)]
     work = ((SAMPLE[0], 0.0, 0.0), (0.0, *SAMPLE[1:]))
     segments = [Segment("forward", micro, "", lines, (NO_BYTES, NO_BYTES), work) for micro in (1, 2)]
-    return MemoryModel(
-        device="cpu",
-        parameter_sizes=[1],
-        stacks=[],
-        segments=segments,
-        before_optimizer=[],
-        optimizer_peak=[],
-        optimizer_work=(500.0, 0.0, 1e8),
-    )
+    nothing = {"stacks": [], "before_optimizer": [], "optimizer_peak": []}
+    work = {"segments": segments, "optimizer_work": (500.0, 0.0, 1e8)}
+    return MemoryModel(device="cpu", parameter_sizes=[1], **nothing, **work)
 
 
 def timed(*settings: str, devices: int = 1) -> ExpectedStep:
@@ -79,7 +71,7 @@ def seconds_of(calls_s: float, flops_s: float, moved_s: float) -> float:
     return sum(factor * part_s for factor, part_s in zip(SLOWDOWN["cpu"], (calls_s, flops_s, moved_s), strict=True))
 
 
-def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds() -> None:
+def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds():
     # 1500 calls of 10 us, 16 GFLOP at 0.1 TFLOP/s, 0.9 GB at 10 GB/s.
     time, whole = timed("batch_size=8"), seconds_of(0.015, 0.16, 0.09)
     assert time.seconds == pytest.approx(whole)
@@ -90,25 +82,25 @@ def test_the_time_of_a_step_is_its_work_by_the_calibrated_speeds() -> None:
     assert timed("batch_size=8", "precision=bf16").seconds == pytest.approx(seconds_of(0.015, 0.02, 0.09))
 
 
-def test_ranks_on_a_cpu_share_it() -> None:
+def test_ranks_on_a_cpu_share_it():
     two = timed("batch_size=8", "strategy=ddp", "devices=2", devices=2)
     assert two.seconds == pytest.approx(seconds_of(0.015, 0.32, 0.18))
     assert two.samples == 16
 
 
-def test_a_precision_without_a_calibrated_peak_has_no_time() -> None:
+def test_a_precision_without_a_calibrated_peak_has_no_time():
     spec = resolve("tiny-llama", ["precision=fp16"])
     assert step_time(spec, traced(spec), 1, 2, CEILING) is None
 
 
-def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval() -> None:
+def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval():
     found, time = shown([], "batch_size=8"), timed("batch_size=8")
     assert found.median == pytest.approx(time.samples / time.seconds)
     assert 1.5 < found.high / found.low < MAX_SHOWN_RATIO
     assert "calibrated" in found.basis
 
 
-def test_without_a_calibration_nothing_is_shown_until_runs_tell() -> None:
+def test_without_a_calibration_nothing_is_shown_until_runs_tell():
     found = predicted([], calibrated=False)
     assert isinstance(found, UnknownSpeed)
     assert "doctor --calibrate" in found.reason
@@ -117,7 +109,7 @@ def test_without_a_calibration_nothing_is_shown_until_runs_tell() -> None:
     assert after.median == pytest.approx(shown([]).median / 3, rel=0.02)
 
 
-def test_a_run_corrects_the_prediction_of_its_own_settings_most() -> None:
+def test_a_run_corrects_the_prediction_of_its_own_settings_most():
     before, slower = shown([], "batch_size=8"), [("batch_size=8", 1.4)]
     again, larger = shown(slower, "batch_size=8"), shown(slower, "batch_size=32")
     assert again.median == pytest.approx(before.median / 1.4, rel=0.02)
@@ -125,14 +117,14 @@ def test_a_run_corrects_the_prediction_of_its_own_settings_most() -> None:
     assert "1 of this model" in again.basis
 
 
-def test_runs_tell_what_a_knob_does_beside_its_work() -> None:
+def test_runs_tell_what_a_knob_does_beside_its_work():
     without = shown([("", 1.2)], "compile=default", "batch_size=16")
     with_it = shown([("", 1.2), ("compile=default", 0.9)], "compile=default", "batch_size=16")
     assert with_it.median > 1.2 * without.median
     assert with_it.high / with_it.low < without.high / without.low
 
 
-def test_runs_that_differ_among_themselves_widen_the_interval() -> None:
+def test_runs_that_differ_among_themselves_widen_the_interval():
     steady = [(f"batch_size={batch}", 1.2) for batch in (4, 8, 16, 32)] * 2
     noisy = [(settings, slower * (0.85, 1.15)[place % 2]) for place, (settings, slower) in enumerate(steady)]
     narrow, wide = shown(steady, "batch_size=12"), shown(noisy, "batch_size=12")
@@ -140,7 +132,7 @@ def test_runs_that_differ_among_themselves_widen_the_interval() -> None:
     assert wide.median == pytest.approx(narrow.median, rel=0.1)
 
 
-def test_an_interval_of_a_factor_of_three_is_not_shown() -> None:
+def test_an_interval_of_a_factor_of_three_is_not_shown():
     found = predicted([], "strategy=ddp", "devices=2", "compile=default", "engine=trainer")
     assert isinstance(found, UnknownSpeed)
     assert "within a factor of" in found.reason
@@ -152,9 +144,7 @@ def recorded(home: Home, number: int, rate: float = 10.0, run: dict[str, Any] | 
     directory = home.directory(run_id)
     directory.mkdir(parents=True)
     spec = resolve("tiny-llama")
-    file = RunFile(
-        run_id=run_id, **{**spec.record_fields(), **(run or {})}, clock=ClockAnchor(monotonic_ns=0, wall_ns=0)
-    )
+    file = run_file(run_id=run_id, **{**spec.record_fields(), **(run or {})})
     speed = Throughput(samples_per_s=Spread(median=rate, mad=0.1), measured_under=changes.pop("under", None))
     result = Result(
         run_id=run_id, state="finished", throughput=speed, steps=StepCount(measured=20), cpu=None, **changes
@@ -167,7 +157,7 @@ def rates(home: Home, device: SpeedDevice = CPU) -> list[float]:
     return [round(math.exp(one.log_rate), 6) for one in measured_speeds(home, resolve("tiny-llama"), device)]
 
 
-def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path: Path) -> None:
+def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path):
     home = Home(tmp_path)
     recorded(home, 1, 11.0)
     recorded(home, 2, 12.0)
@@ -176,7 +166,7 @@ def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path: Path)
     assert rates(home, SpeedDevice("cuda", "NVIDIA H100")) == []
 
 
-def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path: Path) -> None:
+def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path):
     home = Home(tmp_path)
     recorded(home, 1, under="strict malloc thresholds")
     recorded(home, 2, throttle=Throttle(thermal_fraction=0.5))
@@ -185,14 +175,13 @@ def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path: 
     assert rates(home) == []
 
 
-def test_the_newest_trials_of_a_search_come_first(tmp_path: Path) -> None:
+def test_the_newest_trials_of_a_search_come_first(tmp_path):
     home, spec = Home(tmp_path), resolve("tiny-llama")
-    clock = ClockAnchor(monotonic_ns=0, wall_ns=0)
     candidates = [Candidate(knobs={"batch_size": size}, samples_per_step=size) for size in (8, 16)]
     directory = home.search_directory("20261122-120000-tiny-llama-0000")
     directory.mkdir(parents=True)
     journal = JournalWriter(directory)
-    journal.write(BestQuestion(**spec.record_fields(), search_id=directory.name, key="", vary={}, clock=clock))
+    journal.write(BestQuestion(**spec.record_fields(), search_id=directory.name, key="", vary={}, clock=CLOCK))
     journal.write(Space(candidates=candidates, baseline_number=0))
     for place, number in enumerate((0, 1, 0)):
         timed = {"step_ms": [100.0] * 5, "samples_per_step": 8, "seconds": 0.5}
@@ -201,13 +190,13 @@ def test_the_newest_trials_of_a_search_come_first(tmp_path: Path) -> None:
     assert [speed.process for speed in measured_speeds(home, spec, CPU)] == ["run-2", "run-1"]
 
 
-def test_a_run_at_its_power_limit_counts(tmp_path: Path) -> None:
+def test_a_run_at_its_power_limit_counts(tmp_path):
     home = Home(tmp_path)
     recorded(home, 1, throttle=Throttle(thermal_fraction=0.0, power_fraction=0.9))
     assert rates(home) == [10.0]
 
 
-def test_a_run_beside_others_counts_less(tmp_path: Path) -> None:
+def test_a_run_beside_others_counts_less(tmp_path):
     home = Home(tmp_path)
     recorded(home, 1, conditions=RunConditions(others_cpu_percent=40.0))
     recorded(home, 2)

@@ -1,0 +1,84 @@
+"""Commands and what they print, as a person types and reads them: the files in `transcripts`.
+
+# the name of a case, which begins with an empty home
++ a line of Python that leaves something there
+$ a command, which variables of its environment may precede
+what it prints, line by line, where ... stands for any text, and alone for any lines
+! what a refusal says in its one line, with exit code 2
+~ what it says somewhere
+- what it does not say
+[3] is its exit code, 0 if none is given
+.path.in.its.json = a value
+"""
+
+import functools
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import on_disk
+from cli.command import Cli, Done
+from trainfast_runner.records import result, result_conditions, run_file, run_lines, script_run
+
+CASES = [
+    pytest.param(case.splitlines(), id=f"{file.stem}: {case.partition(chr(10))[0]}")
+    for file in sorted(Path(__file__).with_name("transcripts").glob("*.txt"))
+    for case in re.split(r"^# ", file.read_text(), flags=re.MULTILINE)[1:]
+]
+NAMES = {
+    name: value
+    for module in (result, result_conditions, run_file, run_lines, script_run, on_disk)
+    for name, value in vars(module).items()
+}
+
+VARIABLE = re.compile("[A-Z_]+=")
+EXIT_CODE = re.compile(r"\[(\d+)\]")
+
+
+def pattern(line: str) -> str:
+    return ".*".join(map(re.escape, line.split("...")))
+
+
+def check_text(done: Done, expected: list[str]) -> None:
+    """Fail where what a command printed is not what stands in its transcript."""
+    said, told = (done.out + done.err).rstrip("\n"), []
+    for line in expected:
+        if line.startswith("! "):
+            assert re.fullmatch(pattern(f"trainfast-tui: {line[2:]}"), done.refused()), done.err
+        elif line.startswith("~ "):
+            assert re.search(pattern(line[2:]), said), said
+        elif line.startswith("- "):
+            assert line[2:] not in said
+        elif found := re.fullmatch(r"\.([a-z]\S*) = (.*)", line):
+            steps = (int(step) if step.lstrip("-").isdigit() else step for step in found[1].split("."))
+            assert functools.reduce(lambda value, step: value[step], steps, done.json) == json.loads(found[2]), line
+        elif not EXIT_CODE.fullmatch(line):
+            told.append("(?:.*\n)*" if line == "..." else f"{pattern(line)}\n")
+    assert not told or re.fullmatch("".join(told), f"{said}\n"), said
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_transcript(cli: Cli, tmp_path: Path, case: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"home": cli.home, "presets": cli.presets, "tmp": tmp_path}
+    steps = [line.rstrip() for line in case[1:] if line.strip()]
+    for place, line in enumerate(steps):
+        if line.startswith("+ "):
+            exec(line[2:], {**NAMES, **places})
+        elif line.startswith("$"):
+            rest = steps[place + 1 :]
+            expected = rest[: next((n for n, one in enumerate(rest) if one.startswith(("$", "+ "))), len(rest))]
+            for name, value in places.items():
+                expected = [one.replace(f"{{{name}}}", str(value)) for one in expected]
+                line = line.replace(f"{{{name}}}", str(value))
+            words = shlex.split(line[2:])
+            variables = dict(word.split("=", 1) for word in itertools.takewhile(VARIABLE.match, words))
+            done = cli(*words[len(variables) :], **variables)
+            refusal = any(one.startswith("! ") for one in expected)
+            codes = [int(found[1]) for one in expected if (found := EXIT_CODE.fullmatch(one))]
+            assert done.code == (codes[0] if codes else 2 if refusal else 0), done.err
+            check_text(done, expected)

@@ -1,0 +1,160 @@
+"""Searches before their first trial: what they look for, the GPUs they keep, a first process that ends."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+import stand_in
+from stand_in import Gpu, Machine
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch import preset_conductor
+from trainfast_runner.search.batch.batch_plan import BatchPlan, plan_preset_batch, plan_script_batch
+from trainfast_runner.search.batch.conductor import on_gpus
+from trainfast_runner.search.batch.opening import open_batch
+from trainfast_runner.search.batch.predicted_size import SizePrediction
+from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
+from trainfast_runner.search.conducting.conductor import SearchCaller
+from trainfast_runner.search.conducting.search_runs import SearchRuns
+from trainfast_runner.search.conducting.warm_process import WarmProcess
+from trainfast_runner.search.journal.batch import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
+from trainfast_runner.search.journal.lines import Conducted, JournalWriter
+from trainfast_runner.search.memory.limits import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes
+from trainfast_runner.search.options import BatchSearchOptions
+from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.spec import resolve
+
+
+def test_only_a_continued_batch_search_lists_the_runs_of_the_home(tmp_path, monkeypatch):
+    home, options = Home(tmp_path), BatchSearchOptions()
+    batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None, options)
+    directory = open_batch(batch_plan, home, options)
+    listed: list[Home] = []
+    monkeypatch.setattr(Home, "run_ids", lambda home: listed.append(home) or [])
+    PresetBatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
+    assert listed == [], "a new search has no runs, and a home may have thousands"
+    journal = JournalWriter(directory)
+    journal.write(Conducted(pid=1, start_ticks=1, boot_id="an earlier conductor"))
+    journal.close()
+    PresetBatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
+    assert listed == [home]
+
+
+def untraced(_plan: RunPlan, _cancelled: threading.Event) -> SizePrediction:
+    """A prediction that takes no time."""
+    return SizePrediction(None, "no trace")
+
+
+@pytest.fixture
+def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PresetBatchConductor]:
+    """Make the conductor of a new search, whose first process ends in a state."""
+    home, options = Home(tmp_path), BatchSearchOptions()
+    batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None, options)
+    monkeypatch.setattr(preset_conductor, "predict_size", untraced)
+
+    def make(state: str) -> PresetBatchConductor:
+        process = SimpleNamespace(directory=tmp_path / "r1", ready=lambda: None)
+        monkeypatch.setattr(SearchRuns, "start_process", lambda *_: cast("WarmProcess", process))
+        monkeypatch.setattr(SearchRuns, "wait_for_process_end", lambda _: Result(run_id="r1", state=state))
+        return PresetBatchConductor(open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
+
+    return make
+
+
+@pytest.mark.parametrize("state", ["stopped", "killed"])
+def test_a_search_whose_first_process_is_stopped_before_it_is_ready_is_cancelled(conductor_of, state):
+    conductor = conductor_of(state)
+    assert conductor.run().state == "cancelled"
+    conductor.close()
+    assert [type(line) for line in conductor._lines if isinstance(line, BatchLaunched | Predicted | Probe)] == [
+        BatchLaunched
+    ]
+
+
+def test_a_first_process_that_failed_is_an_error(conductor_of):
+    conductor = conductor_of("failed")
+    with pytest.raises(UserError, match="r1 ended failed"):
+        conductor.run()
+    conductor.close()
+
+
+def two(*used_gib: int) -> Machine:
+    return Machine([Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(2)])
+
+
+def planned(python: str, *settings: str) -> BatchPlan:
+    return plan_preset_batch(resolve("tiny-llama", settings), python, BatchSearchOptions())
+
+
+def opened(python: str, home: Home, *settings: str) -> Path:
+    return open_batch(planned(python, *settings), home, BatchSearchOptions())
+
+
+def test_the_same_command_continues_a_batch_search_on_its_gpu_though_another_is_freer_by_now(python, tmp_path):
+    home = Home(tmp_path / "home")
+    with stand_in.installed(two(9, 1)):
+        search = opened(python, home)
+    question = read_batch_journal(search)[0]
+    assert isinstance(question, BatchQuestion)
+    assert question.device_uuids == ["GPU-1"]
+    with stand_in.installed(two(1, 9)):
+        plan = planned(python).plan
+        assert plan.device_uuids == ["GPU-0"]
+        assert opened(python, home) == search
+        continued = on_gpus(plan, question.device_uuids)
+    assert (continued.device_uuids, continued.env["CUDA_VISIBLE_DEVICES"]) == (["GPU-1"], "GPU-1")
+    assert continued.spec.knobs == plan.spec.knobs, "a run of the search is told by its knobs"
+
+
+def test_a_gpu_of_a_batch_search_that_is_gone_is_named(python):
+    with stand_in.installed(Machine([Gpu(uuid="GPU-0")])), pytest.raises(UserError) as refused:
+        on_gpus(planned(python).plan, ["GPU-1"])
+    assert "GPU GPU-1 is not available any more" in refused.value.line()
+
+
+def test_a_batch_search_of_other_visible_gpus_is_another(python, tmp_path, monkeypatch):
+    home = Home(tmp_path / "home")
+    with stand_in.installed(two(1, 1)):
+        first = opened(python, home)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert opened(python, home) != first
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        assert opened(python, home, "devices=0+") != first, "GPUs that the person named stay the person's"
+
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.result import Result
+    from trainfast_runner.search.journal.batch import Probe
+
+UNREPORTED = Machine([Gpu(unsupported=frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}))])
+"""A GPU that does not report its memory."""
+
+
+def script_of(python: str, folder: Path) -> ScriptPreset:
+    """The preset of an empty script that names the flag of its batch size."""
+    script = folder / "train.py"
+    script.write_text("")
+    return ScriptPreset(command=(python, str(script)), flag_words={"batch_size": "--bs {}"}, name="mine")
+
+
+def test_a_search_on_a_gpu_of_unknown_free_memory_asks_for_a_limit_before_it_tries_a_size(tmp_path, python):
+    script = script_of(python, tmp_path)
+    with stand_in.installed(UNREPORTED):
+        with pytest.raises(UserError) as refused:
+            plan_script_batch(script, (), None, BatchSearchOptions())
+        limited = plan_script_batch(script, ("memory_limit=1GiB",), None, BatchSearchOptions()).plan
+    assert refused.value.line() == "the free memory of the GPU is unknown; try --set memory_limit=…"
+    assert limited.memory_limit_bytes == (1 << 30,)
+
+
+def test_memory_that_the_driver_reserves_is_not_free(tmp_path, python):
+    with stand_in.installed(Machine([Gpu()])):
+        plan = plan_script_batch(script_of(python, tmp_path), (), None, BatchSearchOptions()).plan
+    used, reserved = 1024, 512
+    assert free_gpu_bytes(plan) == (81920 - used - reserved) * stand_in.MIB - CONTEXT_WITHOUT_KERNELS_BYTES
