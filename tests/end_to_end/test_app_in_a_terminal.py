@@ -130,11 +130,11 @@ def test_q_leaves_the_command_that_follows_a_live_run_on_a_line_of_80_columns(cl
     assert f"trainfast-tui attach {run_id}" in lines
 
 
-def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:
-    terminal.open([*COMMAND, "--plain-output", "--preset", "quick"])
-    terminal.until_shows("No run yet", "batch_size", "q quit")
+def test_plain_output_in_ascii_starts_shows_and_quits(terminal: Terminal) -> None:
+    terminal.open([*COMMAND, "--plain-output", "--ascii", "--preset", "quick"])
+    assert terminal.until_shows("No run yet", "batch_size", "q quit").isascii()
     terminal.press("p")
-    terminal.until_shows("type to narrow it down")
+    assert terminal.until_shows("type to narrow it down").isascii()
     terminal.press("Escape")
     # Esc and a key in one read would be one key without our parser.
     until(lambda: "type to narrow it down" not in terminal.screen(), "the end of the dialog", 60)
@@ -157,13 +157,6 @@ def test_no_color_leaves_the_terminals_own_two_colours(
         assert (terminal.colours() <= {"1", "2", "7"}) == bool(no_color)
     finally:
         terminal.close()
-
-
-def test_ascii_has_no_other_sign_on_any_screen(terminal: Terminal) -> None:
-    terminal.open([*COMMAND, "--ascii", "--preset", "quick"])
-    assert terminal.until_shows("No run yet", "batch_size", "q quit").isascii()
-    terminal.press("p")
-    assert terminal.until_shows("type to narrow it down").isascii()
 
 
 @pytest.mark.long

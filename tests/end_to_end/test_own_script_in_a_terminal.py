@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +13,6 @@ from end_to_end.terminal import Terminal, needs_tmux
 from own_scripts.conftest import SCRIPTS
 
 pytestmark = [needs_tmux, pytest.mark.long, pytest.mark.ci]
-
-
-@pytest.fixture
-def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
-    opened = Terminal(tmp_path, 120, 40, cli.environment)
-    yield opened
-    opened.close()
 
 
 def test_o_finds_the_flags_r_runs_the_script_and_b_searches_its_batch(cli: Cli, terminal: Terminal) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +21,6 @@ num_hidden_layers = 2
 seq_len = 32
 memory_limit = "256MiB"
 """
-
-
-@pytest.fixture
-def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
-    opened = Terminal(tmp_path, 120, 40, cli.environment)
-    yield opened
-    opened.close()
 
 
 def journal(cli: Cli) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,6 @@ while True:
             optimizer.step()
 """
 """A script whose forward and backward take as long for one sample as for all 64 that it has."""
-
-
-@pytest.fixture
-def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
-    opened = Terminal(tmp_path, 120, 40, cli.environment)
-    yield opened
-    opened.close()
 
 
 def journal(cli: Cli, kind: str) -> list[dict[str, Any]]:

@@ -6,14 +6,14 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from best_searched import a_best_search, best_going_on
-from searched import a_search, going_on
-from settling import settled
+from recorded import a_search, best_going_on, going_on
+from still import Conducted, Lock, settled
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control import threads
@@ -58,7 +58,7 @@ def _no_guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             thread.join(60)
 
 
-def locks(file: str, kind: int) -> Iterator[Callable[[Path], None]]:
+def locks(file: str, kind: int) -> Iterator[Lock]:
     """Take this lock of any directory, as its processes would, until the test ends."""
     held: list[int] = []
 
@@ -73,28 +73,35 @@ def locks(file: str, kind: int) -> Iterator[Callable[[Path], None]]:
 
 
 @pytest.fixture
-def hold() -> Iterator[Callable[[Path], None]]:
+def hold() -> Iterator[Lock]:
     """Keep a run alive."""
     yield from locks("alive.lock", fcntl.LOCK_SH)
 
 
 @pytest.fixture
-def conduct() -> Iterator[Callable[[Path], None]]:
+def conduct() -> Iterator[Lock]:
     """Keep a search going, as its conductor would."""
     yield from locks("search.lock", fcntl.LOCK_EX)
 
 
 @pytest.fixture
-def live_search(home: Home, conduct: Callable[[Path], None]) -> Path:
-    """A search whose conductor works on it."""
-    search = a_search(home, going_on())
-    conduct(search)
-    return search
+def conducted(home: Home, conduct: Lock) -> Conducted:
+    """Write a search that its conductor works on."""
+
+    def write(lines: list[Any]) -> Path:
+        conduct(search := a_search(home, lines))
+        return search
+
+    return write
 
 
 @pytest.fixture
-def live_best(home: Home, conduct: Callable[[Path], None]) -> Path:
-    """A best-fit search whose conductor works on it."""
-    search = a_best_search(home, best_going_on())
-    conduct(search)
-    return search
+def live_search(conducted: Conducted) -> Path:
+    """A batch search that goes on."""
+    return conducted(going_on())
+
+
+@pytest.fixture
+def live_best(conducted: Conducted) -> Path:
+    """A best-fit search that goes on."""
+    return conducted(best_going_on())

@@ -1,13 +1,18 @@
-"""Run directories written by hand, every figure fixed, as a supervisor and its ranks would leave them."""
+"""Runs, searches and a machine written by hand, every figure fixed, as their own processes would leave them."""
 
 from __future__ import annotations
 
 import math
+import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from trainfast_runner.machine.process_list import ProcessRow
+from trainfast_runner.machine.processes import Identity, identify
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import (
@@ -34,7 +39,40 @@ from trainfast_runner.records.worker_lines import (
     StartedLine,
     WorkerLine,
 )
+from trainfast_runner.search.batch.batch_follower import BatchFollower
+from trainfast_runner.search.best.best_follower import BestFollower
+from trainfast_runner.search.journal.batch import (
+    BatchAnswer,
+    BatchEnded,
+    BatchLaunched,
+    BatchQuestion,
+    BatchStep,
+    Change,
+    ConfirmationRun,
+    Predicted,
+    Probe,
+    RankPeaks,
+)
+from trainfast_runner.search.journal.best import (
+    BestAnswer,
+    BestEnded,
+    BestLaunched,
+    BestQuestion,
+    BestStep,
+    Candidate,
+    CandidateVerdict,
+    ColdRun,
+    Effect,
+    Interval,
+    ProcessReady,
+    Space,
+    Trial,
+)
+from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
+from trainfast_runner.search.journal.lines import Conducted
 from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import resolve
+from trainfast_runner.worker.shared.search_roles import TRIAL
 
 S = 1_000_000_000
 START_NS = 5_000 * S
@@ -298,11 +336,7 @@ def a_result(
             p50=middle.step_ms,
             p90=middle.step_ms * 1.04,
             p99=middle.step_ms * 1.05,
-            data=middle.data_ms,
-            forward=middle.forward_ms,
-            backward=middle.backward_ms,
-            optimizer=middle.optimizer_ms,
-            other=middle.other_ms,
+            **{name: getattr(middle, f"{name}_ms") for name in ("data", "forward", "backward", "optimizer", "other")},
         )
         if middle
         else StepTime(),
@@ -334,3 +368,409 @@ def an_oom_run(home: Home, run_id: str = "20261121-060102-tiny-llama-00aa") -> P
         knobs={"batch_size": 4096, "memory_limit": "1GiB"},
         memory_limit=[GIB],
     )
+
+
+def own_supervisor() -> Event:
+    """The record of a supervisor that is this very process: alive for as long as the test."""
+    own = identify(os.getpid())
+    return Event(t_ns=START_NS, kind="supervisor", pid=own.pid, start_ticks=own.start_ticks)
+
+
+def now(state: str = "running", at: int = 1) -> Event:
+    """The state of a run since a second."""
+    return Event(t_ns=START_NS + at * S, kind="state", state=state)
+
+
+def a_full_tick(second: int, gpus: int = 8) -> Tick:
+    """Every GPU gives every reading; GPU 5 sits in a slot of half the width and had a memory error."""
+    devices = [
+        a_gpu(
+            index,
+            second,
+            t_ns=START_NS + second * S,
+            memory_utilization_percent=40 + index,
+            degrees_to_slowdown_c=(91 - 61 - index) if index != 3 else 3,
+            gpu_max_temperature_c=88,
+            memory_temperature_c=78 + index,
+            memory_max_temperature_c=95,
+            memory_clock_mhz=3201,
+            memory_clock_max_mhz=3201,
+            power_average_w=601.0,
+            power_instant_w=655.0,
+            energy_mj=600_000 * second,
+            thermal_violation_ns=S * second if index == 3 else 0,
+            power_violation_ns=S * second // 4 if index == 1 else 0,
+            pcie_generation=5,
+            pcie_generation_max=5,
+            pcie_width=8 if index == 5 else 16,
+            pcie_width_max=16,
+            pcie_tx_bytes=second * GIB,
+            pcie_rx_bytes=second * 512 * MIB,
+            nvlink_tx_bytes=second * 100 * GIB,
+            nvlink_rx_bytes=second * 90 * GIB,
+            ecc_corrected_errors=0,
+            ecc_uncorrected_errors=1 if index == 5 else 0,
+            remapped_rows_corrected=0,
+            remapped_rows_uncorrected=1 if index == 5 else 0,
+            remapped_rows_pending=1 if index == 5 else 0,
+        )
+        for index in range(gpus)
+    ]
+    tick = a_tick(second, live=False)
+    host = replace(
+        tick.host,
+        load_1m=3.2,
+        memory_available_bytes=4 * GIB,
+        swap_used_bytes=0,
+        disk_read_bytes=second * 80 * MIB,
+        disk_write_bytes=second * MIB,
+        network_received_bytes=second * 2 * MIB,
+        network_sent_bytes=second * MIB,
+    )
+    missing = {f"gpu{index}.fan_percent": "not supported" for index in range(gpus)}
+    return replace(tick, devices=devices, host=host, missing=missing, sample_us=12_400)
+
+
+def some_rows(gpus: int = 8) -> tuple[ProcessRow, ...]:
+    return tuple(
+        ProcessRow(
+            4000 + at,
+            Identity(4000 + at, 5),
+            "root" if at == 2 else "anna",
+            at != 2,
+            f"/usr/bin/python train_{at}.py --lr 3e-4",
+            12.5 * at,
+            at * 900 * MIB,
+            3600 * at + 7,
+            ((at, (60 - at) * GIB),) if at < min(gpus, 3) else (),
+        )
+        for at in range(5)
+    ) + ((ProcessRow(99_999, devices=((6, 3 * GIB),)),) if gpus else ())
+
+
+SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
+RUN_ID = "20261121-070002-tiny-llama-b001"
+CONFIRMATION_ID = "20261121-070044-tiny-llama-b002"
+
+
+def memory_fit(rank: int = 0, limit: int = GIB) -> MemoryFit:
+    """118 MiB and 21.5 MiB a sample before the step, 190 MiB in it."""
+    return MemoryFit(
+        rank=rank,
+        lines=[
+            PhaseFit(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB),
+            PhaseFit(phase="optimizer", fixed_bytes=190 * MIB, bytes_per_sample=0.0),
+        ],
+        limit_bytes=limit,
+        error_bytes=8 * MIB,
+    )
+
+
+def a_probe(batch: int, *, outcome: str = "fits", at: int = 0, **changes: Any) -> Probe:
+    """A probe on the line of `memory_fit`."""
+    peak = int((118 + 21.5 * batch) * MIB)
+    fields: dict[str, Any] = {
+        "t_ns": START_NS + at * S,
+        "batch_size": batch,
+        "outcome": outcome,
+        "run_id": RUN_ID,
+        "seconds": 2.5 + batch / 8,
+        "rank": 0,
+        "phase": "forward_backward",
+        "phase_peaks": {"forward_backward": peak, "optimizer": 190 * MIB},
+        "peak_allocated_bytes": peak,
+        "peak_reserved_bytes": peak,
+        "samples_per_s": 17.0 - batch / 20,
+        "step_ms": batch / (17.0 - batch / 20) * 1e3,
+        "ranks": [RankPeaks(rank=0, phase_peaks={"forward_backward": peak}, limit_peak_bytes=peak + 2 * MIB)],
+    }
+    if outcome == "oom":
+        fields |= {"phase": "backward", "samples_per_s": None, "step_ms": None, "phase_peaks": {}, "ranks": []}
+    return Probe(**{**fields, **changes})
+
+
+def asked(**changes: Any) -> BatchQuestion:
+    """tiny-llama under 1 GiB."""
+    spec = resolve("tiny-llama", ["memory_limit=1GiB"])
+    # The plan writes down how many devices it takes.
+    knobs = {**spec.knobs, "devices": 1}
+    fields: dict[str, Any] = {
+        "t_ns": START_NS,
+        "search_id": SEARCH_ID,
+        "key": "k",
+        "preset": "tiny-llama",
+        "model": spec.model,
+        "data": spec.data,
+        "knobs": knobs,
+        "limits_bytes": [GIB],
+        "limit_words": "memory_limit",
+        "clock": ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
+    }
+    return BatchQuestion(**{**fields, **changes})
+
+
+CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")
+FORESEEN = Predicted(t_ns=START_NS + S, fixed_bytes=115 * MIB, bytes_per_sample=22 * MIB, max_batch=41, basis="traced")
+LAUNCHED = BatchLaunched(t_ns=START_NS + 2 * S, run_id=RUN_ID, role="probe")
+ANSWER = BatchAnswer(
+    max_batch=42,
+    aligned_batch=40,
+    recommended_batch=40,
+    recommended_why="leaves 46.0 MiB: 3 % for fragmentation, and what an evaluation keeps beside the training",
+    fastest_batch=8,
+    fastest_samples_per_s=16.6,
+    limit_bytes=GIB,
+    headroom_bytes=3 * MIB,
+    fixed_bytes=118 * MIB,
+    bytes_per_sample=int(21.5 * MIB),
+    phase="forward_backward",
+    confirmation_run_id=CONFIRMATION_ID,
+    certainty="44 ran out of memory in backward, and the fit says that 43 needs 18.5 MiB more than the limit",
+)
+
+
+def going_on() -> list[Any]:
+    """Two probes made, the third under way."""
+    return [
+        asked(),
+        CONDUCTED,
+        FORESEEN,
+        LAUNCHED,
+        BatchStep(
+            t_ns=START_NS + 2 * S, action="probe", batch_size=8, why="the prediction's 41 is far: a point for the fit"
+        ),
+        a_probe(8, at=6),
+        BatchStep(
+            t_ns=START_NS + 6 * S,
+            action="probe",
+            batch_size=32,
+            why="a second point",
+            memory_fits=[memory_fit()],
+            tightest_rank=0,
+        ),
+        a_probe(32, at=13),
+        BatchStep(
+            t_ns=START_NS + 13 * S,
+            action="probe",
+            batch_size=42,
+            why="the fit of 2 probes reaches the limit at 42.1",
+            needs_bytes=int((118 + 21.5 * 42) * MIB),
+            memory_fits=[memory_fit()],
+            tightest_rank=0,
+        ),
+    ]
+
+
+def answered(**changes: Any) -> list[Any]:
+    """An answered search: four probes, of which one ran out of memory, and the confirmation run."""
+    last = BatchStep(
+        t_ns=START_NS + 40 * S, action="end", why="42 is confirmed", memory_fits=[memory_fit()], tightest_rank=0
+    )
+    return [
+        *going_on(),
+        a_probe(42, at=20),
+        a_probe(44, outcome="oom", at=30),
+        ConfirmationRun(
+            t_ns=START_NS + 40 * S,
+            batch_size=42,
+            run_id=CONFIRMATION_ID,
+            state="finished",
+            peak_allocated_bytes=1021 * MIB,
+            samples_per_s=14.8,
+            seconds=12.0,
+        ),
+        last,
+        BatchEnded(t_ns=START_NS + 40 * S, state="answered", answer=ANSWER, seconds=41.0, **changes),
+    ]
+
+
+def nothing_fits() -> list[Any]:
+    """Batch 1 is too large, and two changes would help."""
+    changes = [
+        Change(settings={"optimizer": "adafactor"}, saves="frees 120 MiB", costs="slower to converge"),
+        Change(settings={"checkpointing": "full", "precision": "bf16"}, saves="frees 150 MiB", costs="20-30 % slower"),
+    ]
+    return [
+        asked(knobs={**asked().knobs, "memory_limit": "64MiB"}, limits_bytes=[64 * MIB]),
+        CONDUCTED,
+        a_probe(1, outcome="oom", at=5),
+        BatchEnded(t_ns=START_NS + 6 * S, state="nothing_fits", missing_bytes=75 * MIB, changes=changes, seconds=6.0),
+    ]
+
+
+BEST_ID = "20261121-080000-tiny-llama-be57"
+WARM_ID = "20261121-080001-tiny-llama-0001"
+COLD_IDS = ["20261121-080100-tiny-llama-c001", "20261121-080110-tiny-llama-c002"]
+BATCHES, PRECISIONS, CHECKPOINTINGS = (4, 8, 16), ("fp32", "bf16"), ("off", "full")
+BASELINE = 2
+"""batch_size=8 precision=fp32 checkpointing=off."""
+FASTEST = 6
+"""batch_size=4 precision=bf16 checkpointing=off."""
+
+
+def a_question(**changes: Any) -> BestQuestion:
+    """tiny-llama under 1 GiB at its own global batch."""
+    spec = resolve("tiny-llama", ["memory_limit=1GiB"])
+    fields: dict[str, Any] = {
+        **spec.record_fields(),
+        "t_ns": START_NS,
+        "search_id": BEST_ID,
+        "key": "k",
+        "vary": {"batch_size": list(BATCHES), "precision": list(PRECISIONS), "checkpointing": list(CHECKPOINTINGS)},
+        "global_batch": 16,
+        "budget_s": 600.0,
+        "limits_bytes": [GIB],
+        "clock": ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
+    }
+    return BestQuestion(**{**fields, **changes})
+
+
+def a_space(candidates: list[Candidate] | None = None) -> Space:
+    """Twelve settings, of which the largest batch without checkpointing is too large in fp32."""
+    found = []
+    for precision, batch, checkpointing in product(PRECISIONS, BATCHES, CHECKPOINTINGS):
+        needed = (100 + 40 * batch // (1 if checkpointing == "off" else 3)) * MIB
+        if precision == "fp32":
+            needed *= 2
+        excess = needed - GIB
+        found.append(
+            Candidate(
+                knobs={
+                    "batch_size": batch,
+                    "grad_accum": 16 // batch,
+                    "precision": precision,
+                    "checkpointing": checkpointing,
+                },
+                predicted_bytes=needed,
+                excess_bytes=excess if excess > 0 else None,
+                samples_per_step=16,
+                excluded_as="too_large" if excess > 0 else None,
+                reason=f"{excess // MIB} MiB too large" if excess > 0 else "",
+            )
+        )
+    return Space(t_ns=START_NS + 2 * S, candidates=candidates or found, baseline_number=BASELINE, dropped=3)
+
+
+SPACE = a_space()
+
+
+def a_trial(number: int, rate: float, at: int, *, outcome: str = "measured", warm: bool = True, **more: Any) -> Trial:
+    """A trial of eight steps at this rate, its memory as predicted and 3 % more."""
+    step_ms = 16_000 / rate
+    fields: dict[str, Any] = {
+        "t_ns": START_NS + at * S,
+        "candidate_number": number,
+        "run_id": WARM_ID,
+        "outcome": outcome,
+        "warm": warm,
+        "samples_per_step": 16,
+        "step_ms": [step_ms * (1 + 0.01 * ((place * 3) % 5 - 2)) for place in range(8)],
+        "peak_allocated_bytes": int((SPACE.candidates[number].predicted_bytes or 0) * 1.03),
+        "seconds": 3.2 if warm else 7.5,
+    }
+    if outcome == "oom":
+        fields |= {"step_ms": [], "peak_allocated_bytes": None, "reason": "ran out of memory in backward"}
+    return Trial(**{**fields, **more})
+
+
+def chosen(at: int, action: str, candidate: int | None, why: str, **more: Any) -> BestStep:
+    """The step chosen `at` seconds after the start."""
+    return BestStep(t_ns=START_NS + at * S, action=action, candidate_number=candidate, why=why, **more)
+
+
+LEADING: dict[str, Any] = {"leader_number": 6, "rate": 61.0, "low": 59.4, "high": 62.6, "chance": 0.31, "price_s": 95.0}
+
+
+def best_going_on() -> list[Any]:
+    """Four settings tried, one out of memory, the sixth under way."""
+    return [
+        a_question(),
+        CONDUCTED,
+        SPACE,
+        BestLaunched(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL, candidate_number=BASELINE),
+        ProcessReady(t_ns=START_NS + 8 * S, run_id=WARM_ID, process_knobs={}, start_s=5.0),
+        chosen(8, "trial", BASELINE, "the baseline comes first"),
+        a_trial(BASELINE, 42.0, 15, warm=False),
+        chosen(15, "trial", 3, "checkpointing=full is untried", leader_number=2, rate=42.0, low=41.0, high=43.0),
+        a_trial(3, 33.5, 19),
+        chosen(19, "trial", 6, "precision=bf16 is untried", leader_number=2, rate=42.0, low=41.2, high=42.8),
+        a_trial(6, 61.0, 23),
+        chosen(23, "trial", 10, "batch_size=16 is untried", **LEADING),
+        a_trial(10, 60.0, 27, outcome="oom"),
+        chosen(27, "trial", 8, "batch_size=8 is untried with bf16", **LEADING),
+        a_trial(8, 52.0, 31),
+        chosen(31, "trial", 11, "it may be 4 % faster than the best", **LEADING),
+    ]
+
+
+def best_answered(**changes: Any) -> list[Any]:
+    """The whole search, with its answer."""
+    cold_runs = [
+        ColdRun(
+            t_ns=START_NS + (36 + 2 * place) * S,
+            candidate_number=number,
+            role="confirm",
+            run_id=run_id,
+            outcome="measured",
+            samples_per_s=rate,
+            mad=0.4,
+            start_s=3.0,
+            peak_allocated_bytes=int((SPACE.candidates[number].predicted_bytes or 0) * 1.02),
+            seconds=9.0,
+        )
+        for place, (number, run_id, rate) in enumerate([(FASTEST, COLD_IDS[0], 60.5), (BASELINE, COLD_IDS[1], 41.9)])
+    ]
+    verdicts = ["measured" if number in (2, 3, 6, 8, 11) else "beaten" for number in range(12)]
+    verdicts[10] = "too_large"
+    fields: dict[str, Any] = {
+        "best_number": FASTEST,
+        "best_rate": Interval(median=60.5, low=59.9, high=61.1),
+        "baseline_rate": Interval(median=41.9, low=41.3, high=42.5),
+        "gain_percent": Interval(median=44.4, low=42.1, high=46.8),
+        "best_run_ids": COLD_IDS[:1],
+        "baseline_run_ids": COLD_IDS[1:],
+        "tied_numbers": [11],
+        "effects": [
+            effect("precision", "bf16", "fp32", 44.4, measured=True),
+            effect("batch_size", 4, 8, 17.2),
+            effect("batch_size", 16, 8, 0.6),
+            effect("checkpointing", "full", "off", -20.3),
+        ],
+        "verdicts": [
+            CandidateVerdict(candidate_number=number, verdict=verdict, reason="as measured")
+            for number, verdict in enumerate(verdicts)
+        ],
+        "pareto_numbers": [6, 8],
+        "notes": ["two of 6 trials were disturbed by other processes"],
+    }
+    return [
+        *best_going_on(),
+        a_trial(11, 60.1, 35),
+        *cold_runs,
+        chosen(40, "end", None, "the best is confirmed"),
+        BestEnded(t_ns=START_NS + 41 * S, state="answered", answer=BestAnswer(**{**fields, **changes}), seconds=41.0),
+    ]
+
+
+def effect(knob: str, value: object, before: object, gain: float, *, measured: bool = False) -> Effect:
+    """A gain in percent, known within 2.5 %."""
+    interval = Interval(median=gain, low=gain - 2.5, high=gain + 2.5)
+    return Effect(knob=knob, value=value, before=before, gain_percent=interval, measured=measured)
+
+
+def a_search(home: Home, lines: list[Any], search_id: str | None = None) -> Path:
+    """Write a search's journal and return its directory; a process that holds `search.lock` there conducts it."""
+    directory = home.path / "searches" / (search_id or (lines[0].search_id if lines else BEST_ID))
+    directory.mkdir(parents=True)
+    write_lines(directory / "journal.jsonl", lines)
+    (directory / "search.lock").touch(mode=0o600)
+    return directory
+
+
+def is_batch(directory: Path) -> bool:
+    return (directory / "journal.jsonl").read_bytes().startswith(b'{"kind":"asked"')
+
+
+def seen(directory: Path) -> Any:
+    """The search as the reader sees it."""
+    return (BatchFollower if is_batch(directory) else BestFollower)(directory).poll()

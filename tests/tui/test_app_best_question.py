@@ -5,23 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from best_searched import (
+from recorded import (
     BEST_ID,
-    NOW_S,
-    a_best_search,
+    START_NS,
+    S,
     a_question,
+    a_run,
+    a_search,
     best_answered,
     best_going_on,
-    best_opened,
-    show_best,
+    own_supervisor,
+    write_lines,
 )
-from recorded import START_NS, S, a_run, write_lines
-from still import FULL, SMALL, StillApp, a_snapshot, own_supervisor, running, screen_text, until, until_true
+from still import BEST_NOW_S, SMALL, Conducted, Lock, a_snapshot, has, running
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
@@ -58,7 +58,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[Started]:
-    """Stands in for the start of a conductor: the asked searches; the started one is that of `a_best_search`."""
+    """Stands in for the start of a conductor: the asked searches; the started one is that of `a_search`."""
     found: list[Started] = []
 
     def start(spec: RunSpec, home: Home, python: str | None, *, fresh: bool, best: BestRequest) -> Path:
@@ -75,7 +75,7 @@ async def until_started(pilot: Pilot[Any], started: list[Started]) -> None:
     def has_posted() -> bool:
         return bool(started) and all(thread.name != "trainfast-search" for thread in threading.enumerate())
 
-    await until_true(pilot, has_posted, "the start")
+    await pilot.until_true(has_posted, "the start")
 
 
 async def test_s_stops_the_search_and_f5_continues_its_question(
@@ -83,16 +83,15 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
-        await best_opened(pilot, live_best)
+    async with running(home) as (_, pilot):
+        await pilot.opened(live_best)
         await pilot.press("s")
-        await until_true(pilot, lambda: cancelled == [live_best], "the end")
+        await pilot.until_true(lambda: cancelled == [live_best], "the end")
         ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason=CANCELLED_REASON, seconds=36.0)
         write_lines(live_best / "journal.jsonl", [*best_going_on(), ended])
-        assert "■ stopped; its journal is kept, f5 continues" in await show_best(pilot, live_best)
+        assert "■ stopped; its journal is kept, f5 continues" in await pilot.show_search(live_best)
         await pilot.press("f5")
-        await until_true(pilot, lambda: started, "the start")
+        await pilot.until_true(lambda: started, "the start")
         spec, asked, fresh = started[0]
         assert not fresh, "the unfinished one goes on"
         question = a_question()
@@ -101,20 +100,20 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
 
 
 async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
-    home: Home, planned: None, started: list[Started], conduct: Callable[[Path], None]
+    home: Home, planned: None, started: list[Started], conduct: Lock
 ) -> None:
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        text = await until(pilot, PLAN)
+    async with running(home, size=SMALL) as (_, pilot):
+        await pilot.opened(None)
+        text = await pilot.until(PLAN)
         assert "Enter starts the search; Esc goes back." in text
         assert text.splitlines()[-1].startswith("Enter start  Esc back")
         await pilot.press("enter")
-        await until(pilot, "The knobs are being checked")
+        await pilot.until("The knobs are being checked")
         await until_started(pilot, started)
         assert started[0][1] == BestRequest()
-        search = a_best_search(home, best_going_on())
+        search = a_search(home, best_going_on())
         conduct(search)
-        assert "best so far" in await show_best(pilot, search)
+        assert "best so far" in await pilot.show_search(search)
 
 
 async def test_the_plan_that_waits_for_a_live_run_is_made_when_the_run_has_ended(home: Home, planned: None) -> None:
@@ -122,43 +121,38 @@ async def test_the_plan_that_waits_for_a_live_run_is_made_when_the_run_has_ended
     write_lines(run / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
     alive = os.open(run / "alive.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(alive, fcntl.LOCK_SH)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(run, second=NOW_S)))
-        await pilot.pause()
+    async with running(home, a_snapshot(run, second=BEST_NOW_S)) as (app, pilot):
         await pilot.press("B")
-        text = await until(pilot, f"{run.name} is using the device: Enter stops it first.")
+        text = await pilot.until(f"{run.name} is using the device: Enter stops it first.")
         assert PLAN not in text, "a plan would slow the run"
         os.close(alive)
-        app.post(SnapshotTaken(a_snapshot(run, second=NOW_S)))
-        assert "is using the device" not in await until(pilot, PLAN)
+        app.post(SnapshotTaken(a_snapshot(run, second=BEST_NOW_S)))
+        assert "is using the device" not in await pilot.until(PLAN)
 
 
 async def test_the_question_is_put_part_by_part_and_then_searched(
     home: Home, planned: None, started: list[Started]
 ) -> None:
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        text = await until(pilot, PLAN)
-        assert "v vary          every knob that keeps the training the same; mixed precision" in text
-        assert "g global batch  16 samples, as the knobs are set" in text
-        assert "o objective     the most samples a second" in text
-        assert "t time budget   10 min" in text
-        assert "f fresh         no: continues an unfinished search" in text
+    async with running(home, size=SMALL) as (_, pilot):
+        await pilot.opened(None)
+        text = await pilot.until(PLAN)
+        has(text, "v vary          every knob that keeps the training the same; mixed precision")
+        has(text, "g global batch  16 samples, as the knobs are set", "o objective     the most samples a second")
+        has(text, "t time budget   10 min", "f fresh         no: continues an unfinished search")
         assert text.splitlines()[-1].startswith("Enter start  Esc back  v vary  g batch  o objective  t time")
-        await pilot.press("v")
-        assert "batch_size=4,8 precision=fp32,bf16" in screen_text(pilot.app)  # type: ignore[arg-type]
+        assert "batch_size=4,8 precision=fp32,bf16" in await pilot.press("v")
         await pilot.press(*"precision=fp32, bf16  workers=0,2", "enter")
-        await until(pilot, "v vary          precision=fp32,bf16 workers=0,2")
+        await pilot.until("v vary          precision=fp32,bf16 workers=0,2")
         await pilot.press("g", *"32", "enter")
-        await until(pilot, "g global batch  32 samples")
+        await pilot.until("g global batch  32 samples")
         await pilot.press("t", *"90s", "enter")
-        await until(pilot, "t time budget   1 min 30 s")
+        await pilot.until("t time budget   1 min 30 s")
         await pilot.press("o", *"time", "enter")
-        await until(pilot, "Optimizer steps")
+        await pilot.until("Optimizer steps")
         await pilot.press(*"800", "enter")
-        await until(pilot, "o objective     the least time for a start and a number of steps: 800 steps")
+        await pilot.until("o objective     the least time for a start and a number of steps: 800 steps")
         await pilot.press("enter")
-        await until_true(pilot, lambda: started, "the start")
+        await pilot.until_true(lambda: started, "the start")
     assert started[0][1] == BestRequest(
         vary={"precision": ["fp32", "bf16"], "workers": [0, 2]},
         global_batch=32,
@@ -168,107 +162,79 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
     )
 
 
-async def test_a_question_about_one_sample_or_step_is_in_the_singular(home: Home, planned: None) -> None:
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, PLAN)
-        await pilot.press("g", "1", "enter")
-        assert "1 sample " in await until(pilot, "g global batch  1 sample")
-        await pilot.press("o", *"time", "enter")
-        await until(pilot, "Optimizer steps")
-        await pilot.press("1", "enter")
-        assert "number of steps: 1 step " in await until(pilot, "number of steps: 1 step")
-
-
-@pytest.mark.parametrize(
-    ("key", "typed", "words"),
-    [
-        ("v", "prcision=fp32", "precision"),
-        ("v", "nonsense", "knob=a,b,c"),
-        ("v", "precision=fp33", "fp32"),
-        ("v", "precision=", "no value"),
-        ("g", "-3", "at least 1"),
-        ("g", "ten", "at least 1"),
-        ("t", "soon", "'soon': not a time"),
-        ("t", "0", "not a time"),
-    ],
-)
-async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing(
-    home: Home, planned: None, key: str, typed: str, words: str
-) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, PLAN)
-        await pilot.press(key, *typed, "enter")
-        await until(pilot, words)
-        await pilot.press("escape")
-        await pilot.pause()
-        assert app.session.searches.best.options.request is None
-        assert "10 min" in screen_text(app)
+async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing(home: Home, planned: None) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        await pilot.opened(None)
+        await pilot.until(PLAN)
+        for key, typed, words in (
+            ("v", "prcision=fp32", "precision"),
+            ("v", "nonsense", "knob=a,b,c"),
+            ("v", "precision=fp33", "fp32"),
+            ("v", "precision=", "no value"),
+            ("g", "-3", "at least 1"),
+            ("g", "ten", "at least 1"),
+            ("t", "soon", "'soon': not a time"),
+            ("t", "0", "not a time"),
+        ):
+            await pilot.press(key, *typed, "enter")
+            await pilot.until(words)
+            assert "10 min" in await pilot.press("escape")
+            assert app.session.searches.best.options.request is None
 
 
 async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: None) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, PLAN)
+    async with running(home, size=SMALL) as (app, pilot):
+        await pilot.opened(None)
+        await pilot.until(PLAN)
         await pilot.press("g", *"32", "enter", "f")
-        await until(pilot, "g global batch  32 samples")
+        await pilot.until("g global batch  32 samples")
         await pilot.press("escape")
-        await pilot.pause()
         assert app.screen is app.main
         assert app.session.searches.best.options == BestOptions()
 
 
 async def test_s_while_a_search_starts_stops_it(
-    home: Home,
-    planned: None,
-    started: list[Started],
-    conduct: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
+    home: Home, planned: None, started: list[Started], conducted: Conducted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
-    search = a_best_search(home, best_going_on())
-    conduct(search)
-    app = StillApp(home)
-    async with app.run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, PLAN)
+    search = conducted(best_going_on())
+    async with running(home, size=SMALL) as (_, pilot):
+        await pilot.opened(None)
+        await pilot.until(PLAN)
         await pilot.press("enter")
-        await until(pilot, "The knobs are being checked")
-        await pilot.press("s")
-        assert "Stopping as soon as the search has started" in screen_text(app)
+        await pilot.until("The knobs are being checked")
+        assert "Stopping as soon as the search has started" in await pilot.press("s")
         while not cancelled:
-            await show_best(pilot, search)
+            await pilot.show_search(search)
     assert cancelled == [search]
 
 
-async def test_a_plan_longer_than_the_screen_scrolls(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plan_longer_than_the_screen_scrolls_above_a_notice(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = [(f"left alone: knob {number}", "muted") for number in range(40)]
     monkeypatch.setattr(BestControl, "_plan", lambda self, spec, options, plan_id: BestPlanned(plan_id, long))
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        text = await until(pilot, "left alone: knob 1")
+    async with running(home, size=SMALL) as (_, pilot):
+        await pilot.opened(None)
+        text = await pilot.until("left alone: knob 1")
         assert "below  ↑ ↓" in text
         assert "knob 39" not in text
-        await pilot.press(*["down"] * 40)
-        text = screen_text(pilot.app)  # type: ignore[arg-type]
-        assert "knob 39" in text
-        assert "above  ↑ ↓" in text
-        await pilot.press(*["up"] * 30)
-        assert "best fit: tiny-llama" in screen_text(pilot.app), "held at both ends"  # type: ignore[arg-type]
+        await pilot.press("p")
+        text = await pilot.until("There is no live search.")
+        assert text.index("left alone: knob 1") < text.index("There is no live search.")
+        has(await pilot.press(*["down"] * 40), "knob 39", "above  ↑ ↓")
+        assert "best fit: tiny-llama" in await pilot.press(*["up"] * 30), "held at both ends"
 
 
 async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, started: list[Started]) -> None:
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        text = await best_opened(pilot, a_best_search(home, best_answered()))
+    async with running(home, size=SMALL) as (_, pilot):
+        text = await pilot.opened(a_search(home, best_answered()))
         assert "v new question" in text.splitlines()[-1]
         await pilot.press("v", *"precision=fp32,bf16", "enter")
-        await until(pilot, "v vary          precision=fp32,bf16")
+        await pilot.until("v vary          precision=fp32,bf16")
         await pilot.press("enter")
-        await until_true(pilot, lambda: started, "the start")
+        await pilot.until_true(lambda: started, "the start")
     question = a_question()
     assert started[0][1] == BestRequest(
         vary={"precision": ["fp32", "bf16"]}, global_batch=question.global_batch, budget_s=question.budget_s
@@ -276,72 +242,52 @@ async def test_after_an_answer_another_question_can_be_put(home: Home, planned: 
 
 
 async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None, started: list[Started]) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
-        await best_opened(pilot, None)
-        text = await until(pilot, PLAN)
+    async with running(home) as (app, pilot):
+        await pilot.opened(None)
+        text = await pilot.until(PLAN)
         assert "t time  f fresh" in text.splitlines()[-1]
         await pilot.press("f")
-        text = await until(pilot, f"{PLAN}, begun anew")
+        text = await pilot.until(f"{PLAN}, begun anew")
         assert "f fresh         yes: starts over" in text
         await pilot.press("f")
-        text = await until(pilot, PLAN)
+        text = await pilot.until(PLAN)
         assert "begun anew" not in text
         assert "f fresh         no: continues an unfinished search" in text
         await pilot.press("f", "enter")
         await until_started(pilot, started)
         assert started[0][2], "it is asked for fresh"
-        search = a_best_search(home, best_answered())
-        text = await show_best(pilot, search)
+        search = a_search(home, best_answered())
+        text = await pilot.show_search(search)
         assert "f fresh" not in text.splitlines()[-1]
         assert not app.session.searches.best.options.is_fresh, "the choice was for one search"
         await pilot.press("f")
-        text = await until(pilot, "f fresh         yes: starts over")
+        text = await pilot.until("f fresh         yes: starts over")
         assert "v vary          batch_size=4,8,16" in text, "the question of the search that has ended"
 
 
 async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
-    home: Home, planned: None, conduct: Callable[[Path], None]
+    home: Home, planned: None, conducted: Conducted
 ) -> None:
-    search = a_best_search(home, [a_question(preset="gpt2-small"), *best_going_on()[1:]])
-    conduct(search)
-    async with StillApp(home).run_test(size=FULL) as pilot:
-        assert "● trying" in await best_opened(pilot, search)
+    search = conducted([a_question(preset="gpt2-small"), *best_going_on()[1:]])
+    async with running(home) as (_, pilot):
+        assert "● trying" in await pilot.opened(search)
         write_lines(search / "journal.jsonl", [a_question(preset="gpt2-small"), *best_answered()[1:]])
-        assert "✓ batch_size=4 grad_accum=4 precision=bf16: +44.4 %" in await show_best(pilot, search)
+        assert "✓ batch_size=4 grad_accum=4 precision=bf16: +44.4 %" in await pilot.show_search(search)
         await pilot.press("escape")
-        await pilot.pause()
-        assert "Enter starts the search" in await best_opened(pilot, search), "the next run is of another preset"
+        assert "Enter starts the search" in await pilot.opened(search), "the next run is of another preset"
 
 
 async def test_a_shown_search_begins_anew_with_its_own_preset(
-    home: Home, planned: None, started: list[Started], conduct: Callable[[Path], None]
+    home: Home, planned: None, started: list[Started], conducted: Conducted
 ) -> None:
-    search = a_best_search(home, best_going_on())
-    conduct(search)
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
-        await best_opened(pilot, search)
+    search = conducted(best_going_on())
+    async with running(home) as (app, pilot):
+        await pilot.opened(search)
         app.session.set_preset("gpt2")
-        write_lines(search / "journal.jsonl", best_answered())
-        await show_best(pilot, search)
+        await pilot.show_search(search, lines=best_answered())
         await pilot.press("f5")
-        await until_true(pilot, lambda: started, "the start")
+        await pilot.until_true(lambda: started, "the start")
     assert started[0][0].name == "tiny-llama", "the search on the screen, not the next run"
-
-
-async def test_a_notice_stands_below_a_plan_that_is_longer_than_the_screen(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = [(f"left alone: knob {number}", "muted") for number in range(40)]
-    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, options, plan_id: BestPlanned(plan_id, long))
-    async with StillApp(home).run_test(size=SMALL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, "left alone: knob 1")
-        await pilot.press("p")
-        await until(pilot, "There is no live search.")
-        text = screen_text(pilot.app)  # type: ignore[arg-type]
-        assert text.index("left alone: knob 1") < text.index("There is no live search.")
 
 
 async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,20 +302,17 @@ async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.
 
     monkeypatch.setattr(BestControl, "_plan", refuse)
     monkeypatch.setattr(control, "start_search", refuse_start)
-    async with StillApp(home).run_test(size=FULL) as pilot:
-        await best_opened(pilot, None)
-        await until(pilot, "Refused: the device is in use")
+    async with running(home) as (_, pilot):
+        await pilot.opened(None)
+        await pilot.until("Refused: the device is in use")
         await pilot.press("enter")
-        text = await until(pilot, "Refused: the device is still in use")
+        text = await pilot.until("Refused: the device is still in use")
         assert len(starts) == 1
         assert text.count("Refused: ") == 1, "the start's refusal stands in place of the plan's"
 
 
 def test_a_refused_setting_is_named_once_in_the_plan() -> None:
-    left_alone = {
-        "precision=tf32": "precision=tf32 is a format of tensor cores",
-        "workers=4": "there are 2 cores",
-    }
+    left_alone = {"precision=tf32": "precision=tf32 is a format of tensor cores", "workers=4": "there are 2 cores"}
     assert question_lines({"batch_size": [4, 8]}, left_alone, 16) == [
         "varying batch_size 4, 8 at a global batch of 16",
         "left alone: precision=tf32 is a format of tensor cores",

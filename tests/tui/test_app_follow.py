@@ -6,13 +6,12 @@ import os
 import pty
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
-from still import own_supervisor
+from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, own_supervisor, write_lines
+from still import Lock, a_live_run
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.output_log import LOG_LINES_KEPT
@@ -24,6 +23,7 @@ from trainfast_tui.live.pacing import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import PostedMessage
+from trainfast_tui.terminal import hangup
 
 
 def append(path: Path, *records: msgspec.Struct) -> None:
@@ -32,15 +32,8 @@ def append(path: Path, *records: msgspec.Struct) -> None:
             file.write(msgspec.json.encode(record) + b"\n")
 
 
-def live(home: Home, hold: Callable[[Path], None], **options: object) -> Path:
-    directory = a_run(home, with_result=False, **options)  # type: ignore[arg-type]
-    hold(directory)
-    write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS, kind="state", state="running")])
-    return directory
-
-
-def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Callable[[Path], None]) -> None:
-    directory = live(home, hold, steps=10)
+def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Lock) -> None:
+    directory = a_live_run(home, hold, steps=10)
     follower = Follower(directory)
     first = follower.poll()
     assert (first.state, first.supervised, len(first.steps)) == ("running", True, 10)
@@ -55,8 +48,8 @@ def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Callable[[Path]
     assert follower.poll().steps[-1].step == 12
 
 
-def test_a_figure_out_of_bounds_makes_its_line_unreadable(home: Home, hold: Callable[[Path], None]) -> None:
-    directory = live(home, hold, steps=20)
+def test_a_figure_out_of_bounds_makes_its_line_unreadable(home: Home, hold: Lock) -> None:
+    directory = a_live_run(home, hold, steps=20)
     damaged = [
         msgspec.structs.replace(a_step(21), data_ms=1e308),
         msgspec.structs.replace(a_step(22), phase_peaks={"optimizer": 2**63}),
@@ -67,9 +60,7 @@ def test_a_figure_out_of_bounds_makes_its_line_unreadable(home: Home, hold: Call
     assert followed.unreadable_lines == 2
 
 
-def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(
-    home: Home, hold: Callable[[Path], None]
-) -> None:
+def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(home: Home, hold: Lock) -> None:
     directory = a_thermal_ramp(home, with_result=False)
     hold(directory)
     write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(24)])
@@ -88,8 +79,8 @@ def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(
     assert held == set(range(min(held), max(held) + 1))
 
 
-def test_throughput_is_summed_when_every_rank_has_written_the_step(home: Home, hold: Callable[[Path], None]) -> None:
-    directory = live(home, hold, steps=0, knobs={"strategy": "ddp", "devices": 2})
+def test_throughput_is_summed_when_every_rank_has_written_the_step(home: Home, hold: Lock) -> None:
+    directory = a_live_run(home, hold, steps=0, knobs={"strategy": "ddp", "devices": 2})
     run = msgspec.json.decode((directory / "run.json").read_bytes())
     (directory / "run.json").write_bytes(msgspec.json.encode({**run, "world_size": 2}))
     follower = Follower(directory)
@@ -107,8 +98,8 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home: Home, hold: Callable[[Path], None]) -> None:
-    directory = live(home, hold, steps=0)
+def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home: Home, hold: Lock) -> None:
+    directory = a_live_run(home, hold, steps=0)
     write_lines(directory / "steps.jsonl", [a_step(number, step_ms=1.0) for number in range(1, 20_001)])
     (directory / "output.log").write_text("".join(f"line {number}\n" for number in range(50_000)))
     before = bytes_read()
@@ -146,20 +137,20 @@ def test_an_unknown_field_of_a_newer_version_is_ignored(home: Home) -> None:
     assert Follower(directory).poll().steps == (msgspec.json.decode(msgspec.json.encode(line), type=Step),)
 
 
-def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Callable[[Path], None]) -> None:
+def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Lock) -> None:
     assert newest_run(home) is None
-    running = live(home, hold)
+    running = a_live_run(home, hold)
     a_run(home, "20261122-000000-tiny-llama-ffff")
     assert newest_run(home) == running
 
 
-def test_runs_of_a_search_are_not_the_newest_run(home: Home, hold: Callable[[Path], None]) -> None:
-    live(home, hold, run_id="20261123-000000-tiny-llama-0001", role="probe")
+def test_runs_of_a_search_are_not_the_newest_run(home: Home, hold: Lock) -> None:
+    a_live_run(home, hold, run_id="20261123-000000-tiny-llama-0001", role="probe")
     assert newest_run(home) is None
     ended = a_run(home, "20261121-000000-tiny-llama-0002")
     assert newest_run(home) == ended
-    live(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
-    live(home, hold, run_id="20261122-000000-tiny-llama-0004", role="cold")
+    a_live_run(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
+    a_live_run(home, hold, run_id="20261122-000000-tiny-llama-0004", role="cold")
     assert newest_run(home) == ended
 
 
@@ -172,8 +163,8 @@ def test_an_unreadable_run_is_not_the_newest_run(home: Home) -> None:
     assert newest_run(home) == readable
 
 
-def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path], None]) -> None:
-    directory = live(home, hold)
+def test_the_reader_follows_and_stops_at_once(home: Home, hold: Lock) -> None:
+    directory = a_live_run(home, hold)
     taken: list[Snapshot] = []
     seen = threading.Event()
 
@@ -186,7 +177,6 @@ def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path],
     reader.period_s = 3600.0
     reader.start()
     assert seen.wait(60), "the first sample of the machine is shown when it comes"
-    assert taken[-1].run is not None
     assert taken[-1].run.directory == directory
     assert taken[-1].tick is not None
     reader.stop(timeout_s=60)
@@ -254,8 +244,6 @@ def test_beside_a_training_on_the_cpu_it_is_repainted_half_as_often() -> None:
 
 
 def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfast_tui.terminal import hangup
-
     left = threading.Event()
     lost = threading.Event()
     ended: list[int] = []

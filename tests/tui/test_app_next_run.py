@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from best_searched import BEST_ID, a_best_search, a_question
-from recorded import GIB, a_run
-from searched import SEARCH_ID, a_search, asked
-from still import FULL, a_snapshot, running, screen_text, shown
+from recorded import BEST_ID, GIB, SEARCH_ID, a_gpu, a_question, a_run, a_search, asked
+from still import FULL, a_snapshot, running, shown
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home
@@ -15,12 +13,8 @@ from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.search.advice.gather_situation import gather
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.next_run.sources import (
-    next_run_from_preset,
-    next_run_from_script,
-    repeat_preset_run,
-)
+from trainfast_tui.control.messages import MachineSeen
+from trainfast_tui.next_run.sources import next_run_from_preset, next_run_from_script, repeat_preset_run
 
 
 async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
@@ -52,16 +46,12 @@ async def test_a_cold_run_of_a_best_fit_leaves_the_knobs_that_were_searched_unle
     assert ran is not None
     (cold / "run.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(ran, search_id=BEST_ID)))
     searched = next_run_from_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
-    a_best_search(home, [a_question(**searched.record_fields())])
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(cold)))
-        await pilot.pause()
-        assert app.session.next_run is not None
+    a_search(home, [a_question(**searched.record_fields())])
+    async with running(home, a_snapshot(cold)) as (app, pilot):
         assert app.session.next_run.spec == searched
         app.session.show_run(cold)
-        app.post(SnapshotTaken(a_snapshot(cold)))
-        await pilot.pause()
-        knobs = app.session.next_run.spec.knobs
+        await pilot.show(a_snapshot(cold))
+        knobs = app.knobs
         assert (knobs["batch_size"], knobs["precision"], knobs["steps"]) == (4, "bf16", 63)
 
 
@@ -78,12 +68,11 @@ async def test_a_knob_turned_away_and_back_is_no_override(home: Home) -> None:
     assert repeated.is_changed("batch_size"), "from the run on the screen"
     async with running(home, size=FULL, preset="tiny-llama") as (app, pilot):
         started: list[RunSpec] = []
-        app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)  # type: ignore[method-assign]
-        app.post(SnapshotTaken(a_snapshot(None)))
-        await pilot.pause()
+        app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)
+        await pilot.show(a_snapshot(None))
         await pilot.press("right", "left", "r")
         assert [spec.overrides for spec in started] == [()]
-        assert "•" not in screen_text(app)
+        assert "•" not in app.text
 
 
 async def test_a_knob_of_a_script_turned_back_is_no_override(home: Home) -> None:
@@ -102,29 +91,19 @@ async def test_a_knob_of_a_script_turned_back_is_no_override(home: Home) -> None
 
 async def test_a_value_typed_while_a_script_takes_the_place_of_the_next_run_is_refused(home: Home) -> None:
     script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
-    async with running(home, size=FULL) as (app, pilot):
+    async with running(home) as (app, pilot):
         await pilot.press("enter")
         app.session.set_next_run(next_run_from_script(script))
         await pilot.pause()
         await pilot.press(*"16", "enter")
-        assert "batch_size cannot reach mine" in " ".join(screen_text(app).split())
-        assert app.session.next_run is not None
-        assert "batch_size" not in app.session.next_run.spec.knobs
+        assert "batch_size cannot reach mine" in " ".join(app.text.split())
+        assert "batch_size" not in app.knobs
 
 
 async def test_the_default_preset_follows_the_machine(home: Home) -> None:
-    from recorded import a_gpu
-
-    from trainfast_runner.machine.devices import Machine
-    from trainfast_tui.control.messages import MachineSeen
-
     gpu = a_gpu(0)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
-        await pilot.pause()
-        app.post(MachineSeen(Machine(device="cuda", gpus=(gpu,), nvml_gpus=(gpu,), cores=8)))
-        await pilot.pause()
-        assert app.session.next_run is not None
+    async with running(home, a_snapshot(None)) as (app, pilot):
+        await pilot.post(MachineSeen(Machine(device="cuda", gpus=(gpu,), nvml_gpus=(gpu,), cores=8)))
         assert app.session.next_run.spec.preset == "gpt2-medium"
     text, _ = await shown(home, a_snapshot(None), preset="no-such-preset")
     assert "there is no preset 'no-such-preset'" in text
@@ -132,10 +111,9 @@ async def test_the_default_preset_follows_the_machine(home: Home) -> None:
 
 async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> None:
     _, app = await shown(home, a_snapshot(a_run(home, knobs={"batch_size": 32, "memory_limit": "2GiB"})))
-    assert app.session.next_run is not None
-    assert app.session.next_run.spec.knobs["batch_size"] == 32
-    assert app.session.next_run.spec.knobs["devices"] is None, "the launcher's own choice is no setting"
-    assert not any(app.session.next_run.is_changed(name) for name in app.session.next_run.spec.knobs)
+    assert app.knobs["batch_size"] == 32
+    assert app.knobs["devices"] is None, "the launcher's own choice is no setting"
+    assert not any(app.session.next_run.is_changed(name) for name in app.knobs)
     assert GIB == 2**30
 
 
@@ -143,5 +121,4 @@ async def test_a_model_that_was_changed_is_shown_above_the_knobs_of_the_next_run
     run = a_run(home, changed=("model.num_hidden_layers", "batch_size"), model={"num_hidden_layers": 1})
     text, app = await shown(home, a_snapshot(run))
     assert "with model.num_hidden_layers=1" in text
-    assert app.session.next_run is not None
     assert app.session.next_run.typed_field_overrides() == ["model.num_hidden_layers=1"]

@@ -33,7 +33,7 @@ def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         directory = home.directory(run_id)
         with contextlib.suppress(UserError):
             kill_now(directory)
-        wait_for(lambda directory=directory: not is_alive(directory))  # type: ignore[misc]
+        wait_for(lambda directory=directory: not is_alive(directory))
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 async def until(pilot: Pilot[Any], words: str) -> str:
     deadline = time.monotonic() + PATIENCE_S
-    while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]
+    while words not in (text := screen_text(pilot.app)):
         assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
         await pilot.pause(0.1)
     return text
@@ -69,14 +69,12 @@ async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home, tmp_path:
         assert "samples/s" in text
         assert "this run" in text, "the supervisor's telemetry is on the screen"
         await pilot.press("q")
-        await pilot.pause()
     run_id = home.run_ids()[0]
     directory = home.directory(run_id)
     assert is_alive(directory), "leaving the app does not end the run"
     second = TrainfastApp(Session(home))
     async with second.run_test(size=(160, 48)) as pilot:
         await until(pilot, "● running")
-        assert second.session.next_run is not None
         assert second.session.next_run.spec.knobs["batch_size"] == 2, "the next run starts from the one on the screen"
         await pilot.press("s")
         await until(pilot, "■ stopped")
@@ -92,7 +90,6 @@ async def test_what_cannot_run_is_refused_at_its_knob(home: Home) -> None:
     app = TrainfastApp(Session(home, preset="tiny-llama"))
     async with app.run_test(size=(160, 48)) as pilot:
         await until(pilot, "No run yet.")
-        assert app.session.next_run is not None
         app.session.set_next_run(app.session.next_run.with_value("steps", "3"))
         await pilot.press("r")
         text = await until(pilot, "Refused:")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from recorded import a_run, an_oom_run
-from still import a_snapshot, running, screen_text, until
+from still import MIDDLE, Lock, a_snapshot, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.control.compared_runs import compared_with_previous
-from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.screens.runs import RunsListed, RunsScreen, list_runs
+from trainfast_tui.screens import runs
+from trainfast_tui.screens.runs import RunsListed, list_runs
 from trainfast_tui.widgets.tables import sorted_table
 from trainfast_tui.widgets.tables.run_detail import override_words
 from trainfast_tui.widgets.tables.runs_table import ORDERS, RunsTable, row_matches
@@ -25,10 +24,7 @@ FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-9
 
 def two_runs(home: Home) -> list[Path]:
     """The second with twice the batch, faster a sample and slower a step."""
-    return [
-        a_run(home, FIRST),
-        a_run(home, SECOND, knobs={"batch_size": 16}, step_ms=700.0),
-    ]
+    return [a_run(home, FIRST), a_run(home, SECOND, knobs={"batch_size": 16}, step_ms=700.0)]
 
 
 async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home) -> None:
@@ -37,7 +33,7 @@ async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home)
     a_run(home, "20261121-070000-bert-large-aaaa", preset="bert-large", synthetic=True)
     async with running(home, size=(160, 48)) as (app, pilot):
         await pilot.press("h")
-        text = await until(pilot, "runs   4")
+        text = await pilot.until("runs   4")
         rows = text.splitlines()[2:6]
         assert "bert-large" in rows[0]
         assert "synthetic data" in rows[0]
@@ -46,38 +42,24 @@ async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home)
         assert "DefaultCPUAll" in rows[1]
         assert "batch_size=16" in rows[2]
         assert "✓ finished" in rows[3]
-        await pilot.press("o")
-        assert "samples/s↓" in screen_text(app)
-        assert "batch_size=16" in screen_text(app).splitlines()[2]
+        text = await pilot.press("o")
+        assert "samples/s↓" in text
+        assert "batch_size=16" in app.text.splitlines()[2]
         await pilot.press("slash", *"oom batch_size=4096", "enter")
-        await until(pilot, "runs   1 of 4")
+        await pilot.until("runs   1 of 4")
         assert app.screen.query_one(RunsTable).current is not None
 
 
-async def test_two_marked_runs_are_compared_in_figures_and_percent(home: Home) -> None:
+async def test_two_marked_runs_are_compared_and_exchanged(home: Home) -> None:
     two_runs(home)
-    async with running(home, size=(120, 40)) as (app, pilot):
+    async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.press("h")
-        await until(pilot, "runs   2")
+        await pilot.until("runs   2")
         await pilot.press("space", "down", "space", "c")
-        text = await until(pilot, "compare ─")
-        assert f"A  {FIRST}" in text
-        assert f"B  {SECOND}" in text
-        knob = next(line for line in text.splitlines() if line.startswith("batch_size"))
-        assert knob.split() == ["batch_size", "8", "16"]
-        assert "seq_len" not in text, "only knobs that differ"
-        rate = next(line for line in text.splitlines() if line.startswith("throughput"))
-        assert "+36.3 %" in rate or "+37" in rate
-        assert "✓ better" in rate
-        step = next(line for line in text.splitlines() if line.startswith("step "))
-        assert step.rstrip().endswith("different batch"), "a larger batch makes a longer step, not a worse one"
-        assert "step: backward" in text
-        peak = next(line for line in text.splitlines() if line.startswith("peak allocated"))
-        assert "no significant difference" in peak
-        await pilot.press("x")
-        assert f"A  {SECOND}" in screen_text(app)
+        has(await pilot.until("compare ─"), f"A  {FIRST}", f"B  {SECOND}")
+        assert f"A  {SECOND}" in await pilot.press("x")
         await pilot.press("escape")
-        await until(pilot, "runs   2")
+        await pilot.until("runs   2")
 
 
 async def test_a_second_and_a_late_comparison_cover_no_other_screen(home: Home) -> None:
@@ -86,144 +68,128 @@ async def test_a_second_and_a_late_comparison_cover_no_other_screen(home: Home) 
     async with running(home, size=(120, 40)) as (app, pilot):
         app.post(compared)
         app.post(compared)
-        await until(pilot, "compare ─")
+        await pilot.until("compare ─")
         assert len(app.screen_stack) == 2
         await pilot.press("escape", "question_mark")
-        await pilot.pause()
-        app.post(compared)
-        await pilot.pause()
-        assert "compare ─" not in screen_text(app)
+        assert "compare ─" not in await pilot.post(compared)
 
 
 async def test_a_listing_begun_before_a_run_was_deleted_does_not_bring_it_back(home: Home) -> None:
     two_runs(home)
     async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
-        await until(pilot, "runs   2")
+        await pilot.until("runs   2")
         screen = app.screen
-        assert isinstance(screen, RunsScreen)
         late = list_runs(home, [], screen._request_id)
         await pilot.press("d")
-        await until(pilot, "y  delete it")
+        await pilot.until("y  delete it")
         await pilot.press("y")
-        await until(pilot, "runs   1")
+        await pilot.until("runs   1")
         screen.post(late)
         await pilot.pause()
-        assert "runs   1" in screen_text(app)
+        assert "runs   1" in app.text
 
 
 async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> None:
     directories = two_runs(home)
-    async with running(home, size=(80, 24)) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directories[1])))
-        await pilot.pause()
+    async with running(home, a_snapshot(directories[1]), size=(80, 24)) as (_, pilot):
         await pilot.press("c")
-        text = await until(pilot, "compare ─")
+        text = await pilot.until("compare ─")
         assert f"A  {FIRST}" in text
         await pilot.press("escape")
-        app.post(SnapshotTaken(a_snapshot(directories[0])))
-        await pilot.pause()
+        await pilot.show(a_snapshot(directories[0]))
         await pilot.press("c")
-        text = await until(pilot, "compare ─")
+        text = await pilot.until("compare ─")
         assert f"B  {SECOND}" in text, "where no run came before, the newest other one"
         await pilot.press("escape")
         home.remove(SECOND)
         await pilot.press("c")
-        await until(pilot, "There is no other ended run")
+        await pilot.until("There is no other ended run")
 
 
-async def test_synthetic_data_is_shown_in_a_comparison(home: Home) -> None:
+async def test_synthetic_data_and_a_run_without_a_step_are_shown_in_a_comparison(home: Home) -> None:
     a_run(home, FIRST)
-    second = a_run(home, SECOND, synthetic=True)
-    async with running(home, size=(120, 40)) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(second)))
-        await pilot.pause()
+    synthetic, without_step = a_run(home, SECOND, synthetic=True), an_oom_run(home)
+    async with running(home, a_snapshot(synthetic), size=MIDDLE) as (_, pilot):
         await pilot.press("c")
-        text = await until(pilot, "compare ─")
+        text = await pilot.until("compare ─")
         assert "synthetic data" in next(line for line in text.splitlines() if line.startswith("B  "))
         assert "trained on synthetic data" in text
+        await pilot.press("escape")
+        await pilot.show(a_snapshot(without_step))
+        await pilot.press("c")
+        text = await pilot.until("B has not measured a step: there is no speed to compare.")
+        assert "not measured in both" not in text
 
 
-async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hold: Callable[[Path], None]) -> None:
+async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hold: Lock) -> None:
     two_runs(home)
     live = a_run(home, "20261121-080000-tiny-llama-bbbb", with_result=False)
     hold(live)
     async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
-        await until(pilot, "runs   3")
+        await pilot.until("runs   3")
         await pilot.press("d")
-        text = await until(pilot, "is still running: Enter opens it, s stops it")
+        text = await pilot.until("is still running: Enter opens it, s stops it")
         assert "y  delete it" not in text
         assert live.exists()
-        await pilot.press("down", "d")
-        await until(pilot, "y  delete it")
+        await pilot.press("down", "d", "enter", "enter", "space")
+        await pilot.until("y  delete it")
+        assert "y  delete it" not in await pilot.press("escape")
+        assert home.directory(SECOND).exists(), "only y answers"
+        await pilot.press("d")
+        await pilot.until("y  delete it")
         await pilot.press("y")
-        await until(pilot, f"deleted {SECOND}")
+        await pilot.until(f"deleted {SECOND}")
         current = app.screen.query_one(RunsTable).current
-        assert current is not None
         assert current.run_id == FIRST, "the cursor stays in its place"
         assert not home.directory(SECOND).exists()
         assert home.directory(FIRST).exists()
-
-
-async def test_f18_deleting_a_run_takes_the_key_y_alone(home: Home) -> None:
-    two_runs(home)
-    async with running(home, size=(120, 40)) as (app, pilot):
-        await pilot.press("h")
-        await until(pilot, "runs   2")
-        await pilot.press("d", "enter", "enter", "space")
-        await until(pilot, "y  delete it")
-        assert home.directory(SECOND).exists()
-        await pilot.press("escape")
-        await pilot.pause()
-        assert "y  delete it" not in screen_text(app)
-        assert home.directory(SECOND).exists()
 
 
 async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
     two_runs(home)
     async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
-        await until(pilot, "runs   2")
+        await pilot.until("runs   2")
         await pilot.press("down", "enter")
-        await pilot.pause()
         assert app.screen is app.main
         assert app.session.reader.followed == home.directory(FIRST)
 
 
 async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 0.05)
+    monkeypatch.setattr(runs, "REFRESH_S", 0.05)
     two_runs(home)
     async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
-        await until(pilot, "runs   2")
+        await pilot.until("runs   2")
         await pilot.press("down", "space")
         an_oom_run(home)
-        text = await until(pilot, "runs   3")
+        text = await pilot.until("runs   3")
         row = next(line for line in text.splitlines() if line.startswith("▸●"))
         assert "batch_size=16" not in row, "cursor and mark stay on their run"
         home.remove(SECOND)
-        await until(pilot, "runs   2")
+        await pilot.until("runs   2")
         home.remove(FIRST)
-        await until(pilot, "runs   1")
+        await pilot.until("runs   1")
         assert app.screen.query_one(RunsTable).marked == [], "a mark goes with its run"
 
 
 async def test_the_probes_of_a_search_are_not_listed_however_often_it_is_looked_at(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 0.05)
+    monkeypatch.setattr(runs, "REFRESH_S", 0.05)
     two_runs(home)
     a_run(home, "20261121-060000-tiny-llama-0001", role="probe", steps=0)
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.press("h")
-        await until(pilot, "runs   2")
+        await pilot.until("runs   2")
         a_run(home, "20261121-060100-tiny-llama-0002", role="probe", steps=0, state="oom")
         an_oom_run(home)
-        text = await until(pilot, "runs   3")
+        text = await pilot.until("runs   3")
         assert "0001" not in text
         home.remove(SECOND)
-        await until(pilot, "runs   2")
+        await pilot.until("runs   2")
 
 
 def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -> None:
@@ -234,36 +200,24 @@ def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -
 
 async def test_on_a_narrow_list_the_order_is_one_that_can_be_seen(home: Home) -> None:
     two_runs(home)
-    async with running(home, size=(80, 24)) as (app, pilot):
+    async with running(home, size=(80, 24)) as (_, pilot):
         await pilot.press("h")
-        text = await until(pilot, "runs   2   by started, newest first")
+        text = await pilot.until("runs   2   by started, newest first")
         assert "d delete" in text.splitlines()[-1]
         assert text.splitlines()[-1].rstrip().endswith("q quit")
         seen = set()
         for _ in range(4):
-            await pilot.press("o")
-            text = screen_text(app)
+            text = await pilot.press("o")
             assert "↓" in text or "↑" in text
             seen.add(text.splitlines()[0].split("by ")[1].split(",")[0])
         assert seen == {"started", "samples/s", "preset", "state"}
         await pilot.resize_terminal(60, 20)
-        text = await until(pilot, "runs   2")
+        text = await pilot.until("runs   2")
         assert "24.0" in text, "a figure is there whole"
 
 
-async def test_runs_without_a_step_are_shown_in_a_line(home: Home) -> None:
-    a_run(home, FIRST)
-    second = an_oom_run(home)
-    async with running(home, size=(120, 40)) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(second)))
-        await pilot.pause()
-        await pilot.press("c")
-        text = await until(pilot, "B has not measured a step: there is no speed to compare.")
-        assert "not measured in both" not in text
-
-
 async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 3600.0)
+    monkeypatch.setattr(runs, "REFRESH_S", 3600.0)
     rows = [
         RunRow(f"20260101-{number:06d}-tiny-llama-aaaa", "tiny-llama", None, "finished", samples_per_s=float(number))
         for number in range(10_000)
@@ -271,10 +225,9 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
     async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.press("h")
         screen = app.screen
-        assert isinstance(screen, RunsScreen)
-        await until(pilot, "No run yet; Esc")
+        await pilot.until("No run yet; Esc")
         screen.post(RunsListed(rows, screen._request_id))
-        await until(pilot, "runs   10,000")
+        await pilot.until("runs   10,000")
         drawn: list[int] = []
         sorted_lengths: list[int] = []
         line, order = RunsTable.row_line, sorted_rows
@@ -293,26 +246,23 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         assert screen.query_one(RunsTable).current is not None
 
 
-def test_runs_without_a_figure_come_last_in_either_order() -> None:
-    rows = [
-        RunRow("a", "p", None, "oom"),
-        RunRow("b", "p", None, "finished", samples_per_s=2.0),
-        RunRow("c", "p", None, "finished", samples_per_s=3.0),
-    ]
-    by_rate = next(order for order in ORDERS if order.name == "samples/s")
-    assert [row.run_id for row in sorted_rows(rows, by_rate, False)] == ["c", "b", "a"]
-    assert [row.run_id for row in sorted_rows(rows, by_rate, True)] == ["b", "c", "a"]
-
-
-def test_runs_of_another_seq_len_are_not_ranked_among_the_others() -> None:
-    rates = {"a": (128, 50.0), "b": (512, 14.0), "c": (128, 90.0), "d": (512, 60.0), "e": (None, 70.0)}
+@pytest.mark.parametrize(
+    ("rates", "down", "up"),
+    [
+        ({"a": (None, None), "b": (None, 2.0), "c": (None, 3.0)}, "cba", "bca"),
+        ({"a": (128, 50.0), "b": (512, 14.0), "c": (128, 90.0), "d": (512, 60.0), "e": (None, 70.0)}, "caedb", "bdace"),
+    ],
+)
+def test_runs_without_a_figure_come_last_and_each_seq_len_is_ranked_apart(
+    rates: dict[str, tuple[int | None, float | None]], down: str, up: str
+) -> None:
     rows = [
         RunRow(name, "p", None, "finished", samples_per_s=rate, knobs={"seq_len": length} if length else {})
         for name, (length, rate) in rates.items()
     ]
     by_rate = next(order for order in ORDERS if order.name == "samples/s")
-    assert [row.run_id for row in sorted_rows(rows, by_rate, False)] == ["c", "a", "e", "d", "b"]
-    assert [row.run_id for row in sorted_rows(rows, by_rate, True)] == ["b", "d", "a", "c", "e"]
+    for is_reversed, names in ((False, down), (True, up)):
+        assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
 
 
 async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Home) -> None:
@@ -320,36 +270,29 @@ async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Ho
     a_run(home, "20261121-060000-tiny-llama-cccc", knobs={"seq_len": 64, "lr": 2.0}, step_ms=100.0)
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.press("h")
-        text = await until(pilot, "runs   3   by started, newest first")
+        text = await pilot.until("runs   3   by started, newest first")
         assert "apart" not in text
         await pilot.press("o")
-        text = await until(pilot, "runs   3   by samples/s, most first, each seq_len apart")
+        text = await pilot.until("runs   3   by samples/s, most first, each seq_len apart")
         rows = [line.rstrip() for line in text.splitlines()[2:5]]
         assert rows[0].endswith("seq_len=64  lr=2"), "its seq_len stands once"
         assert rows[1].endswith("seq_len=128  batch_size=16")
         assert rows[2].endswith("seq_len=128")
         await pilot.press("slash", *"seq_len=128", "enter")
-        text = await until(pilot, "runs   2 of 3")
+        text = await pilot.until("runs   2 of 3")
         assert "apart" not in text, "they compare"
         assert "seq_len" not in text.splitlines()[2]
 
 
-def test_a_filter_wants_every_word() -> None:
-    row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs={"batch_size": 64})
+def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed() -> None:
+    knobs = {"batch_size": 64, "memory_limit": None, "devices": None}
+    row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs=knobs)
     assert row_matches(row, "bert memory batch_size=64")
     assert not row_matches(row, "bert finished")
     assert row_matches(row, "")
-
-
-def test_a_filter_takes_values_as_they_are_typed() -> None:
-    row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs={"memory_limit": None, "devices": None})
     assert row_matches(row, "memory_limit=none devices=auto")
-
-
-def test_a_changed_model_is_listed_and_found() -> None:
-    row = RunRow(
-        "20260101-000000-x", "vit-large", None, "finished", overrides={"model.num_hidden_layers": 1, "lr": 1.0}
-    )
+    changed = {"model.num_hidden_layers": 1, "lr": 1.0}
+    row = RunRow("20260101-000000-x", "vit-large", None, "finished", overrides=changed)
     assert override_words(row) == ["model.num_hidden_layers=1", "lr=1"]
     assert row_matches(row, "num_hidden_layers=1")
 
@@ -381,22 +324,20 @@ def test_on_the_smallest_screen_a_row_begins_its_last_column_with_what_was_chang
 
 
 async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
-    async with running(home, size=(100, 40)) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
-        await pilot.pause()
+    async with running(home, a_snapshot(None), size=(100, 40)) as (_, pilot):
         await pilot.press("p", *"zz")
-        text = await until(pilot, "with “zz”: 0 of")
+        text = await pilot.until("with “zz”: 0 of")
         await pilot.press("enter")
         assert "What to train" in text, "there is nothing to choose"
         await pilot.press("backspace", "backspace", *"moe")
-        await until(pilot, "with “moe”")
+        await pilot.until("with “moe”")
         await pilot.press("enter")
-        await until(pilot, "preset moe-small")
+        await pilot.until("preset moe-small")
 
 
 async def test_what_a_narrow_row_cuts_stands_below_the_list(home: Home) -> None:
     a_run(home, FIRST, state="failed", reason="rank 1 ended: a word that no narrow row has room for at all")
     async with running(home, size=(80, 24)) as (_, pilot):
         await pilot.press("h")
-        text = await until(pilot, "no narrow row has room for")
+        text = await pilot.until("no narrow row has room for")
         assert FIRST in text

@@ -7,13 +7,12 @@ import shutil
 import sys
 import threading
 import tomllib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, running, screen_text, until, until_true
+from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, running
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -67,17 +66,14 @@ async def typed(pilot: Pilot[Any], text: str) -> None:
     """Type a line into the dialog in sight, in place of what stands there."""
     pilot.app.screen.query_one(Input).value = text
     await pilot.press("enter")
-    await pilot.pause()
 
 
 async def looked_into(pilot: Pilot[Any], *arguments: str) -> str:
     """Press `o`, type the command, and wait for the flags of its script; the text of the screen."""
-    assert isinstance(pilot.app, StillApp)
-    pilot.app.post(SnapshotTaken(a_snapshot(None)))
-    await pilot.pause()
+    await pilot.show(a_snapshot(None))
     await pilot.press("o")
     await typed(pilot, command(*arguments))
-    return await until(pilot, "stopped at the parser")
+    return await pilot.until("stopped at the parser")
 
 
 async def to_knob(pilot: Pilot[Any], name: str) -> None:
@@ -95,7 +91,7 @@ async def saved(pilot: Pilot[Any], name: str) -> None:
     """Save the mapping as this preset, which becomes the next run."""
     await pilot.press("w")
     await typed(pilot, name)
-    await until(pilot, f"{name} is the next run")
+    await pilot.until(f"{name} is the next run")
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
@@ -104,13 +100,10 @@ async def test_o_shows_the_flags_of_a_script_and_the_proposed_mapping(
 ) -> None:
     async with running(home, size=size) as (_, pilot):
         text = await looked_into(pilot, "--bs", "8")
-        assert "stopped at the parser: argparse, 6 flags" in text
-        assert "▸ batch_size      --bs {}" in text
-        assert "now 8" in text
-        assert "--bs is a usual name for batch_size; default 16, this command gives 8" in text
-        assert "fp32: --dtype float32, bf16: --dtype bfloat16" in text
-        assert "without a flag, through DataLoader's defaults: pin_memory" in text
-        assert "--eval-batch-size" in text
+        has(text, "stopped at the parser: argparse, 6 flags", "▸ batch_size      --bs {}", "now 8")
+        has(text, "--bs is a usual name for batch_size; default 16, this command gives 8")
+        has(text, "fp32: --dtype float32, bf16: --dtype bfloat16")
+        has(text, "without a flag, through DataLoader's defaults: pin_memory", "--eval-batch-size")
         assert text.splitlines()[-1].startswith("w save  Enter flag  a add  x remove  c command  Esc back")
         assert not (work / "trained").exists(), "nothing of the training ran"
 
@@ -127,28 +120,24 @@ async def test_a_refusal_that_comes_after_f5_does_not_hide_the_new_flags(
         raise UserError("the first look was refused", key="command")
 
     monkeypatch.setattr(discovery, "discover", refuse_at_first)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
+    async with running(home, a_snapshot(None)) as (_, pilot):
         await pilot.press("o")
         await typed(pilot, command())
         await pilot.press("f5")
         again.set()
-        text = await until(pilot, "stopped at the parser")
+        text = await pilot.until("stopped at the parser")
         assert "the first look was refused" not in text
 
 
 async def test_without_a_command_the_screen_says_what_to_do(home: Home, work: Path) -> None:
     async with running(home, size=SMALL) as (app, pilot):
-        await pilot.press("o", "escape")
-        await pilot.pause()
-        text = screen_text(app)
+        text = await pilot.press("o", "escape")
         assert "Enter types its command." in text
         assert text.splitlines()[-1].startswith("Enter command  Esc back")
         await pilot.press("enter")
         await typed(pilot, command())
-        await until(pilot, "stopped at the parser")
+        await pilot.until("stopped at the parser")
         await pilot.press("escape")
-        await pilot.pause()
         assert app.screen is app.main
 
 
@@ -167,33 +156,31 @@ async def test_a_line_that_is_no_command_is_refused_where_it_is_typed(
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, line)
-        assert refusal in " ".join(screen_text(app).replace("│", " ").split())
+        assert refusal in " ".join(app.text.replace("│", " ").split())
         assert app.screen.query(Input), "the dialog stays"
 
 
 async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
-    async with running(home, size=FULL) as (app, pilot):
+    async with running(home) as (app, pilot):
         await looked_into(pilot)
         await pilot.press("enter")
         await typed(pilot, "--bss")
-        assert "the script has no flag --bss; did you mean --bs?" in screen_text(app)
+        assert "the script has no flag --bss; did you mean --bs?" in app.text
         await typed(pilot, "--eval-batch-size")
-        text = screen_text(app)
-        assert "▸ batch_size      --eval-batch-size {}" in text
-        assert "given by you" in text
+        text = app.text
+        has(text, "▸ batch_size      --eval-batch-size {}", "given by you")
         await to_knob(pilot, "workers")
-        await pilot.press("x")
-        assert "workers has no flag now" in screen_text(app)
+        assert "workers has no flag now" in await pilot.press("x")
         await pilot.press("a")
         await pilot.press(*"checkpointing", "enter")
         await typed(pilot, "--half")
-        assert "▸ checkpointing   full: --half, off: nothing" in screen_text(app)
+        assert "▸ checkpointing   full: --half, off: nothing" in app.text
         await to_knob(pilot, "precision")
         await pilot.press("enter")
         await typed(pilot, "bf16: --halve, fp32: nothing")
-        assert "the script has no flag --halve; did you mean --half?" in screen_text(app)
+        assert "the script has no flag --halve; did you mean --half?" in app.text
         await typed(pilot, "bf16: --half, fp32: nothing")
-        (row,) = (row for row in screen_text(app).splitlines() if row.startswith("▸ precision "))
+        (row,) = (row for row in app.text.splitlines() if row.startswith("▸ precision "))
         assert "bf16: --half, fp32: nothing" in row
         assert row.rstrip().endswith("now fp32"), "a correction keeps the present value"
         await saved(pilot, "mine")
@@ -215,174 +202,145 @@ async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(
         await looked_into(pilot)
         await saved(pilot, "mine")
         assert app.screen is app.main
-        text = screen_text(app)
-        assert "script train.py" in text
-        assert "by a flag" in text
-        assert "batch_size     16" in text
+        text = app.text
+        has(text, "script train.py", "by a flag", "batch_size     16")
         assert "by a flag: --bs {}" in " ".join(text.split())
         panel = app.main.query_one(KnobPanel)
         await pilot.press("right")
-        assert app.session.next_run is not None
-        assert app.session.next_run.spec.knobs["batch_size"] == 32
+        assert app.knobs["batch_size"] == 32
         panel.move_to("lr")
-        assert "script's own" in screen_text(app), "a value that nobody asked for is left to the script"
+        assert "script's own" in app.text, "a value that nobody asked for is left to the script"
         panel.move_to("precision")
         await pilot.press("right")
-        assert app.session.next_run.spec.knobs["precision"] == "bf16", "tf32 has no words in this script"
+        assert app.knobs["precision"] == "bf16", "tf32 has no words in this script"
         panel.move_to("attention")
-        text = screen_text(app)
+        text = app.text
         assert "script no flag is mapped to" in text
         await pilot.press("right")
-        assert "attention cannot reach mine" in " ".join(screen_text(app).split())
+        assert "attention cannot reach mine" in " ".join(app.text.split())
         panel.move_to("optimizer")
-        assert "script without a flag: only" in screen_text(app)
-        await pilot.press("p")
-        assert "your script: train.py" in screen_text(app)
+        assert "script without a flag: only" in app.text
+        assert "your script: train.py" in await pilot.press("p")
 
 
-async def test_r_asks_before_a_script_runs_to_completion(home: Home, work: Path) -> None:
-    async with running(home, size=FULL) as (app, pilot):
-        await looked_into(pilot)
-        await saved(pilot, "mine")
-        started: list[Any] = []
-        app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)  # type: ignore[method-assign]
-        await pilot.press("r")
-        assert isinstance(app.screen, YesDialog)
-        assert "train.py runs to completion and writes its usual files" in screen_text(app)
-        await pilot.press("enter", "n")
-        assert started == []
-        assert app.session.next_run is not None
-        app.session.set_next_run(app.session.next_run.with_value("steps", "20"))
-        await pilot.press("r")
-        await pilot.pause()
-        assert [spec.knobs["steps"] for spec in started] == [20]
-        assert started[0].script.command[-1] == "train.py"
-
-
-async def test_both_searches_ask_first_about_a_script(home: Home, work: Path) -> None:
-    async with running(home, size=SMALL) as (app, pilot):
+async def test_both_searches_and_r_ask_first_about_a_script(home: Home, work: Path) -> None:
+    async with running(home) as (app, pilot):
         await looked_into(pilot)
         await saved(pilot, "mine")
         await pilot.press("b")
-        text = " ".join(screen_text(app).split())
+        text = " ".join(app.text.split())
         assert isinstance(app.screen, BatchScreen)
-        assert "each size is a process of its own" in text
-        assert "Enter starts the search; Esc goes back." in text
+        has(text, "each size is a process of its own", "Enter starts the search; Esc goes back.")
         await pilot.press("escape")
         await pilot.press("B")
-        await until_true(pilot, lambda: PLANNING_NOTICE not in screen_text(app), "the plan of a best-fit search")
-        text = screen_text(app)
+        await pilot.until_true(lambda: PLANNING_NOTICE not in app.text, "the plan of a best-fit search")
+        text = app.text
         assert "best fit: mine" in text
         assert "Refused" not in text
         assert "each trial is a process of its own" in " ".join(text.split())
         assert "Enter starts the search; Esc goes back." in text
+        await pilot.press("escape")
+        started: list[Any] = []
+        app.session.run_control.start = lambda spec, run_to_stop=None: started.append(spec)
+        await pilot.press("r")
+        assert isinstance(app.screen, YesDialog)
+        assert "train.py runs to completion and writes its usual files" in app.text
+        await pilot.press("enter", "n")
+        assert started == []
+        app.session.set_next_run(app.session.next_run.with_value("steps", "20"))
+        await pilot.press("r")
+        assert [spec.knobs["steps"] for spec in started] == [20]
+        assert started[0].script.command[-1] == "train.py"
 
 
 async def test_a_script_that_fails_says_why_and_f5_looks_again(home: Home, work: Path) -> None:
     (work / "train.py").write_text("raise RuntimeError('no data here')\n")
-    async with running(home, size=SMALL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
+    async with running(home, a_snapshot(None), size=SMALL) as (_, pilot):
         await pilot.press("o")
         await typed(pilot, command())
-        text = " ".join((await until(pilot, "f5 looks again after a change")).split())
+        text = " ".join((await pilot.until("f5 looks again after a change")).split())
         assert "train.py ended before its arguments were read: RuntimeError: no data here" in text
         (work / "train.py").write_text(ARGPARSE)
         await pilot.press("f5")
-        await until(pilot, "stopped at the parser")
+        await pilot.until("stopped at the parser")
 
 
 async def test_a_script_without_flags_says_which_knobs_reach_it(home: Home, work: Path) -> None:
     (work / "train.py").write_text("print('no arguments')\n")
-    async with running(home, size=SMALL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
+    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, command())
-        text = await until(pilot, "No flag was recognised; a maps a knob to one.")
+        text = await pilot.until("No flag was recognised; a maps a knob to one.")
         assert "through DataLoader's defaults: workers, pin_memory" in " ".join(text.split())
         await pilot.press("a")
         await pilot.press(*"batch_size", "enter")
         await typed(pilot, "--bs")
-        assert "the script has no flags" in screen_text(app)
+        assert "the script has no flags" in app.text
 
 
 async def test_pages_past_the_last_flag_are_not_owed_on_the_way_back(home: Home, work: Path) -> None:
     flags = "".join(f'parser.add_argument("--option-{number}")\n' for number in range(30))
     text = f"import argparse\nparser = argparse.ArgumentParser()\n{flags}parser.parse_args()\n"
     (work / "train.py").write_text(text)
-    async with running(home, size=SMALL) as (app, pilot):
+    async with running(home, size=SMALL) as (_, pilot):
         await looked_into(pilot)
-        await pilot.press(*["pagedown"] * 9)
-        assert "to 30 (PgUp PgDn)" in screen_text(app)
-        await pilot.press("pageup")
-        assert "to 25 (PgUp PgDn)" in screen_text(app)
+        assert "to 30 (PgUp PgDn)" in await pilot.press(*["pagedown"] * 9)
+        assert "to 25 (PgUp PgDn)" in await pilot.press("pageup")
 
 
 @pytest.mark.usefixtures("patient_discovery")
 async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> None:
     (work / "train.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
-    async with running(home, size=SMALL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
+    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, command())
-        await until(pilot, "running the script up to its argument parser…")
+        await pilot.until("running the script up to its argument parser…")
         await pilot.press("escape")
-        await pilot.pause()
         assert app.screen is app.main
         thread = app.session.script_control._work._thread
-        assert thread is not None
         thread.join(60)
         assert not thread.is_alive()
 
 
 @pytest.mark.usefixtures("patient_discovery")
-async def test_looking_again_beside_a_measured_run_ends_the_script(
-    home: Home, work: Path, hold: Callable[[Path], None]
-) -> None:
+async def test_looking_again_beside_a_measured_run_ends_the_script(home: Home, work: Path, hold: Lock) -> None:
     (work / "train.py").write_text("import time\ntime.sleep(600)\n")
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
+    async with running(home, a_snapshot(None)) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, command())
-        await until(pilot, "running the script up to its argument parser…")
+        await pilot.until("running the script up to its argument parser…")
         app.post(SnapshotTaken(a_snapshot(a_live_run(home, hold), second=23)))
-        await pilot.press("f5")
-        assert "is being measured, and starting the script would slow it" in screen_text(app)
+        assert "is being measured, and starting the script would slow it" in await pilot.press("f5")
         thread = app.session.script_control._work._thread
-        assert thread is not None
         thread.join(60)
         assert not thread.is_alive()
 
 
-async def test_no_script_is_started_beside_a_measured_run(home: Home, work: Path, hold: Callable[[Path], None]) -> None:
+async def test_no_script_is_started_beside_a_measured_run(home: Home, work: Path, hold: Lock) -> None:
     directory = a_live_run(home, hold)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory, second=23)))
-        await pilot.pause()
+    async with running(home, a_snapshot(directory, second=23)) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, command())
-        assert f"{directory.name} is being measured, and starting the script would slow it" in screen_text(app)
+        assert f"{directory.name} is being measured, and starting the script would slow it" in app.text
 
 
 async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home: Home, work: Path) -> None:
-    async with running(home, size=FULL) as (app, pilot):
+    async with running(home) as (app, pilot):
         await looked_into(pilot)
         shutil.rmtree(work)
-        app.post(SnapshotTaken(a_snapshot(None)))
-        await pilot.pause()
-        assert str(work) in screen_text(app)
+        await pilot.show(a_snapshot(None))
+        assert str(work) in app.text
         await pilot.press("w")
         await typed(pilot, "mine")
-        await until(pilot, f"there is no script train.py in {work}")
+        await pilot.until(f"there is no script train.py in {work}")
 
 
 async def test_a_script_that_is_a_module_is_saved_under_its_name(home: Home, work: Path) -> None:
     (work / "mypackage").mkdir()
     (work / "mypackage" / "train.py").write_text(ARGPARSE)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
-        await pilot.pause()
+    async with running(home, a_snapshot(None)) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, shlex.join([sys.executable, "-m", "mypackage.train"]))
-        await until(pilot, "stopped at the parser")
+        await pilot.until("stopped at the parser")
         await pilot.press("w")
         assert app.screen.query_one(Input).value == "mypackage.train"

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from recorded import START_NS, S, write_lines
-from searched import (
-    ANSWER,
-    CONDUCTED,
-    CONFIRMATION_ID,
-    FULL,
-    NOW_S,
-    SMALL,
-    a_probe,
-    a_search,
-    answered,
-    going_on,
-    nothing_fits,
-    opened,
-    show,
-)
-from still import StillApp, a_snapshot, running, screen_text, until, until_true
+from recorded import CONDUCTED, START_NS, S, a_probe, a_search, answered, going_on, nothing_fits, write_lines
+from still import MIDDLE, NOW_S, SMALL, Lock, a_snapshot, has, running
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
@@ -35,40 +19,25 @@ from trainfast_runner.search.journal.batch import BatchEnded, ConfirmationRun, R
 from trainfast_runner.search.journal.lines import Paused
 from trainfast_runner.search.searches import newest_search
 from trainfast_runner.settings.scripts.script_preset import ScriptPreset
-from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.next_run.sources import next_run_from_script
 
 
-def knob(app: StillApp, name: str) -> object:
-    assert app.session.next_run is not None
-    return app.session.next_run.spec.knobs[name]
-
-
-async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(home: Home) -> None:
-    async with running(home, size=FULL) as (app, pilot):
-        text = await opened(pilot, a_search(home, answered()))
-        assert "✓ batch_size 42 is the largest that fits, confirmed in a fresh process  took 41 s" in text
-        assert "✗ out of memory in backward" in text
-        assert f"✓ confirmed: {CONFIRMATION_ID}" in text
-        assert ANSWER.certainty in text
-        assert "the largest leaves 3.00 MiB of the limit" in text
-        assert "▸ recommended batch_size=40  leaves 46.0 MiB: 3 % for fragmentation" in text
-        assert "  aligned     batch_size=40  a multiple of 8" in text
-        assert f"  largest     batch_size=42  confirmed by {CONFIRMATION_ID}" in text
-        assert "  fastest     batch_size=8  16.6 samples/s" in text
-        await pilot.press("enter")
-        await pilot.pause()
+@pytest.mark.parametrize(("keys", "batch_size"), [((), 40), (("down", "down"), 42)])
+async def test_enter_applies_the_answer_under_the_cursor(home: Home, keys: tuple[str, ...], batch_size: int) -> None:
+    async with running(home, size=SMALL) as (app, pilot):
+        await pilot.opened(a_search(home, answered()))
+        await pilot.press(*keys)
+        assert f"batch_size = {batch_size}; r runs it" in await pilot.press("enter")
         assert app.screen is app.main
-        assert knob(app, "batch_size") == 40
-        assert "batch_size = 40; r runs it" in screen_text(app)
+        assert app.knobs["batch_size"] == batch_size
 
 
 async def test_the_step_of_a_confirmation_run_is_its_median_and_not_its_last(home: Home) -> None:
     *tried, confirmation, last, ended = answered()
     ranks = [RankPeaks(rank=0, step_ms=985.0)]
     confirmed = msgspec.structs.replace(confirmation, step_ms=1661.0, ranks=ranks)
-    async with StillApp(home).run_test(size=FULL) as pilot:
-        text = await opened(pilot, a_search(home, [*tried, confirmed, last, ended]))
+    async with running(home, size=MIDDLE) as (_, pilot):
+        text = await pilot.opened(a_search(home, [*tried, confirmed, last, ended]))
         assert "1,661 ms" in text
         assert "985 ms" not in text
 
@@ -76,32 +45,21 @@ async def test_the_step_of_a_confirmation_run_is_its_median_and_not_its_last(hom
 async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) -> None:
     *tried, confirmation, last, ended = answered()
     refuting = ConfirmationRun(batch_size=42, run_id="20261121-055000-cold", state="oom", seconds=1.0, refutes=[42])
-    async with StillApp(home).run_test(size=FULL) as pilot:
-        text = await opened(pilot, a_search(home, [*tried, refuting, confirmation, last, ended]))
+    async with running(home, size=MIDDLE) as (_, pilot):
+        text = await pilot.opened(a_search(home, [*tried, refuting, confirmation, last, ended]))
         assert text.count("✗ fitted, refuted by the confirmation run") == 1
         assert "✗ out of memory in the confirmation run" in text
         assert text.count("● fits") == 2
 
 
-async def test_enter_applies_the_answer_under_the_cursor(home: Home) -> None:
-    async with running(home, size=SMALL) as (app, pilot):
-        await opened(pilot, a_search(home, answered()))
-        await pilot.press("down", "down")
-        assert "▸ largest     batch_size=42" in screen_text(app)
-        await pilot.press("enter")
-        await pilot.pause()
-        assert knob(app, "batch_size") == 42
-
-
 async def test_the_cursor_is_on_the_first_answer_of_a_search_that_was_started_over(home: Home) -> None:
     async with running(home, size=SMALL) as (app, pilot):
         search = a_search(home, answered())
-        await opened(pilot, search)
+        await pilot.opened(search)
         await pilot.press("down", "down")
         for lines in (going_on(), answered()):
-            write_lines(search / "journal.jsonl", lines)
-            await show(pilot, search)
-        assert "▸ recommended batch_size=40" in screen_text(app)
+            await pilot.show_search(search, lines=lines)
+        assert "▸ recommended batch_size=40" in app.text
 
 
 async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(home: Home, live_search: Path) -> None:
@@ -114,42 +72,38 @@ async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(h
     async with running(home, size=SMALL) as (app, pilot):
         *before, step = going_on()
         write_lines(live_search / "journal.jsonl", [*before, *tried, step])
-        text = await opened(pilot, live_search)
+        text = await pilot.opened(live_search)
         newest = seen_sizes(text)
         assert 160 in newest
         assert 101 not in newest
         assert f"more rows: {62 - len(newest)} above  PgUp PgDn" in text, "the two of every search among them"
         await pilot.press("up")
-        assert seen_sizes(screen_text(app)) == {*range(min(newest) - 1, 161)}, "the size under way is out of sight"
-        assert "above, 1 below  PgUp PgDn" in screen_text(app)
+        assert seen_sizes(app.text) == {*range(min(newest) - 1, 161)}, "the size under way is out of sight"
+        assert "above, 1 below  PgUp PgDn" in app.text
         await pilot.press(*["pageup"] * 9)
-        assert 101 in seen_sizes(screen_text(app))
-        assert " above" not in screen_text(app)
+        assert 101 in seen_sizes(app.text)
+        assert " above" not in app.text
         await pilot.press("pagedown")
-        assert not seen_sizes(screen_text(app)) & {101, 160}
+        assert not seen_sizes(app.text) & {101, 160}
         await pilot.press(*["pagedown"] * 9)
-        assert seen_sizes(screen_text(app)) == newest
+        assert seen_sizes(app.text) == newest
         # With an answer the arrows move among its sizes.
-        write_lines(live_search / "journal.jsonl", [*answered()[:-3], *tried, *answered()[-3:]])
-        await show(pilot, live_search)
-        await pilot.press("down", "down")
-        text = screen_text(app)
+        await pilot.show_search(live_search, lines=[*answered()[:-3], *tried, *answered()[-3:]])
+        text = await pilot.press("down", "down")
+        has(text, "▸ largest     batch_size=42", "✓ confirmed")
+        text = await pilot.press("pageup")
         assert "▸ largest     batch_size=42" in text
-        assert "✓ confirmed" in text
-        await pilot.press("pageup")
-        assert "▸ largest     batch_size=42" in screen_text(app)
-        assert "✓ confirmed" not in screen_text(app)
+        assert "✓ confirmed" not in text
 
 
 async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Home) -> None:
-    async with running(home, size=FULL) as (app, pilot):
-        text = await opened(pilot, a_search(home, nothing_fits()))
-        assert "✗ batch_size 1 does not fit: 75.0 MiB too much" in text
-        assert "▸ change 1    optimizer=adafactor  frees 120 MiB; speed: slower to converge" in text
+    async with running(home, size=MIDDLE) as (app, pilot):
+        text = await pilot.opened(a_search(home, nothing_fits()))
+        has(text, "✗ batch_size 1 does not fit: 75.0 MiB too much")
+        has(text, "▸ change 1    optimizer=adafactor  frees 120 MiB; speed: slower to converge")
         await pilot.press("down", "enter")
-        await pilot.pause()
-        assert knob(app, "checkpointing") == "full"
-        assert knob(app, "precision") == "bf16"
+        assert app.knobs["checkpointing"] == "full"
+        assert app.knobs["precision"] == "bf16"
 
 
 async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
@@ -157,99 +111,79 @@ async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
-    async with running(home, size=FULL) as (app, pilot):
-        await opened(pilot, live_search)
+    async with running(home, size=MIDDLE) as (app, pilot):
+        await pilot.opened(live_search)
         await pilot.press("s")
-        await until(pilot, "Stopping: the running process is ended, the journal is kept")
-        await until_true(pilot, lambda: cancelled, "the cancel")
+        await pilot.until("Stopping: the running process is ended, the journal is kept")
+        await pilot.until_true(lambda: cancelled, "the cancel")
         assert cancelled == [live_search]
         write_lines(
             live_search / "journal.jsonl",
             [*going_on(), BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled", seconds=16.0)],
         )
-        await show(pilot, live_search)
-        text = screen_text(app)
+        text = await pilot.show_search(live_search)
         assert "■ cancelled; its journal is kept, f5 continues  took 16 s" in text
         assert text.splitlines()[-1].startswith("Esc back  f5 continue"), "nothing to apply, nothing to pause"
-        await pilot.press("s")
-        assert "There is no live search." in screen_text(app)
+        assert "There is no live search." in await pilot.press("s")
         await pilot.press("escape")
-        await pilot.pause()
         assert app.screen is app.main
 
 
 async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_search: Path) -> None:
-    async with running(home, size=FULL) as (app, pilot):
-        await opened(pilot, live_search)
+    async with running(home, size=MIDDLE) as (_, pilot):
+        await pilot.opened(live_search)
         await pilot.press("space")
-        await until_true(pilot, (live_search / PAUSE_FILE).exists, "the pause")
-        await show(pilot, live_search)
-        assert "● pausing after this probe" in screen_text(app)
-        write_lines(live_search / "journal.jsonl", [*going_on(), Paused(t_ns=START_NS + 15 * S)])
-        await show(pilot, live_search)
-        text = screen_text(app)
-        assert "■ paused: no process is running" in text
-        assert "space resume" in text
-        assert "next: probe batch_size 42" in text
+        await pilot.until_true((live_search / PAUSE_FILE).exists, "the pause")
+        assert "● pausing after this probe" in await pilot.show_search(live_search)
+        text = await pilot.show_search(live_search, lines=[*going_on(), Paused(t_ns=START_NS + 15 * S)])
+        has(text, "■ paused: no process is running", "space resume", "next: probe batch_size 42")
         assert "apply" not in text.splitlines()[-1], "there is nothing to apply yet"
         done = [*going_on(), a_probe(42), Paused(t_ns=START_NS + 15 * S)]
-        write_lines(live_search / "journal.jsonl", done)
-        await show(pilot, live_search)
-        assert "next: decided when the search goes on" in screen_text(app)
+        assert "next: decided when the search goes on" in await pilot.show_search(live_search, lines=done)
         await pilot.press("p")
-        await until_true(pilot, lambda: not (live_search / PAUSE_FILE).exists(), "the end of the pause")
+        await pilot.until_true(lambda: not (live_search / PAUSE_FILE).exists(), "the end of the pause")
 
 
 @pytest.mark.parametrize("key", ["b", "escape"])
 async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
     home: Home, live_search: Path, key: str
 ) -> None:
-    async with running(home, size=FULL) as (app, pilot):
-        await opened(pilot, live_search)
+    async with running(home, size=MIDDLE) as (app, pilot):
+        await pilot.opened(live_search)
         await pilot.press(key)
-        await pilot.pause()
         assert app.screen is app.main
-        assert "The search goes on; b shows it." in screen_text(app)
+        assert "The search goes on; b shows it." in app.text
         assert not app.session.requests[-1].may_trace, "a search measures too"
         for key in ("r", "s"):
             app.main.notify("")
-            await pilot.press(key)
-            await pilot.pause()
-            assert "Batch search is using the device; b shows it, s there stops it." in screen_text(app)
-        write_lines(live_search / "journal.jsonl", answered())
-        await show(pilot, live_search)
-        assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
+            assert "Batch search is using the device; b shows it, s there stops it." in await pilot.press(key)
+        assert "The search has ended: batch_size 42 is the largest that fits" in await pilot.show_search(
+            live_search, lines=answered()
+        )
 
 
 async def test_the_end_of_a_search_is_notified_on_the_visible_screen(home: Home, live_search: Path) -> None:
-    async with running(home, size=FULL) as (app, pilot):
-        await show(pilot, live_search)
+    async with running(home, size=MIDDLE) as (app, pilot):
+        await pilot.show_search(live_search)
         await pilot.press("h")
-        await until(pilot, "No run yet; Esc")
-        write_lines(live_search / "journal.jsonl", answered())
-        await show(pilot, live_search)
-        await until(pilot, "The search has ended: batch_size 42 is the largest that fits")
+        await pilot.until("No run yet; Esc")
+        await pilot.show_search(live_search, lines=answered())
+        await pilot.until("The search has ended: batch_size 42 is the largest that fits")
         assert app.screen is not app.main
 
 
 async def test_a_notice_that_names_the_search_goes_once_the_search_is_shown(home: Home, live_search: Path) -> None:
-    async with running(home, size=FULL) as (app, pilot):
-        await opened(pilot, live_search)
-        await pilot.press("escape", "s")
-        await pilot.pause()
-        assert "Batch search is using the device" in screen_text(app)
+    async with running(home, size=MIDDLE) as (app, pilot):
+        await pilot.opened(live_search)
+        assert "Batch search is using the device" in await pilot.press("escape", "s")
         await pilot.press("b")
-        write_lines(live_search / "journal.jsonl", answered())
-        await show(pilot, live_search)
+        await pilot.show_search(live_search, lines=answered())
         await pilot.press("escape")
-        await pilot.pause()
         assert app.screen is app.main
-        assert "Batch search is using the device" not in screen_text(app)
+        assert "Batch search is using the device" not in app.text
 
 
-def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(
-    home: Home, conduct: Callable[[Path], None]
-) -> None:
+def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(home: Home, conduct: Lock) -> None:
     assert newest_search(home) is None
     live = a_search(home, going_on())
     assert newest_search(home) is None, "of another boot, where nobody knows what the machine was"
@@ -261,28 +195,24 @@ def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(
 
 
 async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home: Home) -> None:
-    async with running(home, size=FULL) as (app, pilot):
-        await opened(pilot, a_search(home, answered()))
-        assert app.session.next_run is not None
+    async with running(home, size=MIDDLE) as (app, pilot):
+        await pilot.opened(a_search(home, answered()))
         app.session.next_run = app.session.next_run.with_value("seq_len", "256")
         await pilot.press("enter")
-        await pilot.pause()
-        assert knob(app, "batch_size") == 40
-        assert "the search had other knobs" in screen_text(app)
+        assert app.knobs["batch_size"] == 40
+        assert "the search had other knobs" in app.text
 
 
 async def test_enter_applies_an_answer_to_the_preset_of_its_search(home: Home) -> None:
     script = ScriptPreset(command=("python", "train.py"), name="mine", framework="torch")
-    async with running(home, size=FULL) as (app, pilot):
-        await opened(pilot, a_search(home, answered()))
+    async with running(home, size=MIDDLE) as (app, pilot):
+        await pilot.opened(a_search(home, answered()))
         app.session.set_next_run(next_run_from_script(script))
         await pilot.press("enter")
-        await pilot.pause()
         assert app.screen is app.main
-        assert app.session.next_run is not None
         spec = app.session.next_run.spec
         assert (spec.name, spec.knobs["batch_size"], spec.knobs["memory_limit"]) == ("tiny-llama", 40, "1GiB")
-        text = " ".join(screen_text(app).split())
+        text = " ".join(app.text.split())
         assert "The next run is now tiny-llama" in text
         assert "the search had other knobs" not in text
 
@@ -290,11 +220,10 @@ async def test_enter_applies_an_answer_to_the_preset_of_its_search(home: Home) -
 async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -> None:
     reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
     async with running(home, size=SMALL) as (app, pilot):
-        await opened(pilot, live_search)
+        await pilot.opened(live_search)
         broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
-        write_lines(live_search / "journal.jsonl", [*going_on(), broken])
-        await show(pilot, live_search)
-        text = " ".join(screen_text(app).split())
+        await pilot.show_search(live_search, lines=[*going_on(), broken])
+        text = " ".join(app.text.split())
         assert f"stopped early: {reason}; its journal is kept, f5 continues" in text
         assert text.count(reason) == 1
 
@@ -304,12 +233,10 @@ async def test_a_refused_search_can_be_started_again(home: Home, monkeypatch: py
         raise UserError("the device is in use", key="devices")
 
     monkeypatch.setattr(control, "start_search", refuse)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(None)))
-        await pilot.pause()
+    async with running(home, a_snapshot(None), size=MIDDLE) as (_, pilot):
         await pilot.press("b")
-        await until(pilot, "Enter start")
+        await pilot.until("Enter start")
         await pilot.press("enter")
-        text = await until(pilot, "Refused: the device is in use")
+        text = await pilot.until("Refused: the device is in use")
         assert "Enter start" in text.splitlines()[-1]
         assert "f5" not in text.splitlines()[-1], "there is no search to continue"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import stand_in
 from recorded import a_run
 from stand_in import Gpu, Machine
-from still import StillApp, a_snapshot, screen_text, until, until_true
+from still import a_snapshot, has, running
 from textual import events
 
 from trainfast_runner.machine.telemetry.topology import read_topology
 from trainfast_runner.records.home import Home
-from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.topology import peer_lines, silent_lines
 
 ISLANDS = Machine(
@@ -27,22 +26,18 @@ ISLANDS = Machine(
 
 
 async def opened(home: Home, machine: Machine, size: tuple[int, int], **options: bool) -> str:
-    app = StillApp(home, **options)
     with stand_in.installed(machine):
-        async with app.run_test(size=size) as pilot:
-            app.post(SnapshotTaken(a_snapshot(a_run(home))))
-            await pilot.pause()
+        async with running(home, size=size, **options) as (app, pilot):
+            await pilot.show(a_snapshot(a_run(home)))
             await pilot.press("T")
 
             def is_shown() -> bool:
-                text = screen_text(app)
+                text = app.text
                 return "Asking the driver" not in text and ("for training" in text or size[1] <= 40)
 
-            await until_true(pilot, is_shown, "the topology")
-            text = screen_text(app)
-            await pilot.press("T")
-            await pilot.pause()
-            assert "next run" in screen_text(app), "the same key leads back"
+            await pilot.until_true(is_shown, "the topology")
+            text = app.text
+            assert "next run" in await pilot.press("T"), "the same key leads back"
             return text
 
 
@@ -50,8 +45,7 @@ async def test_the_matrix_and_what_it_means(home: Home) -> None:
     text = await opened(home, ISLANDS, (120, 48))
     row = next(line for line in text.splitlines() if line.startswith("GPU5"))
     assert row.split() == ["GPU5", *["SYS"] * 4, "NV1", "X", "NV1", "NV1", "32-63", "1"]
-    assert "NV#   over # bonded NVLinks" in text
-    assert "pp across the groups sends the least" in text
+    has(text, "NV#   over # bonded NVLinks", "pp across the groups sends the least")
     assert "o back" not in text, "Esc is the key that the footer shows"
 
 
@@ -76,14 +70,10 @@ async def test_without_a_gpu_it_says_why(home: Home) -> None:
 
 
 async def test_a_key_typed_right_after_escape_is_not_taken_for_alt(home: Home) -> None:
-    app = StillApp(home)
     with stand_in.installed(Machine([])):
-        async with app.run_test(size=(100, 30)) as pilot:
-            app.post(SnapshotTaken(a_snapshot(a_run(home))))
-            await pilot.pause()
+        async with running(home, size=(100, 30)) as (app, pilot):
+            await pilot.show(a_snapshot(a_run(home)))
             await pilot.press("T")
-            await pilot.pause()
             # What Textual makes of the two bytes that a terminal sends for Esc and m in one read.
             app.post_message(events.Key("alt+m", "m"))
-            await until(pilot, "a sample")
-            assert "m back" not in screen_text(app)
+            assert "m back" not in await pilot.until("a sample")

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
-from recorded import GIB, MIB, START_NS, S, write_lines
-from searched import (
-    CONDUCTED,
-    FULL,
-    SMALL,
-    a_fit,
-    a_probe,
-    a_search,
-    answered,
-    asked,
-    going_on,
-    opened,
-    seen,
-    show,
-)
-from still import running, screen_text
+from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, memory_fit, seen
+from still import MIDDLE, SMALL, Conducted, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.script_run import BatchWidths
@@ -33,31 +18,8 @@ from trainfast_tui.widgets.search.batch_lines import table_lines
 from trainfast_tui.widgets.search.batch_view import BatchView
 
 
-async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
-    home: Home, live_search: Path
-) -> None:
-    async with running(home, size=FULL) as (_, pilot):
-        text = await opened(pilot, live_search)
-    lines = text.splitlines()
-    assert lines[0].startswith("largest batch: tiny-llama ─")
-    assert lines[1].rstrip() == "● probing: batch_size 42  5 s of about 8.5 s"
-    assert lines[2].startswith("limit 1.00 GiB a rank (memory_limit)")
-    rows = [line.split() for line in lines[4:8]]
-    assert rows[0] == ["batch", "fwd+bwd", "optimizer", "step", "samples/s", "took", "outcome"]
-    assert rows[1] == ["8", "290", "MiB", "190", "MiB", "482", "ms", "?", "16.6", "3.5", "s", "●", "fits"]
-    assert rows[2][0] == "32"
-    assert rows[3] == ["▸42", "probing…"]
-    chart = "\n".join(lines[8:])
-    assert "1.00 GiB │╌╌╌" in chart, "the limit is a line of its own"
-    assert chart.count("●") == 2
-    assert chart.count("○") == 1, "what is tried now, where the fit expects it"
-    assert "now: probe batch_size 42, the fit of 2 probes reaches the limit at 42.1" in text
-
-
-async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
-    home: Home, conduct: Callable[[Path], None]
-) -> None:
-    fits = [a_fit(0, 2 * GIB), a_fit(1, 1536 * MIB)]
+async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home: Home, conducted: Conducted) -> None:
+    fits = [memory_fit(0, 2 * GIB), memory_fit(1, 1536 * MIB)]
     lines = [
         asked(limits_bytes=[2 * GIB, 1536 * MIB], world_size=2),
         CONDUCTED,
@@ -67,57 +29,48 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
             t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", memory_fits=fits, tightest_rank=1
         ),
     ]
-    search = a_search(home, lines)
-    conduct(search)
-    async with running(home, size=FULL) as (_, pilot):
-        text = await opened(pilot, search)
-    assert "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)" in text
-    assert "~ void on rank 0" in text
-    assert "python 4711 of another user took 2.00 GiB" in text
-    assert "● fits, rank 1 fullest" in text
+    search = conducted(lines)
+    async with running(home, size=MIDDLE) as (_, pilot):
+        text = await pilot.opened(search)
+    has(text, "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)", "~ void on rank 0")
+    has(text, "python 4711 of another user took 2.00 GiB", "● fits, rank 1 fullest")
 
 
 async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: Home, live_search: Path) -> None:
     async with running(home, ascii=True, size=SMALL) as (_, pilot):
-        text = await opened(pilot, live_search)
+        text = await pilot.opened(live_search)
     assert text.isascii()
-    assert "@ fits" in text
-    assert "|----" in text
-    assert "now: probe batch_size 42" in text
-    assert "Esc leave  s stop" in text
+    has(text, "@ fits", "|----", "now: probe batch_size 42", "Esc leave  s stop")
 
 
 async def test_on_a_narrow_screen_how_a_size_came_out_still_stands(home: Home, live_search: Path) -> None:
     async with running(home, size=(60, 15)) as (_, pilot):
-        text = await opened(pilot, live_search)
-    assert "outcome" in text
-    assert "● fits" in text
+        text = await pilot.opened(live_search)
+    has(text, "outcome", "● fits")
 
 
-async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, conduct: Callable[[Path], None]) -> None:
+async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, conducted: Conducted) -> None:
     reason = "no prediction (the tracer cannot follow this model: aten.nonzero); sizes are found by trying them"
-    search = a_search(home, [asked(), CONDUCTED, Predicted(t_ns=START_NS + S, reason=reason), a_probe(1), a_probe(2)])
-    conduct(search)
+    search = conducted([asked(), CONDUCTED, Predicted(t_ns=START_NS + S, reason=reason), a_probe(1), a_probe(2)])
     async with running(home, size=SMALL) as (_, pilot):
-        text = await opened(pilot, search)
+        text = await pilot.opened(search)
     assert reason in " ".join(text.split())
     assert text.count("● fits") == 2
 
 
 async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_after_it(
-    home: Home, conduct: Callable[[Path], None]
+    home: Home, conducted: Conducted
 ) -> None:
     waiting = Waiting(t_ns=START_NS + 14 * S, run_id="20261121-080200-gpt2-0a0a")
-    search = a_search(home, [*going_on(), waiting])
-    conduct(search)
-    async with running(home, size=FULL) as (app, pilot):
-        text = await opened(pilot, search)
+    search = conducted([*going_on(), waiting])
+    async with running(home, size=MIDDLE) as (_, pilot):
+        text = await pilot.opened(search)
         assert "● waiting for 20261121-080200-gpt2-0a0a to end  4 s" in text
         assert "▸42 waiting…" in " ".join(text.split())
         assert "next: probe batch_size 42" in text
-        write_lines(search / "journal.jsonl", [*going_on(), waiting, Resumed(t_ns=START_NS + 16 * S)])
-        await show(pilot, search)
-        assert "● probing: batch_size 42  2 s of about 8.5 s" in screen_text(app)
+        assert "● probing: batch_size 42  2 s of about 8.5 s" in await pilot.show_search(
+            search, lines=[*going_on(), waiting, Resumed(t_ns=START_NS + 16 * S)]
+        )
 
 
 def test_a_confirmation_run_of_a_script_has_no_figure_under_the_empty_heading(home: Home) -> None:
@@ -128,16 +81,6 @@ def test_a_confirmation_run_of_a_script_has_no_figure_under_the_empty_heading(ho
     row = line_text(lines[-1])
     assert "✓ confirmed" in row
     assert "–" not in row
-
-
-async def test_the_confirmed_size_is_drawn_and_strict_speeds_are_marked(home: Home) -> None:
-    async with running(home, size=FULL) as (_, pilot):
-        text = await opened(pilot, a_search(home, answered()))
-    table, chart = text.split("1.00 GiB │")[0], text.split("1.00 GiB │")[1]
-    assert "? 14.8" in table, "the confirmation run's speed"
-    assert chart.count("✓") == 1, "the confirmed 42, drawn over its probe"
-    assert chart.count("●") == 2
-    assert text.count("? strict malloc") == 1
 
 
 def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Home) -> None:

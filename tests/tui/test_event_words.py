@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
-from still import a_snapshot, running, screen_text
+from still import a_snapshot, running
 from textual.app import App, ComposeResult
 
 from trainfast_runner.machine.telemetry import binding
@@ -15,7 +15,6 @@ from trainfast_runner.running.follower import Follower
 from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, TimeAxis, time_axis
-from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.live.machine_events import MachineEvents
 from trainfast_tui.screens.help import SIGN_MEANINGS
 from trainfast_tui.text.event_words import DESCRIPTIONS, events_of_run
@@ -110,10 +109,8 @@ def texts_of(chart: StripChart) -> list[str]:
 
 
 async def test_the_newest_is_shown_and_an_earlier_one_can_be_chosen(home: Home) -> None:
-    async with running(home, size=(140, 48)) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
-        await pilot.pause()
-        assert "P  1 s before the end  GPU 0: at the power limit  4 of 4, e earlier" in screen_text(app)
+    async with running(home, a_snapshot(a_thermal_ramp(home), second=38), size=(140, 48)) as (app, pilot):
+        assert "P  1 s before the end  GPU 0: at the power limit  4 of 4, e earlier" in app.text
         charts = [chart for chart in app.main.query(StripChart) if chart.display]
         before = [texts_of(chart) for chart in charts]
         await pilot.press("e", "e")
@@ -121,9 +118,8 @@ async def test_the_newest_is_shown_and_an_earlier_one_can_be_chosen(home: Home) 
             marked = [row for row, was in zip(texts_of(chart), old, strict=True) if row.count("│") > was.count("│")]
             assert marked, "the chosen event is marked on every chart"
             assert len({row.rindex("│") for row in marked}) == 1
-        assert "t  5 s before the end  GPU 0: no longer: thermal slowdown (software), after 12 s" in screen_text(app)
-        await pilot.press("E", "E")
-        assert "The newest event is shown as it comes." in screen_text(app)
+        assert "t  5 s before the end  GPU 0: no longer: thermal slowdown (software), after 12 s" in app.text
+        assert "The newest event is shown as it comes." in await pilot.press("E", "E")
         assert [texts_of(chart) for chart in charts] == before
 
 

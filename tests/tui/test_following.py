@@ -7,13 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import IO
 
 import pytest
-from recorded import START_NS, S, a_run, write_lines
-from still import own_supervisor
+from recorded import START_NS, S, a_run, own_supervisor, write_lines
+from still import Lock
 
 from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.file_locks import shared_lock
@@ -28,7 +26,7 @@ from trainfast_tui.cli.signals import Signals
 
 
 def test_a_run_whose_result_is_still_being_written_is_waited_for(
-    home: Home, hold: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    home: Home, hold: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = a_run(home, state="oom")
     result = (directory / RESULT_FILE).read_bytes()
@@ -44,7 +42,6 @@ def test_a_run_whose_result_is_still_being_written_is_waited_for(
 
     monkeypatch.setattr(follow_run.time, "sleep", written_meanwhile)
     found = follow(directory, Signals(), interrupt_stops=True)
-    assert found is not None
     assert found.state == "oom"
     assert len(looks) == 1
 
@@ -63,10 +60,8 @@ def test_a_second_interrupt_kills_a_run_without_supervisor_that_does_not_end_whe
     with shared_lock(directory) as lock:
         rank = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, pass_fds=[lock], text=True)
     try:
-        assert rank.stdout is not None
         assert rank.stdout.readline() == "ready\n"
         process = identify(rank.pid)
-        assert process is not None
         started = StartedLine(t_ns=START_NS + S, rank=0, pid=process.pid, start_ticks=process.start_ticks)
         write_lines(directory / "worker.jsonl", [started])
         gone = Event(t_ns=START_NS, kind="supervisor", pid=1, start_ticks=1)
@@ -82,7 +77,6 @@ def test_a_second_interrupt_kills_a_run_without_supervisor_that_does_not_end_whe
         began_s = time.monotonic()
         result = follow(directory, signals, interrupt_stops=True)
         assert time.monotonic() - began_s < STOP_GRACE_S
-        assert result is not None
         assert result.state == "lost"
         pressing.join()
         assert rank.wait() == -signal.SIGKILL

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
-from recorded import START_NS, S, a_step, write_lines
-from still import own_supervisor
+from recorded import START_NS, S, a_step, own_supervisor, write_lines
+from still import Lock, has
 
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
@@ -20,6 +19,7 @@ from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.cli.printing.run_status import live_record, status_line
 from trainfast_tui.live.figures import first_and_last_loss, run_figures, step_words
+from trainfast_tui.widgets.main import step_panel
 from trainfast_tui.widgets.main.step_panel import StepPanel
 
 
@@ -29,7 +29,7 @@ def step(number: int) -> Step:
 
 
 @pytest.fixture
-def live(home: Home, hold: Callable[[Path], None]) -> Callable[[int, int], RunSnapshot]:
+def live(home: Home, hold: Lock) -> Callable[[int, int], RunSnapshot]:
     """A live run of two ranks that have written so many steps each."""
 
     def write(first_rank: int, second_rank: int) -> RunSnapshot:
@@ -67,8 +67,7 @@ def test_the_command_line_leaves_the_warm_up_out_of_the_rate_as_the_screen_does(
     snapshot = live(6, 6 - behind)
     assert run_figures(snapshot).samples_per_s == pytest.approx(32.0), "of both ranks, without the slow warm-up"
     assert live_record(snapshot)["samples_per_s"] == pytest.approx(32.0)
-    assert "  32.0 samples/s  500 ms  " in status_line(snapshot)
-    assert "17 s left" in status_line(snapshot)
+    has(status_line(snapshot), "  32.0 samples/s  500 ms  ", "17 s left")
     assert shown(snapshot).count("32.0 samples/s") == 1
     assert "17 s left" in shown(snapshot)
 
@@ -98,7 +97,7 @@ def test_the_last_loss_is_the_mean_of_the_last_logged_ones_as_in_the_result(
 
 
 def test_small_losses_are_shown_whole(live: Callable[[int, int], RunSnapshot], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainfast_tui.widgets.main.step_panel.first_and_last_loss", lambda run: (0.0512, 0.0312))
+    monkeypatch.setattr(step_panel, "first_and_last_loss", lambda run: (0.0512, 0.0312))
     assert "loss 0.0512 → 0.0312 peak" in shown(live(6, 6))
 
 

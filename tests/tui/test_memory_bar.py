@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from recorded import GIB, MIB, START_NS, S, a_run, write_lines
-from still import a_fit, a_snapshot, own_supervisor, running, screen_text
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import GIB, MIB, a_run
+from rich.cells import cell_len
+from still import FULL, SMALL, Lock, a_fit, a_live_run, a_snapshot, has, running
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_lines import Event
-from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemory
 from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.widgets.bar import MEASURED_SIGN
+from trainfast_tui.widgets.bar import MEASURED_SIGN, bar
 from trainfast_tui.widgets.main.memory_bar import LIMIT_SIGN, PART_SIGNS, MemoryBar, memory_lines
 
-FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
 PARTS = {"params": 200, "grads": 200, "optimizer": 400, "activations": 600}
 LIMITED = AvailableMemory(2 * GIB, "memory_limit", from_memory_limit=True)
@@ -149,9 +147,7 @@ def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
-    size: tuple[int, int],
-) -> None:
+def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(size: tuple[int, int]) -> None:
     tracing = NextRunMemory(reason="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
     lines = shown(tracing, size)
     assert lines[0].startswith("memory ─")
@@ -183,7 +179,7 @@ def test_a_context_counts_where_the_room_is_the_device_s() -> None:
 
 
 async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home) -> None:
-    async with running(home, ascii=True, size=FULL) as (app, pilot):
+    async with running(home, ascii=True) as (app, pilot):
         await pilot.pause()
         bar = app.main.query_one(MemoryBar)
         for view in (NextRunMemory(FITS), NextRunMemory(reason="tracing the model…"), None):
@@ -191,32 +187,44 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
             await pilot.pause()
             lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1])
             assert bar.region.height == len(lines)
-            text = screen_text(app)
+            text = app.text
             assert text.isascii()
             assert ("# parameters 200 MiB" in text) == (view is not None and view.fit is not None)
 
 
 @pytest.mark.parametrize("is_live", [True, False])
 async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
-    home: Home, hold: Callable[[Path], None], is_live: bool
+    home: Home, hold: Lock, is_live: bool
 ) -> None:
-    directory = a_run(home, with_result=not is_live, predicted_bytes=400 * MIB)
-    if is_live:
-        hold(directory)
-        began = Event(t_ns=START_NS + S, kind="state", state="running")
-        write_lines(directory / "events.jsonl", [own_supervisor(), began])
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory, second=23)))
-        await pilot.pause()
-        text = screen_text(app)
-        assert "peak allocated 412 MiB (predicted 400 MiB, +3.0 %)" in text
-        assert "measured 412 MiB (predicted 400 MiB, +3.0 %)" in text
-        await pilot.press("right")
-        await pilot.pause()
-        assert "measured 412 MiB (predicted 400 MiB, +3.0 %)" in screen_text(app), "the next run is another one"
+    predicted = {"predicted_bytes": 400 * MIB}
+    directory = a_live_run(home, hold, **predicted) if is_live else a_run(home, **predicted)
+    async with running(home, a_snapshot(directory, second=23)) as (app, pilot):
+        text = app.text
+        has(text, "peak allocated 412 MiB (predicted 400 MiB, +3.0 %)", "measured 412 MiB (predicted 400 MiB, +3.0 %)")
+        assert "measured 412 MiB (predicted 400 MiB, +3.0 %)" in await pilot.press("right"), (
+            "the next run is another one"
+        )
 
 
 def test_of_a_category_too_long_for_its_column_the_word_is_cut_and_not_the_figure() -> None:
     predicted = a_fit(1400, LIMITED, params=12, communication=12.8)
     (line,) = [line for line in shown(NextRunMemory(predicted)) if "≈" in line and "commun" in line]
     assert line.rstrip().endswith("… 12.8 MiB")
+
+
+def text(share: float | None, width: int) -> str:
+    return "".join(part for part, _ in bar(share, width))
+
+
+def test_a_bar_knows_eighths_and_ascii() -> None:
+    assert text(0.5, 8) == "████····"
+    assert text(1 / 16, 8) == "▌·······"
+    assert text(None, 4) == "····"
+    assert text(7.0, 4) == "████"
+    assert to_ascii(text(0.5, 8)) == "####...."
+    assert text(0.5, 0) == ""
+
+
+@given(st.none() | st.floats(allow_nan=False), st.integers(0, 50))
+def test_a_bar_is_exactly_as_wide_as_asked(share: float | None, width: int) -> None:
+    assert cell_len(text(share, width)) == cell_len(to_ascii(text(share, width))) == width

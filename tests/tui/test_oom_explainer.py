@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import queue
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 from recorded import GIB, MIB, a_run, a_step, an_oom_run, write_lines
-from still import a_snapshot, running, screen_text
+from still import a_snapshot, has, running
+from tests.plans import PLAN
 from traced import Tracer
 
 from trainfast_runner.memory import tracing
@@ -22,7 +25,9 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_records import read_records
 from trainfast_tui.cli.launching import traced_changes
-from trainfast_tui.control.messages import OomExplained, SnapshotTaken
+from trainfast_tui.cli.launching.start_run import predict_memory
+from trainfast_tui.cli.launching.traced_changes import with_traced_changes
+from trainfast_tui.control.messages import OomExplained
 from trainfast_tui.control.oom_explainer import OomExplainer, _out_of_memory
 from trainfast_tui.control.prediction.shared_tracer import SharedTracer
 from trainfast_tui.text.oom_words import effect_words
@@ -53,7 +58,6 @@ def explained_run(home: Home) -> Path:
     """An out-of-memory whose result says why."""
     directory = an_oom_run(home)
     result = read_result(directory)
-    assert result is not None
     (directory / "result.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(result, oom=WHY)))
     return directory
 
@@ -62,68 +66,43 @@ def explained_run(home: Home) -> Path:
 async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_there(
     home: Home, size: tuple[int, int]
 ) -> None:
-    async with running(home, size=size) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(explained_run(home))))
-        await pilot.pause()
-        text = screen_text(app)
+    async with running(home, a_snapshot(explained_run(home)), size=size) as (app, pilot):
+        text = app.text
         words = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
-        assert "Memory ran out while the activations were growing (predicted to peak at 900 MiB)." in words
-        assert "The predicted peak, without any margin, is 1.17 GiB of 1.00 GiB: 176 MiB too much." in words
-        assert "Others on the device: process 4711 held 2.00 GiB." in words
-        assert "1 batch_size = 64, grad_accum = 64" in words
-        assert "2 checkpointing = full" in words
+        has(words, "Memory ran out while the activations were growing (predicted to peak at 900 MiB).")
+        has(words, "The predicted peak, without any margin, is 1.17 GiB of 1.00 GiB: 176 MiB too much.")
+        has(words, "Others on the device: process 4711 held 2.00 GiB.", "1 batch_size = 64, grad_accum = 64")
+        has(words, "2 checkpointing = full")
+        before = app.session.next_run.spec.knobs
         await pilot.press("1")
-        await pilot.pause()
-        assert app.session.next_run is not None
-        knobs = app.session.next_run.spec.knobs
-        assert (knobs["batch_size"], knobs["grad_accum"]) == (64, 64), "the key sets every knob of the change"
+        assert (app.knobs["batch_size"], app.knobs["grad_accum"]) == (64, 64), "the key sets every knob of the change"
+        await pilot.press("2")
+        assert app.knobs == {**before, "checkpointing": "full"}, "in place of the change before it"
+        app.session.set_next_run(app.session.next_run.with_value("seq_len", "64"))
+        await pilot.press("1")
+        assert app.knobs == {**before, "batch_size": 64, "grad_accum": 64, "seq_len": 64}, "what was turned since stays"
+        assert "checkpointing" not in app.session.next_run.spec.overrides
 
 
 async def test_of_more_changes_than_keys_the_first_are_shown(home: Home) -> None:
     directory = explained_run(home)
     result = read_result(directory)
-    assert result is not None
     changes = [OomChange(settings={"batch_size": str(batch)}, saves="", costs="") for batch in (8, 7, 6, 5)]
     newer_result = msgspec.structs.replace(result, oom=msgspec.structs.replace(WHY, changes=changes))
     (directory / "result.json").write_bytes(msgspec.json.encode(newer_result))
-    async with running(home, size=(160, 48)) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        text = screen_text(app)
-        assert "1, 2 or 3 sets it" in text
-        assert "3 batch_size = 6" in text
+    async with running(home, a_snapshot(directory), size=(160, 48)) as (app, _):
+        text = app.text
+        has(text, "1, 2 or 3 sets it", "3 batch_size = 6")
         assert "batch_size = 5" not in text
-
-
-async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> None:
-    async with running(home, size=(160, 48)) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(explained_run(home))))
-        await pilot.pause()
-        assert app.session.next_run is not None
-        before = app.session.next_run.spec
-        await pilot.press("1", "2")
-        assert app.session.next_run.spec.knobs == {**before.knobs, "checkpointing": "full"}
-        app.session.set_next_run(app.session.next_run.with_value("seq_len", "64"))
-        await pilot.press("1")
-        fixed = {"batch_size": 64, "grad_accum": 64, "seq_len": 64}
-        assert app.session.next_run.spec.knobs == {**before.knobs, **fixed}, "what was turned since then stays"
-        assert "checkpointing" not in app.session.next_run.spec.overrides
 
 
 async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home: Home) -> None:
     directory = an_oom_run(home)
-    async with running(home, size=(160, 48)) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        assert "by estimate" in screen_text(app)
-        app.post(OomExplained(directory.name, WHY, 2))
-        await pilot.pause()
-        text = screen_text(app)
-        assert "Tracing which changes would fit, 2 to go…" in text
-        assert "needs 840 MiB of 1,024 MiB" in text
-        app.post(SnapshotTaken(a_snapshot(a_run(home))))
-        await pilot.pause()
-        assert "Tracing" not in screen_text(app), "it is about the other run"
+    async with running(home, a_snapshot(directory), size=(160, 48)) as (app, pilot):
+        assert "by estimate" in app.text
+        text = await pilot.post(OomExplained(directory.name, WHY, 2))
+        has(text, "Tracing which changes would fit, 2 to go…", "needs 840 MiB of 1,024 MiB")
+        assert "Tracing" not in await pilot.show(a_snapshot(a_run(home))), "it is about the other run"
 
 
 @pytest.fixture
@@ -186,7 +165,6 @@ def test_f15_the_command_prints_the_verdict_before_it_traces_and_the_advice_has_
 def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tracer) -> None:
     posted: queue.Queue[object] = queue.Queue()
     run = a_snapshot(an_oom_run(home)).run
-    assert run is not None
     assert run.error is not None
     explainer = OomExplainer(posted.put, None, SharedTracer().get)
     explainer.explain_if_oom(replace(run, result=None), may_trace=True)
@@ -233,10 +211,34 @@ def test_a_followed_error_has_the_facts_of_the_recorded_one(home: Home, has_step
     if has_steps:
         write_lines(directory / "steps.jsonl", [a_step(1)])
     run, records = a_snapshot(directory).run, read_records(directory)
-    assert run is not None
     assert records.run is not None
     followed = _out_of_memory(run)
-    assert followed is not None
     recorded = out_of_memory_of(records, records.run, run.reason, followed.error)
     assert followed.in_first_step is recorded.in_first_step is not has_steps
     assert followed.held_bytes == recorded.held_bytes
+
+
+@pytest.fixture
+def no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the tracer no folder for its temporary file."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without a cached trace
+
+
+@pytest.mark.usefixtures("no_temporary_folder")
+def test_an_out_of_memory_result_keeps_its_estimates(home: Home) -> None:
+    directory = an_oom_run(home)
+    result = read_result(directory)
+    assert result is not None
+    explained = with_traced_changes(directory, result, None).oom
+    assert explained.changes
+
+
+@pytest.mark.usefixtures("no_temporary_folder")
+def test_a_run_starts_without_a_prediction(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.create()
+    predict_memory(replace(PLAN, python=sys.executable), home)
+    assert (
+        "memory is not predicted: a temporary file cannot be made: No such file or directory; try freeing some space"
+        in capsys.readouterr().err
+    )

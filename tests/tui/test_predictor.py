@@ -1,34 +1,39 @@
-"""The next run's memory, predicted beside the event loop: what is asked, which answer counts, when to keep still."""
+"""The next run's memory, predicted beside the event loop, and the work that gives way to what is measured."""
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from recorded import GIB, MIB, START_NS, S, a_gpu, a_run, a_tick, write_lines
-from still import CPU, StillApp, a_snapshot, own_supervisor
+from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, write_lines
+from still import CPU, MIDDLE, Lock, a_live_run, a_snapshot, running
 from traced import Tracer
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory import warm_tracer
 from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.search.advice import gather_situation
+from trainfast_runner.search.advice.facts import Situation
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
+from trainfast_tui.control.background_work import BackgroundWork
+from trainfast_tui.control.messages import NextRunPredicted, SituationGathered
 from trainfast_tui.control.prediction.prediction_request import PredictionRequest, request_for
 from trainfast_tui.control.prediction.predictor import NO_TRACE_NOW, Predictor
 from trainfast_tui.control.prediction.shared_tracer import SharedTracer
+from trainfast_tui.live.search_kind import SearchKind
 from trainfast_tui.next_run.memory_and_speed import NextRunMemory
 from trainfast_tui.next_run.sources import next_run_from_preset
+from trainfast_tui.session import Session
 
 
 @pytest.fixture
@@ -65,7 +70,6 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(home: Home, 
     answers = Answers(home)
     answers.ask("seq_len=128", "batch_size=12", "memory_limit=1GiB")
     found = answers.next().fit
-    assert found is not None
     assert found.predicted.total_bytes == 220 * MIB
     assert found.predicted.activations_bytes == 120 * MIB
     assert found.available == AvailableMemory(GIB, "memory_limit", from_memory_limit=True)
@@ -94,7 +98,6 @@ def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(home
     assert answers.next().since_ns == since, "it is the same trace"
     answers.ask("seq_len=128", "batch_size=2")
     spec = answers.next().spec
-    assert spec is not None
     assert spec.knobs["batch_size"] == 2
     tracer.go.set()
     assert answers.next().spec == spec, "the trace of other knobs does not come onto the screen"
@@ -153,31 +156,26 @@ def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home: Home
     answers = Answers(home)
     answers.ask("seq_len=128", "memory_limit=64MiB")
     found = answers.next().fit
-    assert found is not None
     assert found.max_batch == 0
     answers.ask("seq_len=128", free_bytes=None)
     found = answers.next().fit
-    assert found is not None
     assert (found.available, found.max_batch) == (None, None)
 
 
-def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: Callable[[Path], None]) -> None:
+def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: Lock) -> None:
     gpus = (a_gpu(0), a_gpu(1))
     machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
     ended = a_snapshot(a_run(home, gpus=2), ticks=(a_tick(30, gpus=2, live=False),))
     idle = request_for(next_run_from_preset("tiny-llama"), machine, ended, may_trace=True)
-    assert idle is not None
     assert [gpu.memory_free_bytes for gpu in idle.machine.gpus] == [78 * GIB, 77 * GIB]
     directory = a_run(home, "20261121-060000-tiny-llama-0001", gpus=2, with_result=False)
     hold(directory)
     run = read_run_file(directory)
-    assert run is not None
     used_before = {gpus[0].uuid or "": GIB}
     (directory / "run.json").write_bytes(
         msgspec.json.encode(msgspec.structs.replace(run, used_before_bytes=used_before))
     )
     live = request_for(next_run_from_preset("tiny-llama"), machine, a_snapshot(directory, second=23), may_trace=False)
-    assert live is not None
     assert [gpu.memory_free_bytes for gpu in live.machine.gpus] == [(78 + 60) * GIB, 77 * GIB]
     tick = a_tick(30, live=True)
     assert tick.host.run is not None
@@ -185,50 +183,32 @@ def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: 
     assert live.free_bytes > (tick.host.memory_available_bytes or 0), "the run's own memory counts as free"
 
 
-async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(
-    home: Home, hold: Callable[[Path], None]
-) -> None:
-    app = StillApp(home)
+async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(home: Home, hold: Lock) -> None:
     ended = a_snapshot(a_run(home))
-    async with app.run_test(size=(120, 40)) as pilot:
-
-        async def show(snapshot: Any) -> None:
-            app.post(SnapshotTaken(snapshot))
-            await pilot.pause()
-
-        await show(ended)
-        asked = len(app.session.requests)
-        assert app.session.requests[-1].free_bytes is not None, "a limit becomes known"
-        await show(ended)
-        assert len(app.session.requests) == asked, "a snapshot without news asks nothing"
+    async with running(home, ended, size=MIDDLE) as (app, pilot):
+        requests = app.session.requests
+        asked = len(requests)
+        assert requests[-1].free_bytes is not None, "a limit becomes known"
+        await pilot.show(ended)
+        assert len(requests) == asked, "a snapshot without news asks nothing"
         await pilot.press("right")
-        assert len(app.session.requests) == asked + 1
-        assert app.session.requests[-1].spec.knobs["batch_size"] == 16
-        assert app.session.requests[-1].may_trace
-        assert app.session.requests[-1].free_bytes is not None
-        live = a_run(home, "20261121-060000-tiny-llama-0001", with_result=False)
-        hold(live)
-        write_lines(live / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
-        await show(a_snapshot(live, second=23))
-        assert not app.session.requests[-1].may_trace
+        assert len(requests) == asked + 1
+        assert (requests[-1].spec.knobs["batch_size"], requests[-1].may_trace) == (16, True)
+        assert requests[-1].free_bytes is not None
+        live = a_live_run(home, hold, run_id="20261121-060000-tiny-llama-0001")
+        await pilot.show(a_snapshot(live, second=23))
+        assert not requests[-1].may_trace
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(
-    home: Home, hold: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
+async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home, hold: Lock, device: str) -> None:
     """But not on a GPU, where a trace is a process with memory of its own."""
     gpus = (DeviceReading(index=0, uuid="GPU-0", memory_free_bytes=78 * GIB),) if device == "cuda" else ()
-    monkeypatch.setattr("still.CPU", replace(CPU, device=device, gpus=gpus))
-    app = StillApp(home)
-    live = a_run(home, with_result=False)
-    hold(live)
-    async with app.run_test(size=(120, 40)) as pilot:
+    live = a_live_run(home, hold)
+    async with running(home, machine=replace(CPU, device=device, gpus=gpus)) as (app, pilot):
         for state, may_trace in (("starting", device == "cpu"), ("running", False)):
-            events = [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state=state)]
-            write_lines(live / "events.jsonl", events)
-            app.post(SnapshotTaken(a_snapshot(live, second=23)))
-            await pilot.pause()
+            write_lines(live / "events.jsonl", [own_supervisor(), now(state)])
+            await pilot.show(a_snapshot(live, second=23))
             assert app.session.requests[-1].may_trace == may_trace, state
 
 
@@ -258,3 +238,42 @@ def test_a_record_that_cannot_be_read_leaves_the_memory_predicted(home: Home, tr
     answers = Answers(home)
     answers.ask("seq_len=128", "batch_size=12")
     assert answers.next().fit is not None
+
+
+def test_two_threads_that_trace_first_at_once_get_one_tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, found = Session(Home(tmp_path)), []
+    other = threading.Thread(target=lambda: found.append(session.background.tracer.get()))
+
+    class SlowlyMade(warm_tracer.WarmTracer):
+        def __init__(self) -> None:
+            super().__init__()
+            if not other.ident:
+                other.start()
+                other.join(0.5)  # without a lock the other thread gets a tracer of its own meanwhile
+
+    monkeypatch.setattr(warm_tracer, "WarmTracer", SlowlyMade)
+    found.append(session.background.tracer.get())
+    other.join(60)
+    assert len(found) == 2
+    assert found[0] is found[1]
+
+
+def test_no_facts_are_gathered_while_a_search_measures(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def gather(*_: object) -> Situation:
+        go.wait(60)
+        return Situation()
+
+    monkeypatch.setattr(gather_situation, "gather", gather)
+    Tracer(lambda spec: "any", "any").stand_in(monkeypatch)
+    posted: queue.Queue[object] = queue.Queue()
+    work = BackgroundWork(home, posted.put, None)
+    next_run = next_run_from_preset("tiny-llama")
+    snapshot = a_snapshot(a_run(home))
+    work.update(next_run, CPU, snapshot, SearchKind.BATCH, is_device_used=True, has_other_live_run=False)
+    assert "trainfast-advice" not in [thread.name for thread in threading.enumerate()]
+    go.set()
+    work.update(next_run, CPU, snapshot, None, is_device_used=False, has_other_live_run=False)
+    while not isinstance(posted.get(timeout=60), SituationGathered):
+        pass

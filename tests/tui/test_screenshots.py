@@ -24,7 +24,6 @@ from textual.pilot import Pilot
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.session import Session
 
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
@@ -40,7 +39,7 @@ asked = pytest.mark.skipif(not os.environ.get("TRAINFAST_SCREENSHOTS"), reason="
 async def until(pilot: Pilot[Any], words: str) -> None:
     """Wait for words, given as a regular expression, to stand on the screen."""
     deadline = time.monotonic() + PATIENCE_S
-    while not re.search(words, text := screen_text(pilot.app)):  # type: ignore[arg-type]
+    while not re.search(words, text := screen_text(pilot.app)):
         assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
         await pilot.pause(0.1)
 
@@ -87,7 +86,6 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await until(pilot, "compare ─")
         picture(app, "compare", SCREENS)
         await pilot.press("escape")
-        assert app.session.next_run is not None
         app.session.next_run = app.session.next_run.with_value("batch_size", "4096").with_value("memory_limit", "1GiB")
         app.main.show_next_run()
         await pilot.press("r")
@@ -113,7 +111,6 @@ async def test_picture_of_a_best_fit(tmp_path: Path) -> None:
     async with app.run_test(size=(140, 42)) as pilot:
         app.theme = "textual-dark"
         await until(pilot, "global batch")
-        assert app.session.next_run is not None
         next_run = app.session.next_run.with_value("batch_size", "2").with_value("grad_accum", "8")
         app.session.set_next_run(next_run.with_value("seq_len", "64"))
         await pilot.press("B")
@@ -141,7 +138,6 @@ async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
     async with app.run_test(size=(160, 48)) as pilot:
         app.theme = "textual-dark"
         await until(pilot, "global batch")
-        assert app.session.next_run is not None
         app.session.set_next_run(
             app.session.next_run.with_value("watch", "+".join(map(str, range(8)))).with_value("steps", "120")
         )
@@ -158,8 +154,7 @@ async def test_pictures_can_be_made_of_recorded_runs(home: Home, tmp_path: Path)
             ("live", a_snapshot(a_run(home))),
             ("out-of-memory", a_snapshot(an_oom_run(home))),
         ):
-            app.post(SnapshotTaken(snapshot))
-            await pilot.pause()
+            await pilot.show(snapshot)
             svg = picture(app, name, tmp_path).read_text()
             assert "next" in svg
             assert svg.count("<text") > 40

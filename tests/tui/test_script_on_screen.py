@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from recorded import START_NS, S, a_run, a_step, an_oom_run, write_lines
-from still import FULL, SMALL, a_live_run, a_snapshot, running, screen_text, shown, until
+from still import SMALL, Lock, a_live_run, a_snapshot, has, running, shown
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.script_run import ScriptAsked, ScriptFigures
-from trainfast_tui.control.messages import SnapshotTaken
 
 COMMAND = ["python", "train.py"]
 
@@ -23,7 +21,6 @@ COMMAND = ["python", "train.py"]
 def of_script(directory: Path) -> Path:
     """The run as a script's: no samples, no tokens, no loss, no preset's settings."""
     run = read_run_file(directory)
-    assert run is not None
     asked = ScriptAsked(command=COMMAND, argv=COMMAND)
     run = msgspec.structs.replace(
         run, preset="train.py", title="python train.py", model={}, data={}, knobs={"timing_warmup": 3}, script=asked
@@ -36,25 +33,22 @@ def of_script(directory: Path) -> Path:
     return directory
 
 
-async def test_live_script_shows_its_steps_and_no_rate_of_samples(home: Home, hold: Callable[[Path], None]) -> None:
+async def test_live_script_shows_its_steps_and_no_rate_of_samples(home: Home, hold: Lock) -> None:
     why = "no optimizer step seen in 60 s: torch was imported"
     directory = of_script(a_live_run(home, hold, Event(t_ns=START_NS + 9 * S, kind="no_step", detail=why)))
     for size in ((160, 48), SMALL):
         text, app = await shown(home, a_snapshot(directory, second=23), size=size)
-        assert "● running" in text
-        assert "step 30" in text
+        has(text, "● running", "step 30")
         assert re.search(r"\b4[5-9]\d ms", text), "the median of its steps"
         assert "0 samples/s" not in text
-        assert app.session.next_run is not None
         assert app.session.next_run.spec.preset == "train.py", "r starts it again"
 
 
 async def test_ended_script_is_in_the_history(home: Home) -> None:
     directory = of_script(a_run(home, preset="train.py", with_result=True))
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
+    async with running(home, a_snapshot(directory)) as (_, pilot):
         await pilot.press("h")
-        await until(pilot, "train.py")
+        await pilot.until("train.py")
 
 
 LONG = ("/a/folder/deep/below/others/env/bin/python", "-u")
@@ -80,56 +74,36 @@ def with_flags(directory: Path, *, flagged: tuple[str, ...], knobs: dict[str, An
 async def test_out_of_memory_proposes_only_knobs_that_reach_the_script(home: Home) -> None:
     knobs = {"batch_size": 64, "grad_accum": 1, "precision": "fp32", "timing_warmup": 3}
     directory = with_flags(an_oom_run(home), flagged=("batch_size", "grad_accum"), knobs=knobs)
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        text = screen_text(app)
-        assert "1 batch_size = 32, grad_accum = 2" in text
-        assert "the global batch stays" in text
+    async with running(home, a_snapshot(directory)) as (app, pilot):
+        text = app.text
+        has(text, "1 batch_size = 32, grad_accum = 2", "the global batch stays")
         for name in ("precision = ", "optimizer = ", "checkpointing = ", "seq_len = "):
             assert name not in text
         app.session.set_preset("tiny-llama")
-        await pilot.press("1")
-        await pilot.pause()
-        assert "The changes are for train.py; the next run is tiny-llama." in screen_text(app)
+        assert "The changes are for train.py; the next run is tiny-llama." in await pilot.press("1")
 
 
 async def test_out_of_memory_without_a_knob_says_what_to_try(home: Home) -> None:
     directory = with_flags(an_oom_run(home), flagged=(), knobs={"timing_warmup": 3})
-    async with running(home, size=SMALL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        text = " ".join(line.split("│")[0] for line in screen_text(app).splitlines())
+    async with running(home, a_snapshot(directory), size=SMALL) as (app, _):
+        text = " ".join(line.split("│")[0] for line in app.text.splitlines())
         assert "make the batch smaller, or map its flag (o)" in " ".join(text.split())
 
 
-async def test_a_script_run_on_the_screen_is_the_next_run(home: Home) -> None:
+async def test_a_script_run_on_the_screen_is_the_next_run_unless_a_value_of_it_is_unknown(home: Home) -> None:
     directory = with_flags(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8, "steps": 30})
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        assert app.session.next_run is not None
-        script = app.session.next_run.script
-        assert script is not None
-        assert script.command == (*LONG, "train.py"), "with the flags that it ran with"
-        assert app.session.next_run.spec.knobs == {"steps": 30}
-
-
-async def test_a_value_that_this_version_does_not_know_is_no_next_run(home: Home) -> None:
-    directory = with_flags(a_run(home), flagged=(), knobs={"precision": "fp4", "steps": 30})
-    async with running(home, size=FULL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
-        assert app.session.next_run is not None
+    newer = with_flags(a_run(home, "20261121-060000-x-0001"), flagged=(), knobs={"precision": "fp4", "steps": 30})
+    async with running(home, a_snapshot(directory)) as (app, _):
+        assert app.session.next_run.script.command == (*LONG, "train.py"), "with the flags that it ran with"
+        assert app.knobs == {"steps": 30}
+    async with running(home, a_snapshot(newer)) as (app, _):
         assert app.session.next_run.script is None
-        assert "train.py" in screen_text(app), "the run itself is shown"
+        assert "train.py" in app.text, "the run itself is shown"
 
 
 async def test_history_names_a_script_and_its_details_have_the_whole_command(home: Home) -> None:
     directory = with_flags(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8})
-    async with running(home, size=SMALL) as (app, pilot):
-        app.post(SnapshotTaken(a_snapshot(directory)))
-        await pilot.pause()
+    async with running(home, a_snapshot(directory), size=SMALL) as (_, pilot):
         await pilot.press("h")
-        text = await until(pilot, "/a/folder/deep/below/others/env/bin/python -u train.py")
+        text = await pilot.until("/a/folder/deep/below/others/env/bin/python -u train.py")
         assert text.count("train.py") >= 3, "in its row as well"

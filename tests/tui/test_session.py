@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from recorded import GIB, START_NS, S, a_run, a_tick
-from still import CPU, StillSession, a_live_run, a_snapshot
+from still import CPU, Lock, StillSession, a_live_run, a_snapshot, has
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.app import farewell_lines
+from trainfast_tui.control import run_control
 from trainfast_tui.control.messages import MachineSeen, NextRunChanged, NextRunRefused, Notified, SnapshotTaken
+from trainfast_tui.control.pending_start import PendingStart
 from trainfast_tui.control.run_control import RunControl
 
 SECOND = "20261121-060000-tiny-llama-0001"
@@ -29,13 +30,11 @@ def a_session(home: Home, **options: Any) -> tuple[StillSession, list[object]]:
 def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chosen(home: Home) -> None:
     session, posted = a_session(home)
     session.receive(SnapshotTaken(a_snapshot(a_run(home, knobs={"batch_size": 32}))))
-    assert session.next_run is not None
     assert session.next_run.spec.knobs["batch_size"] == 32
     assert posted == [NextRunChanged()]
     session.set_next_run(session.next_run.with_value("batch_size", "8"))
     session.receive(SnapshotTaken(a_snapshot(a_run(home, SECOND, knobs={"batch_size": 64}))))
     assert session.next_run.spec.knobs["batch_size"] == 8
-    assert session.next_run.shown_run_knobs is not None
     assert session.next_run.shown_run_knobs["batch_size"] == 64, "it is compared with the run on the screen"
 
 
@@ -47,7 +46,6 @@ def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
     assert [type(message) for message in posted] == [NextRunRefused]
     posted.clear()
     assert session.set_knobs([("batch_size", "16"), ("grad_accum", "2")])
-    assert session.next_run is not None
     assert session.next_run.spec.overrides == ("batch_size", "grad_accum")
     assert posted == [NextRunChanged("batch_size"), Notified("batch_size = 16, grad_accum = 2; r runs it")]
 
@@ -58,11 +56,11 @@ def test_memory_is_predicted_once_for_the_same_settings(home: Home) -> None:
     assert [request.may_trace for request in session.requests] == [True]
     session.update_background_work()
     assert len(session.requests) == 1
-    session.set_next_run(session.next_run.with_value("batch_size", "16"))  # type: ignore[union-attr]
+    session.set_next_run(session.next_run.with_value("batch_size", "16"))
     assert [request.spec.knobs["batch_size"] for request in session.requests] == [8, 16]
 
 
-def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, hold: Callable[[Path], None]) -> None:
+def test_the_prediction_follows_the_free_memory_while_nothing_runs(home: Home, hold: Lock) -> None:
     session, _ = a_session(home)
     session.receive(MachineSeen(CPU))
     tick = a_tick(1, live=False)
@@ -92,13 +90,13 @@ def test_a_run_that_ends_by_itself_before_it_is_stopped_is_no_obstacle(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter([True, True, False])
-    monkeypatch.setattr("trainfast_tui.control.run_control.is_alive", lambda directory: next(looks))
+    monkeypatch.setattr(run_control, "is_alive", lambda directory: next(looks))
     RunControl(home, lambda message: None, None).stop_and_wait(a_run(home))
     assert next(looks, None) is None, "its processes were waited for"
 
 
 def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
-    home: Home, hold: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    home: Home, hold: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, _ = a_session(home)
     assert list(farewell_lines(session)) == []
@@ -106,8 +104,7 @@ def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
     session.receive(SnapshotTaken(msgspec.structs.replace(a_snapshot(directory), other_live_run_id=SECOND)))
     farewell = "\n".join(farewell_lines(session))
     for run_id in (directory.name, SECOND):
-        assert f"{run_id} goes on without this screen." in farewell
-        assert f"\ntrainfast-tui attach {run_id}" in farewell
+        has(farewell, f"{run_id} goes on without this screen.", f"\ntrainfast-tui attach {run_id}")
     session.searches.best._pending.begin()
     starting, *_ = farewell_lines(session)
     assert starting == "A best-fit search was being started; B in trainfast-tui shows if it runs."
@@ -116,3 +113,20 @@ def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
     assert list(farewell_lines(session))[-1].endswith("see if it runs with: trainfast-tui runs list")
     monkeypatch.setattr(RunControl, "is_waiting", True)
     assert list(farewell_lines(session))[-1] == "The run that waited was not started."
+
+
+def test_a_start_is_pending_until_it_is_seen_refused_or_gone(tmp_path: Path) -> None:
+    pending = PendingStart()
+    pending.begin()
+    assert pending.is_pending
+    pending.note_refused()
+    assert not pending.is_pending
+    pending.begin()
+    pending.note_started(tmp_path)
+    assert not pending.note_seen(None)
+    assert pending.is_pending
+    assert pending.note_seen(tmp_path)
+    assert not pending.is_pending
+    pending.note_started(tmp_path / "deleted")
+    assert not pending.note_seen(None)
+    assert not pending.is_pending

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from recorded import MIB
-from still import StillApp, a_fit, a_snapshot, screen_text
+from still import FULL, SMALL, a_fit, a_snapshot, has, running
 
 from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
@@ -19,7 +19,6 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.widgets.main.memory_bar import memory_lines
 from trainfast_tui.widgets.main.speed_bar import speed_lines
 
-FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
 SPEED = PredictedSpeed(median=14.2, low=12.9, high=15.6, basis="3 runs")
 PREDICTED = NextRunSpeed(SPEED)
@@ -55,16 +54,12 @@ def test_turned_knobs_show_the_change_in_both_bars() -> None:
     fit = a_fit(500, AvailableMemory(1024 * MIB, "memory_limit", from_memory_limit=True), activations=500)
     lines = memory_lines(NextRunMemory(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]
-    assert "predicted 500 MiB of 1.00 GiB (memory_limit)" in texts
-    assert "change: +25.0 % from 400 MiB" in texts
+    has(texts, "predicted 500 MiB of 1.00 GiB (memory_limit)", "change: +25.0 % from 400 MiB")
 
 
 @pytest.mark.parametrize(
     ("rate", "before", "words"),
-    [
-        (14_321.0, 12_345.0, "14,321/s, +16.0 % from 12,345"),
-        (143_210.0, 12_345.0, "143,210/s, +1,060 %"),
-    ],
+    [(14_321.0, 12_345.0, "14,321/s, +16.0 % from 12,345"), (143_210.0, 12_345.0, "143,210/s, +1,060 %")],
 )
 def test_a_high_speed_is_not_cut_on_the_smallest_screen(rate: float, before: float, words: str) -> None:
     fast = PredictedSpeed(median=rate, low=rate, high=rate, basis="3 runs")
@@ -95,12 +90,9 @@ def test_without_a_prediction_it_says_why() -> None:
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
 async def test_the_main_screen_shows_speed_below_memory(home: Home, size: tuple[int, int]) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=size) as pilot:
+    async with running(home, size=size) as (app, pilot):
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(NextRunPredicted(NextRunMemory(reason="tracing the model…"), PREDICTED))
-        await pilot.pause()
-        text = screen_text(app)
+        text = await pilot.post(NextRunPredicted(NextRunMemory(reason="tracing the model…"), PREDICTED))
         assert text.index("tracing the model") < text.index("14.2 samples/s (12.9 to 15.6)")
 
 
@@ -109,8 +101,6 @@ def test_the_knobs_before_a_turn_are_those_of_the_preset_or_of_the_run() -> None
     assert next_run.reference_spec() is None
     turned = next_run.with_value("batch_size", "32").with_value("precision", "bf16")
     before = turned.reference_spec()
-    assert before is not None
     assert (before.knobs["batch_size"], before.knobs["precision"]) == (8, "fp32")
     ran = replace(turned, shown_run_knobs={**turned.spec.knobs, "batch_size": 16}).reference_spec()
-    assert ran is not None
     assert (ran.knobs["batch_size"], ran.knobs["precision"]) == (16, "bf16")

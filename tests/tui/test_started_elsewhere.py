@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from best_searched import a_best_search, best_going_on
 from msgspec.structs import replace
-from recorded import a_run
-from searched import a_search, going_on
-from still import CPU, StillApp, StillSession, a_live_run, a_snapshot, screen_text
+from recorded import a_run, a_search, best_going_on, going_on
+from still import CPU, Lock, StillSession, a_live_run, a_snapshot, running
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import locked
@@ -23,15 +20,19 @@ from trainfast_tui.live import followed
 from trainfast_tui.live.other_runs import OtherRuns
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.sources import next_run_from_preset
 
 FIRST, SECOND = "20261121-000000-tiny-llama-0001", "20261121-000001-tiny-llama-0002"
 
 
-def test_only_runs_that_came_since_and_go_on_and_are_no_searchs_are_new(
-    home: Home, hold: Callable[[Path], None]
-) -> None:
+def a_reader(home: Home) -> Reader:
+    """Reads without a sampler."""
+    reader = Reader(home, lambda snapshot: None)
+    reader._update_sampler = lambda run: None
+    return reader
+
+
+def test_only_runs_that_came_since_and_go_on_and_are_no_searchs_are_new(home: Home, hold: Lock) -> None:
     earlier = a_live_run(home, hold, run_id="20261120-000000-tiny-llama-0000").name
     others = OtherRuns(home)
 
@@ -66,45 +67,37 @@ def test_another_live_run_is_known_until_it_ends_or_is_deleted(home: Home) -> No
     assert others.live_id is None
 
 
-def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callable[[Path], None]) -> None:
-    seen: list[Snapshot] = []
-    reader = Reader(home, seen.append)
-    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
+def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Lock) -> None:
+    reader = a_reader(home)
     assert reader._snapshot().run is None
     a_live_run(home, hold, run_id=FIRST)
     assert reader._snapshot().started_elsewhere_id is None, "there is nothing to notify of: it is followed"
     run = reader._snapshot().run
-    assert run is not None
     assert run.run_id == FIRST
 
 
 def test_a_search_that_is_started_elsewhere_is_followed(
-    home: Home, conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    home: Home, conduct: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followed, "LOOK_AGAIN_S", 0.0)
-    seen: list[Snapshot] = []
-    reader = Reader(home, seen.append)
-    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
+    reader = a_reader(home)
     assert reader._snapshot().best_search is None
-    search = a_best_search(home, best_going_on())
+    search = a_search(home, best_going_on())
     assert reader._snapshot().best_search is None, "nobody conducts it"
     conduct(search)
     best = reader._snapshot().best_search
-    assert best is not None
     assert (best.directory, best.state) == (search, "running")
     other = Path(shutil.copytree(search, search.with_name("20261121-090000-tiny-llama-be58")))
     conduct(other)
     following = reader._snapshot().best_search
-    assert following is not None
     assert following.directory == search, "the live one that is shown stays"
 
 
-def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: Callable[[Path], None]) -> None:
+def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: Lock) -> None:
     live = a_live_run(home, hold, run_id=SECOND)
     session = StillSession(home)
     session.receive(MachineSeen(CPU))
-    reader = Reader(home, lambda snapshot: None)
-    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
+    reader = a_reader(home)
     reader.follow(live)
     session.receive(SnapshotTaken(reader._snapshot()))
     reader.follow(a_run(home, FIRST))
@@ -118,27 +111,19 @@ def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: 
 
 
 async def test_it_is_notified_once_beside_the_run_on_the_screen(home: Home) -> None:
-    app = StillApp(home)
     snapshot = replace(a_snapshot(a_run(home, FIRST)), started_elsewhere_id=SECOND)
-    async with app.run_test(size=(120, 40)) as pilot:
-        app.post(SnapshotTaken(snapshot))
-        await pilot.pause()
-        await pilot.pause()
-        assert f"{SECOND} was started elsewhere: h lists it, Enter there shows it." in screen_text(app)
+    async with running(home, size=(120, 40)) as (app, pilot):
+        assert f"{SECOND} was started elsewhere: h lists it, Enter there shows it." in await pilot.show(snapshot)
         app.main.notify("something newer")
-        app.post(SnapshotTaken(snapshot))
-        await pilot.pause()
-        await pilot.pause()
-        assert "something newer" in screen_text(app)
+        assert "something newer" in await pilot.show(snapshot)
 
 
 def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_state(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = Reader(home, lambda snapshot: None)
-    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
+    reader = a_reader(home)
     reader.follow_search(a_search(home, going_on()), SearchKind.BATCH)
-    reader.follow_search(a_best_search(home, best_going_on()), SearchKind.BEST)
+    reader.follow_search(a_search(home, best_going_on()), SearchKind.BEST)
     readable = reader._snapshot()
     assert readable.trouble is None
 
@@ -153,8 +138,7 @@ def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_
 
 
 def test_an_unreadable_home_is_an_error_at_each_look(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(home, lambda snapshot: None)
-    reader._update_sampler = lambda run: None  # type: ignore[method-assign]
+    reader = a_reader(home)
     assert reader._snapshot().trouble is None
     a_run(home)
 

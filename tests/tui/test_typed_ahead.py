@@ -47,7 +47,6 @@ def test_a_key_typed_after_escape_has_its_character() -> None:
         ("alt+slash", "/"),
     ):
         later = after_escape(Key(name, None))
-        assert later is not None
         assert later.character == character
     for name in ("alt+up", "alt+f1", "q", "ctrl+alt+q"):
         assert after_escape(Key(name, None)) is None

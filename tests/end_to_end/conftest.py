@@ -1,0 +1,18 @@
+"""A terminal of 120 columns and 40 rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli
+from end_to_end.terminal import Terminal
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path, 120, 40, cli.environment)
+    yield opened
+    opened.close()

@@ -1,0 +1,462 @@
+"""Charts, by the text a person would see: strips over time, settings, and those of a report."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
+from rich.cells import cell_len
+from rich.style import Style
+from still import a_snapshot
+from textual.app import App, ComposeResult
+from textual.color import Color
+from textual.geometry import Region
+
+from texts import any_text
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_result
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
+from trainfast_tui.charts.device_charts import device_charts
+from trainfast_tui.charts.paint import paint
+from trainfast_tui.charts.readings import reading_names
+from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter_chart
+from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.tick_values import TickValues, throttled_spans
+from trainfast_tui.charts.time_axis import TimeAxis, gap_ns_of
+from trainfast_tui.charts.time_columns import time_columns
+from trainfast_tui.charts.y_range import YRange, nice_ceiling
+from trainfast_tui.painting.palettes import TONES
+from trainfast_tui.report.reported_run import read_run
+from trainfast_tui.report.run_charts import charts_of
+from trainfast_tui.report.sparkline import sparklines
+from trainfast_tui.terminal.cells import SentCells
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.ascii import to_ascii
+from trainfast_tui.text.shades import SHADES
+
+UNSTYLED = dict.fromkeys(TONES, Style.null())
+
+
+def a_series(values: Sequence[float | None], every_s: float = 1.0, name: str = "GPU 0") -> Series:
+    return Series(name, [int(i * every_s * S) for i in range(len(values))], values)
+
+
+def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
+    fields: dict[str, Any] = {
+        "title": "Power",
+        "series": series,
+        "axis": TimeAxis(0, int(seconds * S), is_live=True),
+        "gap_ns": 3 * S,
+        "format_value": fmt.watts,
+    }
+    return ChartData(**{**fields, **changes})
+
+
+def lines(data: ChartData, width: int = 80, height: int = 14, *, ascii: bool = False, **options: Any) -> list[str]:
+    rows = paint(data, width, height, options.pop("y_range", None) or YRange(), UNSTYLED, **options)
+    texts = ["".join(segment.text for segment in row) for row in rows]
+    return list(map(to_ascii, texts)) if ascii else texts
+
+
+def plot(data: ChartData, width: int = 80, height: int = 14, **options: Any) -> list[str]:
+    """The rows of the plot alone, without title, gutter, marks and times."""
+    return [row[10:] for row in lines(data, width, height, **options)[1:-2]]
+
+
+def test_a_spike_of_one_sample_in_thousands_survives() -> None:
+    values: list[float | None] = [100.0] * 6000
+    values[3000] = 400.0
+    rows = plot(a_chart(a_series(values, 0.02)))
+    assert rows[0].strip(), "the spike's top must be drawn in the first row"
+    assert len(rows[0].strip()) == 1
+    assert abs(rows[0].index(rows[0].strip()) - 35) <= 1, "the spike stands in the middle"
+
+
+def test_absent_readings_and_late_samples_leave_a_gap() -> None:
+    values: list[float | None] = [200.0] * 120
+    values[40:60] = [None] * 20
+    late = Series("late", [i * S for i in range(120) if not 80 <= i < 100], [200.0] * 100)
+    for chart, start, end in ((a_chart(a_series(values)), 42, 58), (a_chart(late), 82, 98)):
+        rows = plot(chart)
+        columns = [any(row[x] != " " for row in rows) for x in range(70)]
+        assert not any(columns[start * 70 // 120 + 1 : end * 70 // 120 - 1])
+        assert all(columns[2 : start * 70 // 120 - 2])
+        assert all(columns[end * 70 // 120 + 3 : -1])
+
+
+def test_not_a_number_is_a_gap_and_not_an_error() -> None:
+    rows = lines(a_chart(a_series([100.0, math.nan, math.inf, -math.inf, 100.0] * 24)))
+    assert "100 W" in rows[0]
+
+
+def test_sparse_samples_are_joined() -> None:
+    rows = plot(a_chart(a_series([100.0] * 13, every_s=10.0), gap_ns=15 * S))
+    drawn = [row for row in rows if row.strip()]
+    assert len(drawn) == 1
+    assert " " not in drawn[0].strip()
+
+
+def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
+    chart = a_chart(
+        a_series([100.0] * 121),
+        spans=(ThrottledSpan(30 * S, 60 * S, "thermal"), ThrottledSpan(100 * S, 120 * S, "power")),
+    )
+    palette = {**UNSTYLED, "error": Style(color="red"), "warning": Style(color="yellow")}
+    rows = paint(chart, 80, 14, YRange(), palette)
+    marks = "".join(segment.text for segment in rows[-2])
+    assert marks.startswith("throttle └")
+    assert 15 <= marks.count("T") <= 19
+    assert marks.endswith("PPPP")
+    for letter, glyph, colour in (("T", "░", "red"), ("P", "·", "yellow")):
+        for row in (rows[2], rows[5]):
+            shaded = [one for one in row if one.style and one.style.color and one.style.color.name == colour]
+            assert sum(one.text.count(glyph) for one in shaded) == marks.count(letter)
+
+
+def test_throttled_time_does_not_go_on_over_a_gap_without_samples() -> None:
+    def spans(*seconds: int) -> list[tuple[int, int]]:
+        ticks = [a_tick(second, gpus=1) for second in seconds]
+        causes = [frozenset({"power"})] * (len(seconds) - 1) + [frozenset[str]()]
+        values = [TickValues(tick, (), own) for tick, own in zip(ticks, causes, strict=True)]
+        found = throttled_spans(values, gap_ns_of([tick.t_ns for tick in ticks]))
+        return [((span.start_ns - START_NS) // S, (span.end_ns - START_NS) // S) for span in found]
+
+    assert spans(0, 1, 2, 602, 603, 604) == [(0, 2), (602, 604)]
+    assert spans(0, 8, 16, 24) == [(0, 24)], "a slow sampler's readings lie further apart"
+    assert spans(0, 300, 600, 900) == [(0, 900)], "so do thinned records"
+
+
+def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:
+    """Each change of style costs the terminal more bytes than the cells between two of them."""
+    spans = tuple(ThrottledSpan(at * S, (at + 3) * S, "thermal") for at in range(0, 120, 6))
+    palette = {**UNSTYLED, "error": Style(color="red")}
+    rows = paint(a_chart(a_series([100.0] * 121), spans=spans), 120, 14, YRange(), palette)
+    assert "░░░ " in "".join(segment.text for segment in rows[5])
+    assert max(map(len, rows[1:-2])) <= 6
+
+
+def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
+    causes = ("thermal", "power", "brake", "sync_boost", "hardware")
+    spans = tuple(ThrottledSpan(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
+    chart = a_chart(a_series([100.0] * 121), spans=spans)
+    for ascii in (False, True):
+        rows = lines(chart, 200, 14, ascii=ascii)
+        fills = {row[10 + int((20 * at + 6) / 120 * 190)] for at in range(5) for row in rows[2:3]}
+        assert len(fills - {" "}) == 5, "five causes, five textures"
+        assert rows[-1].count("throttled by heat") == 1
+        for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown"):
+            assert words in rows[-1]
+    assert "throttled by heat" not in lines(a_chart(a_series([100.0] * 121)))[-1]
+
+
+def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
+    both = (ThrottledSpan(0, 120 * S, "thermal"), ThrottledSpan(0, 120 * S, "power"))
+    for spans in (both, both[::-1]):
+        *_, marks, legend = lines(a_chart(a_series([100.0] * 121), spans=spans))
+        assert "T" in marks
+        assert "P" not in marks
+        assert "░░ T throttled by heat  + P at the power limit" in legend, "the other one is not kept back"
+
+
+def test_the_shortest_throttling_is_still_marked() -> None:
+    rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
+    assert rows[-2].count("T") == 1
+
+
+def test_a_very_low_chart_still_marks_throttling() -> None:
+    chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(ThrottledSpan(0, 120 * S, "thermal"),))
+    for height in (1, 2):
+        assert lines(chart, 80, height)[-1].count("T") > 60
+
+
+def test_a_limit_has_a_line_a_label_and_its_value() -> None:
+    rows = lines(a_chart(a_series([100.0] * 121), limit=Limit(300.0, "limit")))
+    (row,) = [row for row in rows if "╌" in row]
+    assert "╌limit╌" in row
+    assert row.startswith("   300 W ┤")
+
+
+def test_labels_have_units_and_the_title_the_newest_value() -> None:
+    rows = lines(a_chart(a_series([50.0] * 120 + [87.0]), y_max=100.0))
+    assert rows[0].startswith("Power")
+    assert rows[0].endswith("GPU 0 87 W")
+    assert rows[1].startswith("   100 W ┤")
+    assert rows[-3].startswith("     0 W ┤")
+    assert rows[-1].split() == ["-2", "min", "now"]
+
+
+def test_a_stale_newest_value_reads_absent() -> None:
+    assert lines(a_chart(a_series([50.0] * 60)))[0].endswith("–")
+
+
+def test_two_series_differ_in_texture() -> None:
+    chart = a_chart(a_series([100.0] * 121), a_series([300.0] * 121, name="GPU 1"))
+    rows = [row.strip() for row in plot(chart) if row.strip()]
+    assert len(rows) == 2
+    assert set(rows[0]).isdisjoint(rows[1])
+
+
+def test_empty_data_says_the_owners_sentence() -> None:
+    for chart in (a_chart(), a_chart(a_series([None] * 9)), a_chart(Series("old", [-500 * S], [1.0]))):
+        rows = lines(ChartData(**{**_fields(chart), "empty": "No GPU was found."}))
+        assert sum("No GPU was found." in row for row in rows) == 1
+
+
+def _fields(chart: ChartData) -> dict[str, Any]:
+    return msgspec.structs.asdict(chart)
+
+
+def test_names_cannot_send_control_sequences() -> None:
+    chart = a_chart(a_series([1.0], name="\x1b]0;evil\x07n\x9b31m"), title="a\x1b[2Jb", empty="\x1b[H")
+    assert "\x1b" not in "".join(lines(chart))
+    assert lines(chart)[0].startswith("ab")
+
+
+def test_ascii_has_only_ascii() -> None:
+    chart = a_chart(
+        a_series([60.0, None, 80.0] * 40, name="µ"),
+        a_series([20.0] * 120, name="zwei…"),
+        title="Temperatur °C – 温度",
+        format_value=fmt.celsius,
+        spans=(ThrottledSpan(0, 120 * S, "thermal"),),
+        limit=Limit(90.0, "≥ 90 °C"),
+        empty="nichts – ",
+    )
+    for width in (3, 12, 40, 120):
+        text = "".join(lines(chart, width, 12, ascii=True))
+        assert text.isascii()
+    assert lines(ChartData(**{**_fields(chart), "series": ()}), 5, 8, ascii=True)
+    assert "*" in "".join(plot(chart, ascii=True))
+    assert "o" in "".join(plot(chart, ascii=True))
+
+
+_values = st.lists(st.one_of(st.none(), st.floats(), st.floats(0, 100)), max_size=60)
+_texts = any_text(max_size=12)
+_causes = st.sampled_from([shade.cause for shade in SHADES])
+
+
+@st.composite
+def charts(draw: st.DrawFn) -> ChartData:
+    t_min = draw(st.integers(-(10**12), 10**12))
+    t_max = t_min + draw(st.integers(-5, 10**12))
+    times = st.integers(t_min - 10**9, t_min + 10**12)
+    series = []
+    for _ in range(draw(st.integers(0, 2))):
+        values = draw(_values)
+        stamps = sorted(draw(st.lists(times, min_size=len(values), max_size=len(values))))
+        series.append(Series(draw(_texts), stamps, values))
+    spans = draw(st.lists(st.builds(ThrottledSpan, times, times, _causes), max_size=3))
+    return ChartData(
+        title=draw(_texts),
+        series=tuple(series),
+        axis=TimeAxis(t_min, t_max, is_live=True),
+        gap_ns=draw(st.integers(0, 10**12)),
+        format_value=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.number])),
+        spans=tuple(spans),
+        limit=draw(st.none() | st.builds(Limit, st.floats(0, 1e300), _texts)),
+        y_min=draw(st.none() | st.just(0.0) | st.floats(-1e9, 1e9)),
+        y_max=draw(st.none() | st.floats(-1e9, 1e9)),
+        binary=draw(st.booleans()),
+        empty=draw(_texts),
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(charts(), min_size=1, max_size=3), st.integers(1, 60), st.integers(1, 20), st.booleans(), st.booleans())
+def test_every_line_is_exactly_as_wide_as_the_chart(
+    shown: list[ChartData], width: int, height: int, ascii: bool, time_labels: bool
+) -> None:
+    y_range = YRange()
+    for data in shown:
+        rows = paint(data, width, height, y_range, UNSTYLED, time_labels=time_labels)
+        assert len(rows) == height
+        for row in rows:
+            text = "".join(segment.text for segment in row)
+            assert cell_len(to_ascii(text) if ascii else text) == width
+
+
+def test_no_size_is_no_error() -> None:
+    assert lines(a_chart(a_series([1.0])), 0, 3) == ["", "", ""]
+    assert lines(a_chart(a_series([1.0])), 5, 0) == []
+    assert len(lines(a_chart(a_series([1.0])), 1, 1)[0]) == 1
+
+
+class Screen(App[None]):
+    def compose(self) -> ComposeResult:
+        yield StripChart(id="chart")
+
+
+def seen(chart: StripChart) -> list[str]:
+    return [chart.render_line(y).text for y in range(chart.size.height)]
+
+
+def sent_now(chart: StripChart, terminal: SentCells) -> int:
+    """The cells of the chart that this terminal, where it stands, has to be sent."""
+    rows = [(0, y, chart.render_line(y)) for y in range(chart.size.height)]
+    return len(re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", terminal.draw(rows, chart.app.console)))
+
+
+async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
+    app = Screen()
+    async with app.run_test(size=(80, 15)) as pilot:
+        chart = app.query_one(StripChart)
+        assert not "".join(seen(chart)).strip()
+        values: list[float | None] = [100.0] * 121
+        chart.show_chart(a_chart(a_series(values), seconds=120))
+        await pilot.pause()
+        before = seen(chart)
+        assert "Power" in before[0]
+        terminal = SentCells()
+        sent_now(chart, terminal)
+
+        asked: list[tuple[Region, ...]] = []
+        refresh = chart.refresh
+
+        def watched(*regions: Region, **options: bool) -> StripChart:
+            asked.append(regions)
+            return refresh(*regions, **options)
+
+        chart.refresh = watched
+        chart.show_chart(a_chart(a_series(values), seconds=120))
+        assert asked == [], "the same picture is not sent again"
+        chart.show_chart(a_chart(a_series([*values[:-1], 60.0]), seconds=120))
+        (regions,) = asked
+        assert len(regions) < chart.size.height, "a row that is the same is not drawn again"
+        assert sent_now(chart, terminal) < 40
+        await pilot.pause()
+        assert seen(chart) != before
+
+
+async def test_the_widget_follows_its_size_and_theme() -> None:
+    app = Screen()
+    async with app.run_test(size=(80, 15)) as pilot:
+        chart = app.query_one(StripChart)
+        chart.show_chart(a_chart(a_series([100.0] * 121)))
+        for width, height in ((120, 30), (1, 2), (40, 5)):
+            await pilot.resize_terminal(width, height)
+            await pilot.pause()
+            assert {chart.render_line(y).cell_length for y in range(chart.size.height)} <= {width}
+        for theme in ("textual-light", "textual-ansi", "nord"):
+            if theme in app.available_themes:
+                app.theme = theme
+                await pilot.pause()
+                assert "Power" in chart.render_line(0).text
+
+
+async def test_every_part_can_be_read_in_every_theme() -> None:
+    app = Screen()
+    async with app.run_test(size=(80, 15)) as pilot:
+        chart = app.query_one(StripChart)
+        causes = [shade.cause for shade in SHADES]
+        spans = tuple(ThrottledSpan(20 * S * at, 20 * S * (at + 1), cause) for at, cause in enumerate(causes))
+        data = a_chart(a_series([100.0] * 121), spans=spans, limit=Limit(300, "limit"))
+        chart.show_chart(data)
+        for theme in sorted(app.available_themes):
+            app.theme = theme
+            await pilot.pause()
+            behind = chart.background_colors[1]
+            for y in range(chart.size.height):
+                for text, style, _ in chart.render_line(y):
+                    if style is None or style.color is None or theme.startswith("ansi") or not text.strip():
+                        continue
+                    ground = Color.from_rich_color(style.bgcolor) if style.bgcolor else behind
+                    seen_colour = Color.from_rich_color(style.color)
+                    assert abs(seen_colour.brightness - ground.brightness) > 0.1, (theme, text)
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(1, "This GPU does not report it."), (2, "No GPU reports it.")])
+def test_a_reading_that_is_missing_counts_its_gpus(gpus: int, words: str) -> None:
+    tick = msgspec.structs.replace(a_tick(1), devices=[a_gpu(index, power_w=None) for index in range(gpus)])
+    snapshot = a_snapshot(None, ticks=(tick,))
+    axis = TimeAxis(START_NS, START_NS + 2 * S, is_live=False)
+    charts = device_charts(snapshot, axis, 0, len(reading_names(snapshot)))
+    assert [chart.empty for chart in charts if chart.title == "power"] == [words]
+
+
+def test_the_legend_says_which_figure_is_the_last_and_which_the_median() -> None:
+    """A figure below the chart is the median: two numbers of one name say which they are."""
+    series = msgspec.structs.replace(a_series([13.0] * 119 + [12.1], name="samples/s"), median=13.0)
+    chart = a_chart(series, title="throughput", format_value=fmt.number)
+    assert lines(chart, width=80)[0].rstrip().endswith("samples/s last 12.1, median 13.0")
+    assert lines(chart, width=44)[0].rstrip().endswith("samples/s last 12.1"), "without room the last one alone"
+    assert lines(a_chart(a_series([64.0] * 121)), width=80)[0].rstrip().endswith("64 W"), "readings have no median"
+
+
+def test_the_range_grows_at_once_and_shrinks_late() -> None:
+    y_range = YRange()
+    assert y_range.fit(0, 95, 0) == (0, 100)
+    assert y_range.fit(0, 310, 1 * S) == (0, 400)
+    for second in range(2, 22):
+        assert y_range.fit(0, 95, second * S) == (0, 400)
+    assert y_range.fit(0, 95, 22 * S) == (0, 100)
+
+
+def test_the_range_stays_while_the_data_returns() -> None:
+    y_range = YRange()
+    y_range.fit(0, 400, 0)
+    for second in range(200):
+        high = 300 if second % 15 == 0 else 90
+        assert y_range.fit(0, high, second * S) == (0, 400)
+
+
+def test_ends_of_the_range_are_round() -> None:
+    assert nice_ceiling(0.73) == pytest.approx(0.8)
+    assert nice_ceiling(1000) == 1000
+    assert nice_ceiling(17 * 2**30, binary=True) == 20 * 2**30
+    assert nice_ceiling(16 * 2**30, binary=True) == 16 * 2**30
+
+
+def test_a_column_keeps_its_extremes() -> None:
+    columns = time_columns([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 0, 10, 3, 100)
+    assert columns == [(1.0, 9.0), (4.0, 4.0), None]
+
+
+def test_samples_after_the_window_are_not_drawn() -> None:
+    assert time_columns([0, 25, 99], [1.0, 2.0, 3.0], 0, 10, 3, 5) == [(1.0, 1.0), None, (2.0, 2.0)]
+
+
+def test_times_and_values_of_different_length_are_refused_by_nobody_but_end_at_the_shorter() -> None:
+    assert time_columns([0, 10, 20], [1.0], 0, 10, 3, 100) == [(1.0, 1.0), None, None]
+
+
+def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
+    points = [
+        CandidatePoint(300, 9.0, "•", "text"),
+        CandidatePoint(200, 9.0, "•", "text"),
+        CandidatePoint(100, 5.0, "•", "text"),
+    ]
+    assert front_of([*points, CandidatePoint(50, None, "✗", "error"), CandidatePoint(150, 4.0, "•", "text")]) == [
+        points[2],
+        points[1],
+    ]
+
+
+def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
+    points = [CandidatePoint(100 * MIB, 9.0, "•", "text"), CandidatePoint(200 * MIB, 19.0, "•", "text")]
+    text = "\n".join("".join(piece for piece, _ in line) for line in scatter_chart(points, 80 << 30, 70, 10))
+    assert "┊" not in text
+    assert "the limit 80.0 GiB is far right" in text
+    assert scatter_chart(points, None, 70, 4) == [], "too small for a chart"
+
+
+@pytest.mark.parametrize("end_ns", [6400, 6401])
+def test_a_sample_at_the_end_of_the_axis_is_drawn(end_ns: int) -> None:
+    series = Series("speed", (1000, end_ns), (5.0, 9.0), "primary")
+    line, *_ = sparklines(ChartData("speed", (series,), TimeAxis(0, end_ns, is_live=False), gap_ns=10_000), 0)
+    assert "5.00 to 9.00" in line
+
+
+def test_a_gpu_that_the_run_never_used_shades_no_chart(home: Home) -> None:
+    directory = a_run(home, gpus=4)
+    run = msgspec.json.decode((directory / "run.json").read_bytes())
+    # GPU 1 is at its power limit, GPU 3 is throttled by heat.
+    (directory / "run.json").write_bytes(msgspec.json.encode({**run, "device_uuids": ["GPU-00000000"]}))
+    result = read_result(directory)
+    assert result is not None
+    charts = charts_of(read_run("A", directory, result))
+    assert {chart.title: chart.spans for chart in charts if chart.spans} == {}
