@@ -13,6 +13,7 @@ from trainfast_runner.records.result import Cpu, MemoryFigures, Result, Spread, 
 from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
+from trainfast_runner.results.doubts import with_doubts
 from trainfast_runner.search.journal.batch import BatchQuestion
 from trainfast_runner.settings.knobs import defaults
 
@@ -81,7 +82,7 @@ def result(
 
 def ended(home: Path, run_id: str = A, **fields: Any) -> Path:
     """Write an ended run; return its directory."""
-    directory = put(home / "runs" / run_id / "result.json", result(run_id, **fields))
+    directory = put(home / "runs" / run_id / "result.json", with_doubts(result(run_id, **fields)))
     (directory / "alive.lock").touch()
     return directory
 

@@ -282,8 +282,8 @@ def test_without_a_watched_gpu_the_steps_are_still_shown(cli):
     assert cli("runs", "show", "last", "--steps").out.splitlines()[0].split() == ["STEP", "TOOK", "DATA"]
 
 
-def test_an_older_result_has_no_verdict(cli):
+def test_a_result_without_a_diagnosis_says_so(cli):
     old = json.loads(msgspec.json.encode(result(RUN)))
     del old["diagnosis"]
     put(cli.home / "runs" / RUN / "result.json", old)
-    assert "recorded by an earlier version" in cli("runs", "show", "last", "--why").out
+    assert "bottlenecks were not looked for" in cli("runs", "show", "last", "--why").out

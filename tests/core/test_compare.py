@@ -330,13 +330,6 @@ def test_speed_under_strict_malloc_thresholds_ranks_against_nothing():
     assert compare(limited, limited).rows[0].verdict == STRICT_THRESHOLDS, "such a speed ranks against nothing"
 
 
-def test_a_cpu_result_of_an_earlier_version_counts_as_strict():
-    old, new = result(actual=Actual(device="cpu")), result(actual=Actual(device="cpu"), cpu=Cpu(thresholds="ordinary"))
-    assert old.measured_under is not None
-    assert new.measured_under is None
-    assert compare(old, new).rows[0].verdict == STRICT_THRESHOLDS
-
-
 def test_losses_are_compared_after_equally_many_steps_alone():
     def verdict(steps: int, warmup: int) -> str:
         a, b = result(loss=Losses(last=8.0)), result(loss=Losses(last=4.0))

@@ -144,17 +144,17 @@ def test_nothing_holds_back_a_healthy_run(device):
 
 
 def test_heat_names_the_gpu_the_degrees_and_the_milliseconds():
-    # Throttled from half way to the sixth sample on, at half the clock: half of that part of a step is lost.
+    # Throttled from the sixth sample on, at half the clock: half of that part of a step is lost.
     case = Case(gpus={0: always(), 3: lambda n: HOT if n >= 5 else {"sm_clock_mhz": 1980}})
     finding = case.of("thermal")
     assert finding.device == 3
     assert finding.line == (
-        "GPU 3 is throttled by heat for 550 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
-        ": about 275 ms of the median step lost"
+        "GPU 3 is throttled by heat for 500 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
+        ": about 250 ms of the median step lost"
     )
     assert finding.figures["degrees_over_c"] == 2
     assert finding.figures["thermal_source"] == "sampled reasons"
-    assert finding.cost_fraction == pytest.approx(0.275)
+    assert finding.cost_fraction == pytest.approx(0.25)
 
 
 def test_a_share_of_the_cpu_is_no_share_of_a_step():

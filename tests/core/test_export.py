@@ -10,12 +10,11 @@ import pytest
 
 from on_disk import run_file
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported
+from trainfast_runner.export.formats import Exported, export_run
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import expand_paths, resolve
-from trainfast_tui.cli.export import export
 
 RECORDED = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
 
@@ -24,7 +23,7 @@ def exported(to, folder, device="cuda", ranks=2, uuids=(), preset="tiny-llama", 
     of_run = {"model": {"family": "llama"}, "data": {"kind": "text", "objective": "causal-lm"}, "preset": preset}
     placed = {"device": device, "world_size": ranks, "device_uuids": list(uuids)}
     run = run_file(**of_run, **placed, knobs={**defaults(), "devices": ranks, **knobs})
-    return export(run, folder, to)
+    return export_run(run, folder, to)
 
 
 def test_the_trainer_export_names_the_processes_it_needs(tmp_path):
@@ -191,7 +190,7 @@ def test_a_preset_by_its_path_is_spelled_out(tmp_path, name):
     file = tmp_path / f"{name}.toml"
     file.write_text(MINE)
     run = recorded(str(file), "model.layer_norm_epsilon=1e-6")
-    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    words = shlex.split(export_run(run, tmp_path, "command").text, comments=True)
     again = resolve(words[2], words[4::2])
     assert words[3::2] == ["--set"] * len(words[4::2])
     assert (again.model, again.data, again.knobs) == (run.model, run.data, run.knobs)
@@ -199,7 +198,7 @@ def test_a_preset_by_its_path_is_spelled_out(tmp_path, name):
 
 def test_a_preset_by_its_name_is_named_with_what_was_turned(tmp_path):
     run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
-    command = export(run, tmp_path, "command").text.splitlines()[0]
+    command = export_run(run, tmp_path, "command").text.splitlines()[0]
     assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
 
 
@@ -211,15 +210,15 @@ def test_paths_that_no_command_can_hold_are_left_to_a_preset(tmp_path):
     ):
         run = msgspec.structs.replace(plain, data={**plain.data, "paths": paths}, overrides=["data.paths"])
         with pytest.raises(UserError, match=reason) as refused:
-            export(run, tmp_path, "command")
+            export_run(run, tmp_path, "command")
         assert refused.value.as_json()["nearest"] == "--to preset"
-        text = export(run, tmp_path, "preset").text
+        text = export_run(run, tmp_path, "preset").text
         assert all(path in text for path in paths)
 
 
 def test_a_list_comes_back_as_a_list(tmp_path):
     run = recorded("tiny-llama", 'model.layer_types=["full_attention", "full_attention"]')
-    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    words = shlex.split(export_run(run, tmp_path, "command").text, comments=True)
     assert resolve(words[2], words[4::2]).model == run.model
 
 
@@ -235,5 +234,5 @@ def test_a_list_comes_back_as_a_list(tmp_path):
 )
 def test_a_field_of_the_model_comes_back_as_what_it_was(tmp_path, setting):
     run = recorded("tiny-llama", f"model.{setting}")
-    words = shlex.split(export(run, tmp_path, "command").text, comments=True)
+    words = shlex.split(export_run(run, tmp_path, "command").text, comments=True)
     assert resolve(words[2], words[4::2]).model == run.model

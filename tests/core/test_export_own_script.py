@@ -7,9 +7,9 @@ import pytest
 
 from on_disk import put, run_file
 from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import export_run
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.settings.scripts import script_preset
-from trainfast_tui.cli.export import export
 
 COMMAND = ["python", "train.py", "--bs", "16"]
 FLAG_WORDS = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
@@ -28,7 +28,7 @@ def exported(folder, to, framework="torch", command=COMMAND, env=None, ran=None,
         script=ScriptAsked(**asked, **flags),
     )
     put(folder / "worker.jsonl", {"t_ns": 1, "kind": "script", "framework": framework, "ran": ran or {}})
-    return export(run, folder, to).text
+    return export_run(run, folder, to).text
 
 
 def test_the_command_is_the_scripts_with_the_flags_that_ran(tmp_path):
@@ -71,7 +71,7 @@ def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path):
 def test_the_presets_file_has_the_name_of_the_script_or_of_its_preset(tmp_path, preset, file):
     exported(tmp_path, "command")
     run = run_file(preset=preset, script=ScriptAsked(command=COMMAND, argv=[]))
-    assert list(export(run, tmp_path, "preset").files) == [file]
+    assert list(export_run(run, tmp_path, "preset").files) == [file]
 
 
 def test_the_preset_names_the_options_that_it_lacks(tmp_path):

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from on_disk import CLOCK, run_file
 from texts import any_text
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported
+from trainfast_runner.export.formats import Exported, export_run
 from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.settings.knobs import defaults
-from trainfast_tui.cli.export import export
 
 BREAKERS = ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "'", '"', "*/", "-->", "`", "$(x)", "\x00"]
 LIVE = "{0}import os; os.system('touch PWNED'){0}PWNED: 1{0}PWNED=1{0}touch PWNED{0}#"
@@ -66,7 +65,7 @@ def exported(to: str, folder: Path, fields: dict[str, Any]) -> Exported:
         "knobs": defaults(),
         "clock": CLOCK,
     }
-    return export(run_file(**{**record, **fields}), folder, to)
+    return export_run(run_file(**{**record, **fields}), folder, to)
 
 
 @pytest.mark.parametrize("to", PARSED)

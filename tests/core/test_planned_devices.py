@@ -11,6 +11,7 @@ from stand_in import Gpu, Machine
 
 from on_disk import run_file
 from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import export_run
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
@@ -18,7 +19,6 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.cli.export import export
 
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
 
@@ -99,7 +99,7 @@ def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(p
     gpus = [Gpu(uuid=f"GPU-{index}", bus=index + 1) for index in range(3)]
     with stand_in.installed(Machine(gpus)):
         first = plan_script([python, str(tmp_path / "train.py")], ["devices=1+2"])
-        exported = export(run_of(first, script=first.script, cwd=str(tmp_path)), tmp_path, "command")
+        exported = export_run(run_of(first, script=first.script, cwd=str(tmp_path)), tmp_path, "command")
         variables, *words = shlex.split(exported.text, comments=True)[1:]
         monkeypatch.setenv(*variables.split("=", 1))
         again = plan_script(words)
@@ -198,5 +198,5 @@ def test_kind_a_a_gpu_without_a_uuid_is_named_by_its_index_and_all_others_too(py
 
 def test_an_exported_command_of_deepspeed_names_the_indexes_too(python, tmp_path):
     first = planned(python, four(0, 0, 0, 0), "strategy=zero2", "devices=1+3", "grad_clip=1.0")
-    text = export(run_of(first, world_size=first.world_size), tmp_path, "command").text
+    text = export_run(run_of(first, world_size=first.world_size), tmp_path, "command").text
     assert "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1,3 " in text
