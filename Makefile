@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-ci test-long test-longest install check bench clean
+.PHONY: run test test-ci test-long test-longest install check bench house clean
 
 run: install
 	@$(VENV)/bin/trainfast-tui
@@ -27,6 +27,10 @@ check: install
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# Lines, files and import edges by room, beside their budgets.
+house: install
+	$(VENV)/bin/python tests/house/measure.py
 
 bench: install
 	$(VENV)/bin/python -m benchmarks
