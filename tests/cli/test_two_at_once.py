@@ -206,7 +206,7 @@ def test_stop_last_is_the_live_process_of_a_search_which_no_list_shows(tmp_path,
 def test_a_stop_that_is_left_early_says_in_its_exit_code_how(tmp_path, monkeypatch, number, code):
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     _, directory = Home(tmp_path).new_run("stubborn")
-    monkeypatch.setattr(stop_command, "stop", lambda *arguments, **options: signal.raise_signal(number))
+    monkeypatch.setattr(stop_command, "stop_run", lambda *arguments, **options: signal.raise_signal(number))
     arguments = argparse.Namespace(reference=directory.name, now=False, json=False)
     with shared_lock(directory):
-        assert stop_command.run(arguments) == code
+        assert stop_command.stop(arguments) == code
