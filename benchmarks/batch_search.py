@@ -19,7 +19,7 @@ from benchmarks.meter import Json, cli, options, settings_of
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch, planning
-from trainfast_runner.search.conducting.run_ends import wait_for_result
+from trainfast_runner.search.conductor import wait_for_result
 from trainfast_runner.settings.spec import resolve
 
 STEPS_A_TRIAL = 2

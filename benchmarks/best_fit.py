@@ -20,9 +20,9 @@ from benchmarks.best_fit_replay import Replayed, question, replay
 from benchmarks.best_fit_spaces import Synthetic, Terrain, cold_grid_s, recorded, regret
 from benchmarks.meter import Row, at_most, options, print_columns, print_table
 
-from trainfast_runner.search.best.choose.decide import decide
-from trainfast_runner.search.best.choose.state import state_of_best_journal
-from trainfast_runner.search.journal.best import BestLine, Candidate, ProcessReady, Space, Trial
+from trainfast_runner.search.best.decide import decide
+from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best_journal import BestLine, Candidate, ProcessReady, Space, Trial
 
 SEEDS = 200
 CLOSE, MIN_CLOSE = 0.02, 0.96

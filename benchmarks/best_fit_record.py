@@ -28,19 +28,16 @@ from benchmarks.best_fit_spaces import GRIDS, groups
 from benchmarks.meter import Json, options
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.other_load import CpuWindow
+from trainfast_runner.machine.cpu import CpuWindow
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_directories import conductor_lock
+from trainfast_runner.records.home import Home, conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import enumerate_space
-from trainfast_runner.search.best.global_batch import default_global_batch
-from trainfast_runner.search.best.planning.varied import vary_of
-from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.conducting.warm_process import WarmProcess
-from trainfast_runner.search.journal.best import Candidate, Space
-from trainfast_runner.search.searches import new_search
+from trainfast_runner.search.best.candidates import default_global_batch, enumerate_space
+from trainfast_runner.search.best.plan import vary_of
+from trainfast_runner.search.best_journal import Candidate, Space
+from trainfast_runner.search.conductor import WarmProcess
+from trainfast_runner.search.searches import candidate_spec, new_search
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec, resolve
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.search.best.choose.answer import answer_of
-from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
-from trainfast_runner.search.best.choose.decide import BestDecision, decide
-from trainfast_runner.search.best.choose.next_cold_run import COLD_ROLES
-from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
-from trainfast_runner.search.journal.best import (
+from trainfast_runner.search.best.answer import answer_of
+from trainfast_runner.search.best.cold_runs import ColdRanking
+from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, decide
+from trainfast_runner.search.best.state import BestState, state_of_best_journal
+from trainfast_runner.search.best_journal import (
     BestAnswer,
     BestLaunched,
     BestLine,

@@ -18,8 +18,8 @@ import msgspec
 from benchmarks.meter import Json
 from msgspec.structs import replace
 
-from trainfast_runner.search.journal.best import Candidate, Space
-from trainfast_runner.search.speed.process_starts import knobs_key
+from trainfast_runner.search.best_journal import Candidate, Space
+from trainfast_runner.search.measured_speeds import knobs_key
 
 GRIDS = Path(__file__).parent / "grids"
 UNTIMED = 2

@@ -15,9 +15,8 @@ from textual.app import ComposeResult
 from textual.widget import Widget
 from textual.widgets import Label, Sparkline
 
-from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
+from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan, TimeAxis
 from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.charts.time_axis import TimeAxis
 from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.format import watts
 

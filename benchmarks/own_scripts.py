@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.meter import Row, at_most, options, print_table
 
-from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
+from trainfast_runner.running.scripts.script_plan import HOOKS_FOLDER
 
 HOOKS_US = 15.0
 PEER_US = 9.0

@@ -29,7 +29,7 @@ from benchmarks.meter import Row, at_most, options, print_table
 
 from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.running.supervision.telemetry_log import TelemetryLog
+from trainfast_runner.running.supervision.record_files import TelemetryLog
 
 CPU_PERCENT = 1.0
 TICK_MS = 2.0

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.meter import Row, at_most, options, print_table
 
-from trainfast_runner.machine.worker_programs import WORKER_FOLDER
+from trainfast_runner.machine.training_python import WORKER_FOLDER
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import resolve
 

@@ -9,12 +9,20 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.result import Cpu, MemoryFigures, Result, Spread, StepCount, StepTime, Throughput
-from trainfast_runner.records.result_conditions import RunConditions
+from trainfast_runner.records.result import (
+    Cpu,
+    MemoryFigures,
+    Result,
+    RunConditions,
+    Spread,
+    StepCount,
+    StepTime,
+    Throughput,
+)
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.results.doubts import with_doubts
-from trainfast_runner.search.journal.batch import BatchQuestion
+from trainfast_runner.search.batch_journal import BatchQuestion
 from trainfast_runner.settings.knobs import defaults
 
 STARTED_NS = 1_795_000_000_000_000_000

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import difflib
+import statistics
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 MAX_SHOWN = 20
 """The most allowed values that an error lists."""
@@ -100,3 +101,29 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
         return longer[0]
     matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)
     return by_fold[matches[0]] if matches else None
+
+
+N = TypeVar("N", int, float)
+T = TypeVar("T")
+
+
+def highest(values: Iterable[N | None]) -> N | None:
+    """The highest known value; None without any."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def lowest(values: Iterable[N | None]) -> N | None:
+    """The lowest known value; None without any."""
+    return min((value for value in values if value is not None), default=None)
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def last_known(values: Iterable[T | None]) -> T | None:
+    """The last known value; None without any."""
+    known = [value for value in values if value is not None]
+    return known[-1] if known else None

@@ -17,14 +17,12 @@ from plans import PLAN
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Flops, Result, Spread, StepTime, Throughput
-from trainfast_runner.running.busy_devices import DevicesBusy
-from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.planning import DevicesBusy, RunPlan
+from trainfast_runner.search.bench.rows import Bench, PlannedRow
 from trainfast_runner.search.bench.table import tabulate
-from trainfast_runner.search.bench.variants import Bench, PlannedRow
 from trainfast_runner.search.bench.warm_rows import open_warm_rows
-from trainfast_tui.cli import bench
-from trainfast_tui.cli.launching import bench_rows, start_run
-from trainfast_tui.cli.printing.bench_table import bench_columns
+from trainfast_tui.cli import bench, launching
+from trainfast_tui.cli.bench import bench_columns
 from trainfast_tui.cli.signals import Signals
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
@@ -123,9 +121,9 @@ def test_ctrl_c_during_a_start_that_loses_the_device_ends_the_command(tmp_path, 
         os.kill(os.getpid(), signal.SIGINT)
         raise DevicesBusy("the CPU is in use by another-run")
 
-    monkeypatch.setattr(start_run, "await_devices", lambda *arguments: waited.append("wait"))
-    monkeypatch.setattr(start_run.launch, "start", start)
-    with pytest.raises(KeyboardInterrupt), start_run.run_started_when_free(PLAN, Home(tmp_path), wait=True):
+    monkeypatch.setattr(launching, "await_devices", lambda *arguments: waited.append("wait"))
+    monkeypatch.setattr(launching.launch, "start", start)
+    with pytest.raises(KeyboardInterrupt), launching.run_started_when_free(PLAN, Home(tmp_path), wait=True):
         pytest.fail("nothing was started")
     assert waited == ["wait"]
 
@@ -143,12 +141,12 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(wait,
             raise DevicesBusy("the CPU is in use by another-run")
         return tmp_path
 
-    monkeypatch.setattr(start_run, "await_devices", noting("await_devices"))
-    monkeypatch.setattr(bench_rows, "predict_memory", noting("predict_memory"))
-    monkeypatch.setattr(bench_rows.launch, "start", start)
-    monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
+    monkeypatch.setattr(launching, "await_devices", noting("await_devices"))
+    monkeypatch.setattr(bench, "predict_memory", noting("predict_memory"))
+    monkeypatch.setattr(bench.launch, "start", start)
+    monkeypatch.setattr(bench, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
     row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
-    rows = bench_rows.BenchRows(Home(tmp_path), Signals(), bench_rows.BenchOptions(wait=wait))
+    rows = bench.BenchRows(Home(tmp_path), Signals(), bench.BenchOptions(wait=wait))
     with open_warm_rows(Home(tmp_path), lambda: None) as warm:
         if not wait:
             with pytest.raises(DevicesBusy):
@@ -179,10 +177,10 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     finished = Result(run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=9.0, mad=0.01)))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(bench_rows.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
-    monkeypatch.setattr(bench_rows, "predict_memory", lambda plan, home, cancelled: None)
-    monkeypatch.setattr(bench_rows.launch, "start", start)
-    monkeypatch.setattr(bench_rows, "follow", lambda *arguments, **options: finished)
+    monkeypatch.setattr(bench.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
+    monkeypatch.setattr(bench, "predict_memory", lambda plan, home, cancelled: None)
+    monkeypatch.setattr(bench.launch, "start", start)
+    monkeypatch.setattr(bench, "follow", lambda *arguments, **options: finished)
     return busy
 
 

@@ -15,17 +15,16 @@ from cli.command import SMALL
 from on_disk import A, B, C, D, E, ended, lost, put, result, run_file
 from on_disk import A as RUN
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import STRICT_SPEED, Spread, Throughput
-from trainfast_runner.records.result_conditions import RunConditions, Throttle
+from trainfast_runner.records.result import STRICT_SPEED, RunConditions, Spread, Throttle, Throughput
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.history import iter_rows
-from trainfast_tui.cli.printing import output
-from trainfast_tui.text.tables import FigureHeading
-from trainfast_tui.widgets.tables.runs_table import RunsTable
+from trainfast_tui.cli import printing
+from trainfast_tui.screens.runs import RunsTable
+from trainfast_tui.text.format import FigureHeading
 
 
 def test_what_a_search_sets_in_its_runs_is_not_shown_as_changed(cli):
@@ -72,8 +71,8 @@ def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(monkeypatch, 
     rows = [["run-one", "finished", "batch_size=64", "1,234 samples/s"]]
     header = ["RUN", "STATE", "OVERRIDES", FigureHeading("SAMPLES")]
     for width in range(16, 60):
-        monkeypatch.setattr(output, "terminal_width", lambda width=width: width)
-        output.print_table(header, rows, drop=("STATE", "OVERRIDES", "SAMPLES"))
+        monkeypatch.setattr(printing, "terminal_width", lambda width=width: width)
+        printing.print_table(header, rows, drop=("STATE", "OVERRIDES", "SAMPLES"))
         lines = capsys.readouterr().out.splitlines()
         assert all(len(line) <= width for line in lines)
         words = set(" ".join(rows[0]).split())

@@ -9,8 +9,8 @@ from cuda_python import cuda_python
 
 from cli.command import SMALL
 from trainfast_runner.machine.calibration import Ceiling
-from trainfast_runner.machine.cgroup import tightest_group_limit
-from trainfast_runner.machine.doctor.examine import ends_at_logout
+from trainfast_runner.machine.doctor import ends_at_logout
+from trainfast_runner.machine.resource_limits import tightest_group_limit
 from trainfast_tui.cli import doctor
 
 

@@ -11,7 +11,7 @@ from cli.command import Cli
 from on_disk import ended, lost, search, started
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import STAMP_FORMAT
-from trainfast_runner.worker.shared.search_roles import PROBE
+from trainfast_runner.worker.shared.words import PROBE
 
 DAY_S = 86400.0
 OLD, MIDDLE, NEW = (f"2025110{n}-100000-tiny-llama-aaaa" for n in (1, 2, 3))

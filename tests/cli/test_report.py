@@ -15,10 +15,9 @@ from cli.command import Cli
 from on_disk import RECORDED, A, B, ended, lost, result, started
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
-from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.records.script_run import Overridden, ScriptAsked, ScriptFigures
-from trainfast_tui.report import as_html
-from trainfast_tui.report.report_document import report_document
+from trainfast_runner.records.run_file import Overridden, PredictedSpeed, ScriptAsked, ScriptFigures
+from trainfast_tui.report import document
+from trainfast_tui.report.document import report_document
 
 VOID = {"meta", "img"}
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -263,9 +262,9 @@ def test_runs_of_other_work_are_not_in_the_picture_of_memory_and_throughput(cli,
 
 
 def test_without_matplotlib_a_report_has_its_tables_and_says_how_to_get_pictures(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr(as_html, "can_draw", lambda: False)
-    document, _ = report_document(Home(recorded[0].home), ["last"])
-    (tmp_path / "report.html").write_text(as_html.as_html(document))
+    monkeypatch.setattr(document, "can_draw", lambda: False)
+    made, _ = report_document(Home(recorded[0].home), ["last"])
+    (tmp_path / "report.html").write_text(document.as_html(made))
     page = Page(tmp_path / "report.html")
     assert page.pictures == []
     assert "pip install 'trainfast-tui[report]'" in page.text

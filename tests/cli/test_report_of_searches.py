@@ -12,14 +12,8 @@ from cli.command import Cli
 from cli.test_report import EVIL, MIB, assert_loads_nothing, assert_tables_are_even, markdown_of, page_of
 from on_disk import CLOCK, RECORDED, SEARCH, batch_question, search
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.search.journal.batch import (
-    BatchAnswer,
-    BatchEnded,
-    BatchStep,
-    ConfirmationRun,
-    Probe,
-)
-from trainfast_runner.search.journal.best import (
+from trainfast_runner.search.batch_journal import BatchAnswer, BatchEnded, BatchStep, ConfirmationRun, Probe
+from trainfast_runner.search.best_journal import (
     BestAnswer,
     BestEnded,
     BestLine,
@@ -33,7 +27,7 @@ from trainfast_runner.search.journal.best import (
     Space,
     Trial,
 )
-from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
+from trainfast_runner.search.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.settings.spec import resolve
 
 

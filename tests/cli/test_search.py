@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from cli.command import Started, directory_of, live_runs, until
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import JOURNAL_FILE, Home, is_conducted
 from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
-from trainfast_runner.search.batch.batch_follower import BatchFollower
-from trainfast_runner.search.journal.batch import (
+from trainfast_runner.search.batch.answer import BatchFollower
+from trainfast_runner.search.batch_journal import (
     BatchEnded,
     BatchLaunched,
     BatchStep,
@@ -25,10 +24,9 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     read_batch_journal,
 )
-from trainfast_tui.cli.printing import journal_printer
-from trainfast_tui.cli.printing.batch_printer import BatchPrinter
-from trainfast_tui.cli.printing.progress import Progress
-from trainfast_tui.text.search.batch_answer import batch_answer_lines
+from trainfast_tui.cli import progress
+from trainfast_tui.cli.progress import BatchPrinter, Progress
+from trainfast_tui.text.batch_words import batch_answer_lines
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -214,7 +212,7 @@ def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(tmp_path, m
     home, text = Home(tmp_path).create(), io.StringIO()
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
-    monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
+    monkeypatch.setattr(progress, "TICK_S", 0.0)
     monkeypatch.setattr(sys, "stderr", text)
     printer = BatchPrinter(Progress(), home)  # without an encoding … is ~
     printer.print_line(BatchStep(action="prove", batch_size=37, why="it is the largest"))

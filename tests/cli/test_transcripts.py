@@ -22,7 +22,7 @@ import pytest
 
 import on_disk
 from cli.command import Cli, Done
-from trainfast_runner.records import result, result_conditions, run_file, run_lines, script_run
+from trainfast_runner.records import result, run_file, run_lines
 
 CASES = [
     pytest.param(case.splitlines(), id=f"{file.stem}: {case.partition(chr(10))[0]}")
@@ -31,7 +31,7 @@ CASES = [
 ]
 NAMES = {
     name: value
-    for module in (result, result_conditions, run_file, run_lines, script_run, on_disk)
+    for module in (result, result, run_file, run_lines, run_file, on_disk)
     for name, value in vars(module).items()
 }
 

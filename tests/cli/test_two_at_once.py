@@ -21,14 +21,13 @@ from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.tracing import requests_for
 from trainfast_runner.records.file_locks import locked, shared_lock
-from trainfast_runner.records.home import LAUNCH_LOCK_FILE, Home, cache_directory
-from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock
+from trainfast_runner.records.home import JOURNAL_FILE, LAUNCH_LOCK_FILE, Home, cache_directory, conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.shared.lock_files import lock_holder, print_holder
-from trainfast_tui.cli import stop as stop_command
-from trainfast_tui.cli.launching import waits
-from trainfast_tui.cli.stop import directory_to_stop, search_notice
+from trainfast_runner.worker.shared.host import lock_holder, print_holder
+from trainfast_tui.cli import launching
+from trainfast_tui.cli import logs as stop_command
+from trainfast_tui.cli.logs import directory_to_stop, search_notice
 
 HOLD_LOCK = """
 import fcntl, signal, sys
@@ -178,9 +177,9 @@ def test_a_run_of_a_search_is_waited_for_and_stopped_by_the_name_of_the_search(
     run_id, directory = home.new_run("probe")
     run = run_file(run_id=run_id, search_id=search.name)
     put(directory / "run.json", run)
-    monkeypatch.setattr(waits, "wait_for_devices", lambda plan, home, show: show(run, 12.0))
+    monkeypatch.setattr(launching, "wait_for_devices", lambda plan, home, show: show(run, 12.0))
     with conductor_lock(search):
-        waits.await_devices(PLAN, home)
+        launching.await_devices(PLAN, home)
         notice = search_notice(directory)
     named = f"search {search.name}" if is_search else run_id
     assert capsys.readouterr().err == f"waiting for {named} to end, 12 s so far\n"

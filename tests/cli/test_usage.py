@@ -15,7 +15,7 @@ from core.test_export import recorded
 from on_disk import put
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_tui.cli.printing.output import print_json
+from trainfast_tui.cli.printing import print_json
 
 LISTED = ("run", "runs", "logs", "stop", "attach", "presets", "export", "monitor", "topo", "doctor")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from on_disk import batch_question
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.journal.batch import BatchQuestion
-from trainfast_runner.search.journal.lines import Conducted, JournalWriter
+from trainfast_runner.search.batch_journal import BatchQuestion
+from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import new_search
 
 SECOND = 1_000_000_000

@@ -11,8 +11,7 @@ from on_disk import run_file
 from trainfast_runner.records.result import Diagnosis
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
-from trainfast_runner.results.bottleneck.diagnose import diagnose
-from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
+from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose
 from trainfast_runner.results.device_conditions import join_of, window_of
 
 S = 1_000_000_000

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from trainfast_runner.machine.cpu import cpu_info
+from trainfast_runner.machine import cpu
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.interconnect import Interconnect
+from trainfast_runner.machine.links import Interconnect
 from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.search.advice.advisor import advise
-from trainfast_runner.search.advice.facts import Advice, EndedRun, Situation
+from trainfast_runner.search.advice import Advice, EndedRun, Situation, advise
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 
@@ -187,8 +186,8 @@ def test_parameters_follow_from_a_configuration():
 
 def test_fp16_that_the_cpu_does_not_have_is_named(tmp_path, monkeypatch):
     flags = tmp_path / "cpuinfo"
-    monkeypatch.setattr(cpu_info, "CPU_INFO", flags)
-    monkeypatch.setattr(cpu_info, "_cpu_info", cpu_info._cpu_info.__wrapped__)
+    monkeypatch.setattr(cpu, "CPU_INFO", flags)
+    monkeypatch.setattr(cpu, "_cpu_info", cpu._cpu_info.__wrapped__)
     flags.write_text("flags: avx512f\n")
     advice = advice_on(CPU, Situation(), "precision=fp16")["precision"]
     assert advice.value == "bf16"

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from layered_model import model_of, spec_with
 
-from trainfast_runner.machine.cgroup import free_within_limits
 from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.resource_limits import free_within_limits
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.corrections import Correction
 from trainfast_runner.memory.headroom import (
@@ -23,7 +23,7 @@ from trainfast_runner.memory.headroom import (
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.search.memory import limits
+from trainfast_runner.search import fitted_memory
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, resolve
 
@@ -128,16 +128,16 @@ def a_plan(asked_bytes: tuple[int, ...] | None, device: str = "cpu", ranks: int 
 
 
 def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothing_swaps(monkeypatch):
-    monkeypatch.setattr(limits, "read_host_free_bytes", lambda: 10 * GIB)
-    assert limits.limits_of(a_plan((9 * GIB,))) == limits.Limits((9 * GIB,), "memory_limit=9216MiB")
-    assert limits.limits_of(a_plan((2 * GIB, GIB), ranks=2)).by_rank == (2 * GIB, GIB)
-    found = limits.limits_of(a_plan(None))
-    assert found == limits.Limits((9 * GIB,), "90% of the 10.0 GiB free, set as a real limit")
-    beyond = limits.limits_of(a_plan((8 * GIB, 8 * GIB), ranks=2))
+    monkeypatch.setattr(fitted_memory, "read_host_free_bytes", lambda: 10 * GIB)
+    assert fitted_memory.limits_of(a_plan((9 * GIB,))) == fitted_memory.Limits((9 * GIB,), "memory_limit=9216MiB")
+    assert fitted_memory.limits_of(a_plan((2 * GIB, GIB), ranks=2)).by_rank == (2 * GIB, GIB)
+    found = fitted_memory.limits_of(a_plan(None))
+    assert found == fitted_memory.Limits((9 * GIB,), "90% of the 10.0 GiB free, set as a real limit")
+    beyond = fitted_memory.limits_of(a_plan((8 * GIB, 8 * GIB), ranks=2))
     assert beyond.by_rank == (4608 * MIB, 4608 * MIB)
     assert beyond.source.endswith("shared by 2 ranks, set as a real limit, less than memory_limit=8192MiB+8192MiB")
-    assert limits.limits_of(a_plan(None, "cuda")).by_rank == (), "each rank says what its GPU has"
-    assert limits.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
+    assert fitted_memory.limits_of(a_plan(None, "cuda")).by_rank == (), "each rank says what its GPU has"
+    assert fitted_memory.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
 
 
 def test_a_gpu_that_shares_the_hosts_memory_has_what_the_host_has_free():

@@ -4,12 +4,11 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.result import Diagnosis, Result, Spread, StepCount, Throughput
-from trainfast_runner.records.result_conditions import RunConditions, Throttle
-from trainfast_runner.results.comparison.repeats import paired_interval
+from trainfast_runner.records.result import Diagnosis, Result, RunConditions, Spread, StepCount, Throttle, Throughput
+from trainfast_runner.results.comparison import paired_interval
+from trainfast_runner.search.bench.rows import Bench, prepare_variants, run_order
 from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, needs_no_repeat, tabulate
-from trainfast_runner.search.bench.variants import Bench, prepare_variants, run_order
-from trainfast_tui.cli.printing.bench_file import bench_markdown
+from trainfast_tui.cli.bench import bench_markdown
 
 
 def ended(rate: float, state: str = "finished", reason: str = "") -> Result:

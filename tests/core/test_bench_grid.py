@@ -9,15 +9,13 @@ import pytest
 
 from core.test_bench import ended
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.bench.grid import MAX_ROWS, prepare_grid
-from trainfast_runner.search.bench.script_grid import prepare_script_grid
+from trainfast_runner.search.bench.rows import MAX_ROWS, Bench, prepare_grid, prepare_script_grid, run_order
 from trainfast_runner.search.bench.table import RowResult, tabulate
-from trainfast_runner.search.bench.variants import Bench, run_order
 from trainfast_runner.search.bench.warm_rows import warm_groups
-from trainfast_runner.settings.scripts.script_preset import ScriptPreset
-from trainfast_runner.settings.vary import read_vary
-from trainfast_tui.cli.printing.bench_file import WRITERS, bench_markdown
-from trainfast_tui.cli.printing.output_file import output_path, write_output
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.typed_settings import read_vary
+from trainfast_tui.cli.bench import WRITERS, bench_markdown
+from trainfast_tui.cli.printing import output_path, write_output
 
 
 def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:

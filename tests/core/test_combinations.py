@@ -10,24 +10,19 @@ import pytest
 
 from on_disk import result
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import extensions
-from trainfast_runner.machine.cpu import cpu_info
+from trainfast_runner.machine import cpu, training_python
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.headroom import available_memory
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.results.comparison.difference import compare
-from trainfast_runner.search.advice.advisor import advise
-from trainfast_runner.search.advice.facts import Situation
-from trainfast_runner.settings import device_counts
-from trainfast_runner.settings.compatibility import zero_rules
-from trainfast_runner.settings.compatibility.check import check, refusal_anywhere
-from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.results.comparison import compare
+from trainfast_runner.search.advice import Situation, advise
+from trainfast_runner.settings import compatibility, device_counts
+from trainfast_runner.settings.compatibility import Facts, check, refusal_anywhere
 from trainfast_runner.settings.device_counts import first_gpu_name
-from trainfast_runner.settings.spec import resolve
-from trainfast_runner.settings.strategy_of_run import offload_folder
+from trainfast_runner.settings.spec import offload_folder, resolve
 from trainfast_runner.worker.shared.parallel_plans import PIPELINE_OBJECTIVES
-from trainfast_runner.worker.strategies import pipeline_stages
+from trainfast_runner.worker.strategies import pipeline
 
 GIB = 2**30
 
@@ -249,7 +244,7 @@ def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all():
 
 
 def test_launcher_and_worker_cut_the_same_families():
-    assert set(PIPELINE_OBJECTIVES) == set(pipeline_stages.LAYOUTS)
+    assert set(PIPELINE_OBJECTIVES) == set(pipeline.LAYOUTS)
 
 
 def test_compiling_needs_a_compiler(monkeypatch):
@@ -300,7 +295,7 @@ def test_an_offload_path_of_somebody_else_is_refused_and_untouched(tmp_path):
 
 
 def test_a_full_offload_path_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: 3 << 20)
+    monkeypatch.setattr(compatibility, "free_bytes", lambda folder: 3 << 20)
     text = refusal(f"{OFFLOAD}{tmp_path}").line()
     assert text == f"offload_path={tmp_path} is full: 3 MiB free; try a directory on a disk with free space"
 
@@ -312,12 +307,12 @@ def test_a_full_offload_path_is_refused(tmp_path, monkeypatch):
 def test_an_offload_path_too_small_for_the_states_is_refused(tmp_path, monkeypatch, settings, bytes_per_parameter):
     count = 10 << 20
     knobs = resolve("tiny-llama", [*f"{OFFLOAD}{tmp_path}".split(), *settings]).knobs
-    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: count * bytes_per_parameter)
-    zero_rules.refuse_small_disk(knobs, count)
-    zero_rules.refuse_small_disk(knobs, None)
-    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: count * bytes_per_parameter - (1 << 20))
+    monkeypatch.setattr(compatibility, "free_bytes", lambda folder: count * bytes_per_parameter)
+    compatibility.refuse_small_disk(knobs, count)
+    compatibility.refuse_small_disk(knobs, None)
+    monkeypatch.setattr(compatibility, "free_bytes", lambda folder: count * bytes_per_parameter - (1 << 20))
     with pytest.raises(UserError, match="the states of 10,485,760 parameters take") as refused:
-        zero_rules.refuse_small_disk(knobs, count)
+        compatibility.refuse_small_disk(knobs, count)
     assert f"has {10 * bytes_per_parameter - 1} MiB free" in refused.value.line()
     assert refused.value.exit_code == 2
 
@@ -327,12 +322,12 @@ def test_an_offload_path_that_the_strategy_does_not_read_is_ignored(tmp_path):
     assert offload_folder(knobs) == tmp_path / "gone"
     inherited = {**knobs, "strategy": "single"}
     assert offload_folder(inherited) is None
-    zero_rules.refuse_small_disk(inherited, 10 << 20)
+    compatibility.refuse_small_disk(inherited, 10 << 20)
 
 
 def test_a_disk_needs_a_compiler_and_libaio(tmp_path, monkeypatch):
-    monkeypatch.setattr(zero_rules, "missing_tool", lambda python: None)
-    monkeypatch.setattr(zero_rules, "has_libaio", lambda python: False)
+    monkeypatch.setattr(compatibility, "missing_tool", lambda python: None)
+    monkeypatch.setattr(compatibility, "has_libaio", lambda python: False)
     assert "apt-get install libaio-dev" in refusal(f"{OFFLOAD}{tmp_path}").line()
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -340,11 +335,11 @@ def test_a_disk_needs_a_compiler_and_libaio(tmp_path, monkeypatch):
     assert "apt-get install g++" in refusal(f"{OFFLOAD}{tmp_path}").line()
     (tmp_path / "c++").write_text("#!/bin/sh\n")
     (tmp_path / "c++").chmod(0o755)
-    assert extensions.missing_tool("/env/bin/python") == ("ninja", "/env/bin/python -m pip install ninja")
+    assert training_python.missing_tool("/env/bin/python") == ("ninja", "/env/bin/python -m pip install ninja")
 
 
 def test_half_precision_needs_the_instructions(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("flags: avx512f\n")
-    monkeypatch.setattr(cpu_info, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(cpu_info, "_cpu_info", cpu_info._cpu_info.__wrapped__)
+    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu, "_cpu_info", cpu._cpu_info.__wrapped__)
     assert refusal("strategy=zero2 precision=fp16").advice == "precision=bf16"

@@ -10,31 +10,37 @@ import pytest
 from trainfast_runner.records.result import (
     STRICT_SPEED,
     Cpu,
+    Energy,
     Losses,
     MemoryFigures,
     Result,
+    RunConditions,
     Spread,
     StepCount,
     StepTime,
+    Throttle,
+    ThrottledDevice,
     Throughput,
 )
-from trainfast_runner.records.result_conditions import Energy, RunConditions, Throttle, ThrottledDevice
-from trainfast_runner.records.run_file import ForeignProcess
+from trainfast_runner.records.run_file import ForeignProcess, ScriptFigures
 from trainfast_runner.records.run_lines import Actual
-from trainfast_runner.records.script_run import ScriptFigures
-from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, ComparisonRow, compare
-from trainfast_runner.results.comparison.ranking import (
+from trainfast_runner.results.comparison import (
+    BETTER,
     DIFFERENT_DEVICES,
     DIFFERENT_MODEL,
     DIFFERENT_SCRIPT,
     DIFFERENT_SEQ_LEN,
     DIFFERENT_STEPS,
+    NOISE,
     SCRIPT_AND_PRESET,
     STRICT_THRESHOLDS,
+    WORSE,
+    ComparisonRow,
+    compare,
 )
 from trainfast_runner.results.distributions import spread
 from trainfast_runner.results.doubts import doubts, qualifications, watched_text
-from trainfast_tui.text.comparison_words import difference_text, value_text, verdict_reasons, verdict_words
+from trainfast_tui.text.result_words import difference_text, value_text, verdict_reasons, verdict_words
 
 
 def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:

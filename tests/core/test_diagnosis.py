@@ -7,14 +7,11 @@ from diagnosed import GIB, Case, S, always
 
 from on_disk import run_file
 from trainfast_runner.records.file_locks import shared_lock
-from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads
+from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads, ScriptAsked
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.results.bottleneck.diagnose import diagnose
-from trainfast_runner.results.bottleneck.figures import figures_by_scope
-from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, foreign_processes
-from trainfast_runner.results.bottleneck.rules import RULES, matching_rule
+from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose, figures_by_scope, foreign_processes
+from trainfast_runner.results.bottleneck_rules import RULES, matching_rule
 from trainfast_runner.results.device_conditions import Window
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict

@@ -8,8 +8,8 @@ import pytest
 from on_disk import put, run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export_run
-from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.records.run_file import ScriptAsked
+from trainfast_runner.settings import script_preset
 
 COMMAND = ["python", "train.py", "--bs", "16"]
 FLAG_WORDS = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}

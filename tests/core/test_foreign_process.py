@@ -16,7 +16,7 @@ from trainfast_runner.machine.processes import Identity, identify, is_running
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
-from trainfast_runner.running.process_membership import run_of_process
+from trainfast_runner.running.present_state import run_of_process
 
 MARK = "a name (with ) brackets"
 

@@ -19,8 +19,7 @@ from benchmarks.several_gpus import matrix_of
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.settings.compatibility.check import check
-from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_tui.cli import parser

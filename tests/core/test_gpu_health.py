@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.machine.doctor.gpu_findings import gpu_findings
-from trainfast_runner.machine.gpus.health import defects
+from trainfast_runner.machine.doctor import gpu_findings
+from trainfast_runner.machine.gpu_health import defects
 from trainfast_runner.machine.telemetry.throttle import degrees_left, slows_down_at_c
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
-from trainfast_tui.cli.printing.monitor_details import ecc_errors, lines_below
+from trainfast_tui.cli.monitor import ecc_errors, lines_below
 from trainfast_tui.text.topology import pcie_link
 
 LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}

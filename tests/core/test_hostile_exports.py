@@ -18,7 +18,7 @@ from on_disk import CLOCK, run_file
 from texts import any_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import Exported, export_run
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.run_file import ScriptAsked
 from trainfast_runner.settings.knobs import defaults
 
 BREAKERS = ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "'", '"', "*/", "-->", "`", "$(x)", "\x00"]

@@ -11,10 +11,9 @@ from on_disk import search as put_search
 from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import shared_lock
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import PAUSE_FILE, Home, conducted_search_of, conductor_lock
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.search_directories import PAUSE_FILE, conducted_search_of, conductor_lock
-from trainfast_runner.running import busy_devices, present_state
+from trainfast_runner.running import planning, present_state
 
 
 class CountingHome(Home):
@@ -29,7 +28,7 @@ class CountingHome(Home):
 
 @pytest.fixture(autouse=True)
 def no_sleep(monkeypatch):
-    monkeypatch.setattr(busy_devices.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(planning.time, "sleep", lambda seconds: None)
 
 
 def started(home: Home, name: str, device: str = "cpu", search_id: str | None = None) -> Path:
@@ -53,8 +52,8 @@ def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path):
 
 def test_a_busy_device_is_refused_with_a_way_out_for_the_command_line_alone(tmp_path):
     home = Home(tmp_path)
-    with shared_lock(started(home, "first")), pytest.raises(busy_devices.DevicesBusy) as raised:
-        busy_devices.refuse_busy(PLAN, home)
+    with shared_lock(started(home, "first")), pytest.raises(planning.DevicesBusy) as raised:
+        planning.refuse_busy(PLAN, home)
     assert ", or --wait" in raised.value.line()
     screen = raised.value.line_without_option()
     assert "in use by" in screen
@@ -77,7 +76,7 @@ def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(tmp_path
             if waited.count(run.preset) == 5:
                 held[run.run_id].close()
 
-        busy_devices.wait_for_devices(PLAN, home, on_wait)
+        planning.wait_for_devices(PLAN, home, on_wait)
     assert waited == ["second"] * 5 + ["first"] * 5
     assert home.listed == 3, "at the start and whenever a run had ended"
 
@@ -102,7 +101,7 @@ def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_paus
             elif looks == 6:
                 (search / PAUSE_FILE).touch()
 
-        busy_devices.wait_for_devices(PLAN, home, on_wait)
+        planning.wait_for_devices(PLAN, home, on_wait)
     assert looks == 6
 
 
@@ -119,7 +118,7 @@ def test_a_wait_that_begins_between_two_processes_of_a_search_waits_for_the_sear
             if len(waited) == 3:
                 conductor.close()
 
-        busy_devices.wait_for_devices(replace(PLAN, search_id="another"), home, on_wait)
+        planning.wait_for_devices(replace(PLAN, search_id="another"), home, on_wait)
         assert not waited, "searches that have begun do not wait for each other's gaps"
-        busy_devices.wait_for_devices(PLAN, home, on_wait)
+        planning.wait_for_devices(PLAN, home, on_wait)
     assert waited == [ended.name] * 3

@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 
 from on_disk import put, run_file
 from trainfast_runner.records import run_records
-from trainfast_runner.records.capped_file import CappedFile
+from trainfast_runner.records.capped_file import CappedFile, capped_step_file
+from trainfast_runner.records.json_lines import ENDS, Thinned
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.records.step_lines import capped_step_file
-from trainfast_runner.records.thinned import ENDS, Thinned
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
-from trainfast_runner.running.follower import Follower
-from trainfast_runner.running.growing_files import RECENT_BYTES
-from trainfast_tui.text.result_figures import result_notes
+from trainfast_runner.running.follower import RECENT_BYTES, Follower
+from trainfast_tui.text.result_words import result_notes
 
 S = 1_000_000_000
 GPU = "GPU-0001"

@@ -15,12 +15,10 @@ from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import predict_headroom
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom.explain_run import models_of
-from trainfast_runner.records.result import MemoryFigures, Result, RunError
-from trainfast_runner.records.result_conditions import RunConditions
-from trainfast_runner.records.run_lines import Step
+from trainfast_runner.memory.oom import models_of
+from trainfast_runner.records.result import MemoryFigures, Result, RunConditions, RunError
+from trainfast_runner.records.run_lines import Step, StepTotals
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
-from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.settings.spec import RunSpec
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)

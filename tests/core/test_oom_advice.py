@@ -1,6 +1,6 @@
 """The advice after an out-of-memory error."""
 
-from trainfast_runner.memory.oom.knob_changes import best_of_each_knob, knob_changes, useful_first
+from trainfast_runner.memory.oom_changes import best_of_each_knob, knob_changes, useful_first
 from trainfast_runner.settings.spec import resolve
 
 

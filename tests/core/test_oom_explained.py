@@ -9,17 +9,15 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom.explain import OutOfMemory, explain_preset
-from trainfast_runner.memory.oom.explain_run import explain_run
-from trainfast_runner.memory.oom.knob_changes import KnobChange, combined_settings, knob_changes, single_settings
-from trainfast_runner.memory.oom.predicted_changes import ModelOf
+from trainfast_runner.memory.oom import OutOfMemory, explain_preset, explain_run
+from trainfast_runner.memory.oom_changes import KnobChange, ModelOf, combined_settings, knob_changes, single_settings
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.text.oom_words import changes_title, oom_sentences
+from trainfast_tui.text.memory_words import changes_title, oom_sentences
 
 MIB = 2**20
 BEYOND = 33 * MIB

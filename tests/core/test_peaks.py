@@ -2,8 +2,7 @@
 
 import pytest
 
-from trainfast_runner.machine.calibration import Ceiling
-from trainfast_runner.machine.peaks import PEAKS, peak_of
+from trainfast_runner.machine.calibration import PEAKS, Ceiling, peak_of
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from trainfast_runner.memory import corrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.records.result import OomExplanation
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
-from trainfast_runner.search.batch.disturbances import others_growth_text
-from trainfast_runner.search.batch.nothing_fits import missing_bytes
-from trainfast_runner.search.batch.predicted_size import SizePrediction, predict_size
-from trainfast_runner.search.journal.batch import Probe
+from trainfast_runner.search.batch.answer import missing_bytes
+from trainfast_runner.search.batch.conductor import others_growth_text
+from trainfast_runner.search.batch.decide import SizePrediction, predict_size
+from trainfast_runner.search.batch_journal import Probe
 
 MIB = 1 << 20
 PLAN = replace(plans.PLAN, spec=spec_with(), memory_limit_bytes=(200 * MIB,))

@@ -2,9 +2,8 @@
 
 import pytest
 
-from trainfast_runner.records.discovered import Flag
-from trainfast_runner.settings.scripts.script_mapping import propose
-from trainfast_runner.settings.scripts.typed_mapping import mapping_typed
+from trainfast_runner.records.run_file import Flag
+from trainfast_runner.settings.script_preset import mapping_typed, propose
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from trainfast_runner.search.batch.answer import aligned, answer_of
-from trainfast_runner.search.batch.decide import MAX_PROBES, TOLERANCE_BYTES, TOLERANCE_SHARE, decide
-from trainfast_runner.search.batch.state import BatchState
-from trainfast_runner.search.journal.batch import ConfirmationRun, Predicted, Probe, RankPeaks
+from trainfast_runner.search.batch.decide import MAX_PROBES, TOLERANCE_BYTES, TOLERANCE_SHARE, BatchState, decide
+from trainfast_runner.search.batch_journal import ConfirmationRun, Predicted, Probe, RankPeaks
 from trainfast_runner.units import mebibytes
 
 MIB = 1 << 20

@@ -14,24 +14,19 @@ from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.file_locks import shared_lock
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import JOURNAL_FILE, Home, conductor_lock, is_conducted, search_directories
 from trainfast_runner.records.result import Result, StepTime
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.records.search_directories import JOURNAL_FILE, conductor_lock, is_conducted, search_directories
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search import control
-from trainfast_runner.search.batch import conductor, opening
-from trainfast_runner.search.batch.batch_follower import BatchFollower
-from trainfast_runner.search.batch.batch_plan import BatchPlan
-from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.decide import BatchDecision
+from trainfast_runner.search import control, fitted_memory
+from trainfast_runner.search.batch import conductor, plan
+from trainfast_runner.search.batch.answer import BatchFollower, batch_report
+from trainfast_runner.search.batch.conductor import conduct_batch
+from trainfast_runner.search.batch.decide import BatchDecision, BatchState, state_of_batch_journal
+from trainfast_runner.search.batch.plan import BatchPlan
 from trainfast_runner.search.batch.probe_record import confirmation_record
-from trainfast_runner.search.batch.report import batch_report
-from trainfast_runner.search.batch.state import BatchState, state_of_batch_journal
-from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.journal.batch import (
+from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
     BatchLaunched,
@@ -42,18 +37,11 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     read_batch_journal,
 )
-from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
-from trainfast_runner.search.journal.lines import (
-    Conducted,
-    JournalWriter,
-    Paused,
-    Resumed,
-    Waiting,
-    worked_seconds,
-)
-from trainfast_runner.search.memory import limits
-from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.search.searches import BATCH_KIND, new_search, newest_search, unfinished
+from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.control import cancel, conductor_of, pause, resume
+from trainfast_runner.search.fitted_memory import MemoryFit, PhaseFit
+from trainfast_runner.search.journal import Conducted, JournalWriter, Paused, Resumed, Waiting, worked_seconds
+from trainfast_runner.search.searches import BATCH_KIND, BatchSearchOptions, new_search, newest_search, unfinished
 from trainfast_runner.settings.spec import resolve
 
 
@@ -232,13 +220,13 @@ def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path):
 
 def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeypatch):
     home, free = Home(tmp_path), [8 << 30]
-    for module in (limits, opening):
+    for module in (fitted_memory, plan):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    first = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     free[0] -= 512 * MIB
-    assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
+    assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
     free[0] -= 512 * MIB
-    second = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    second = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     assert second != first
     asked = read_batch_journal(second)[0]
     assert isinstance(asked, BatchQuestion)
@@ -247,13 +235,13 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeyp
 
 def test_a_search_whose_own_processes_hold_its_memory_is_followed(tmp_path, monkeypatch):
     home, free = Home(tmp_path), [8 << 30]
-    for module in (limits, opening):
+    for module in (fitted_memory, plan):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    first = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     free[0] = 1 << 30
     with conductor_lock(first):
-        assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first
-    assert opening.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
+        assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first
+    assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
 
 
 def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 10, state: str = "") -> Path:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from on_disk import run_file
-from trainfast_runner.records.result_conditions import SteadyState
+from trainfast_runner.records.result import SteadyState
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.results.bottleneck.steady_state import drift_text, steady_state
+from trainfast_runner.results.steady_state import drift_text, steady_state
 
 S = 1_000_000_000
 

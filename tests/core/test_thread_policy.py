@@ -11,15 +11,16 @@ import psutil
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine.cpu.other_load import CpuWindow, _busy_s
-from trainfast_runner.machine.cpu.thread_policy import (
+from trainfast_runner.machine.cpu import (
+    CpuWindow,
+    _busy_s,
     fixed_policy,
     policy_beside,
     script_policy,
     thread_count,
     thread_variables,
 )
-from trainfast_runner.worker.shared.threads import wait_policy
+from trainfast_runner.worker.shared.host import wait_policy
 
 TICKS_S = 0.1
 """The kernel counts in hundredths of a second, of each process and core."""

@@ -14,13 +14,12 @@ from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch import preset_conductor
-from trainfast_runner.search.batch.batch_plan import BatchPlan
-from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.predicted_size import SizePrediction
-from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.options import BatchSearchOptions
+from trainfast_runner.search.batch import conductor
+from trainfast_runner.search.batch.conductor import conduct_batch
+from trainfast_runner.search.batch.decide import SizePrediction
+from trainfast_runner.search.batch.plan import BatchPlan, open_batch
+from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.searches import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve
 
 SERVES_WHAT_IT_SEES = """#!{python}
@@ -97,7 +96,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         launched.set()
         raise UserError("enough")
 
-    monkeypatch.setattr(preset_conductor, "predict_size", trace)
+    monkeypatch.setattr(conductor, "predict_size", trace)
     monkeypatch.setattr(launch, "start", start)
     home = Home(tmp_path)
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])

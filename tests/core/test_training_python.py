@@ -14,20 +14,18 @@ import pytest
 from cli.command import COMMAND, PATIENCE_S, until
 from on_disk import put, run_file
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import worker_programs
+from trainfast_runner.machine import training_python
 from trainfast_runner.machine.processes import boot_id, identify
-from trainfast_runner.machine.training_python import cuda_devices, torch_build
-from trainfast_runner.machine.worker_programs import ask_worker
-from trainfast_runner.records.home import Home
+from trainfast_runner.machine.training_python import ask_worker, cuda_devices, torch_build
+from trainfast_runner.records.home import Home, search_directories
 from trainfast_runner.records.json_lines import newest, read_all
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.search_directories import search_directories
 from trainfast_runner.running.launch import _spawn_supervisor
 from trainfast_runner.search import control
+from trainfast_runner.search.batch_journal import BatchEnded, read_batch_journal
 from trainfast_runner.search.control import CONDUCTOR_MODULE, SearchRequest, start_search
-from trainfast_runner.search.journal.batch import BatchEnded, read_batch_journal
-from trainfast_runner.search.journal.lines import newest_conducted
+from trainfast_runner.search.journal import newest_conducted
 from trainfast_runner.settings.spec import resolve
 
 
@@ -48,7 +46,7 @@ def test_a_script_that_fails_is_named_with_its_last_words(tmp_path, writes, word
 
 
 def test_a_limit_is_named_for_the_last_error_line_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_programs, "inherited_limits", lambda: {"RLIMIT_AS": 600 << 20})
+    monkeypatch.setattr(training_python, "inherited_limits", lambda: {"RLIMIT_AS": 600 << 20})
     script = tmp_path / "script.py"
     for ending, words in (("TypeError('x')", "TypeError: x"), ("MemoryError", r"MemoryError; RLIMIT_AS .* 600 MiB")):
         script.write_text(f"import sys; print('MemoryError: retried', file=sys.stderr); raise {ending}")
@@ -150,7 +148,7 @@ def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/fork; echo '{{\"answer\": 1}}'\n")
     python.chmod(0o755)
-    assert worker_programs.ask_worker(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
+    assert training_python.ask_worker(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
     fork = int((tmp_path / "fork").read_text())
     until(lambda: identify(fork) is None, "the fork to be ended")
 

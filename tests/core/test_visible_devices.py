@@ -7,11 +7,9 @@ import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import devices, training_python
+from trainfast_runner.machine.devices import GpuChoice, _cuda_devices, detect_machine
 from trainfast_runner.machine.devices import Machine as Seen
-from trainfast_runner.machine.devices import _cuda_devices, detect_machine
-from trainfast_runner.machine.gpus import presence
-from trainfast_runner.machine.gpus.choice import GpuChoice
 
 CUDA = {"torch": "2.13.0", "torch.version.cuda": "13.0", "torch.version.hip": None}
 CPU = {"torch": "2.13.0", "torch.version.cuda": None, "torch.version.hip": None}
@@ -109,18 +107,18 @@ def put(path: Path, text: str = "") -> None:
 
 
 def test_the_signs_of_a_gpu_without_nvml(tmp_path):
-    assert presence.sign_of_a_gpu(root=tmp_path) is None
+    assert devices.sign_of_a_gpu(root=tmp_path) is None
     card = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
     put(card / "vendor", "0x10de\n")
     put(card / "class", "0x040300\n")
-    assert presence.pci_card(tmp_path) is None, "the sound device of a graphics card is no GPU"
+    assert devices.pci_card(tmp_path) is None, "the sound device of a graphics card is no GPU"
     put(card / "class", "0x030200\n")
-    assert presence.sign_of_a_gpu(root=tmp_path) == "the PCI bus lists 0000:3b:00.0"
+    assert devices.sign_of_a_gpu(root=tmp_path) == "the PCI bus lists 0000:3b:00.0"
     put(tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0/information")
-    assert presence.sign_of_a_gpu(root=tmp_path) == "/proc/driver/nvidia/gpus lists 0000:3b:00.0"
+    assert devices.sign_of_a_gpu(root=tmp_path) == "/proc/driver/nvidia/gpus lists 0000:3b:00.0"
     put(tmp_path / "dev/nvidiactl")
     put(tmp_path / "dev/nvidia0")
-    assert presence.sign_of_a_gpu(root=tmp_path) == "/dev/nvidia0 is there"
+    assert devices.sign_of_a_gpu(root=tmp_path) == "/dev/nvidia0 is there"
 
 
 def test_a_container_without_nvml_where_cuda_works_has_a_gpu(monkeypatch, tmp_path):
@@ -128,8 +126,8 @@ def test_a_container_without_nvml_where_cuda_works_has_a_gpu(monkeypatch, tmp_pa
     devices = '{"names": ["NVIDIA H100"], "uuids": ["GPU-1"]}'
     python.write_text(f"#!{sys.executable}\nprint('{{\"devices\": {devices}}}')\n")
     python.chmod(0o755)
-    monkeypatch.setattr(presence.ctypes, "CDLL", lambda name: None)
-    assert presence.sign_of_a_gpu(str(python), root=tmp_path) == "torch sees NVIDIA H100"
+    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: None)
+    assert devices.sign_of_a_gpu(str(python), root=tmp_path) == "torch sees NVIDIA H100"
 
 
 def test_a_build_without_cuda_has_no_gpu_whatever_its_version_is_called():

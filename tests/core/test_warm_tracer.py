@@ -14,8 +14,8 @@ import pytest
 
 from cli.command import until
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import worker_programs
-from trainfast_runner.machine.worker_programs import ProgramCancelled
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -50,9 +50,9 @@ def tracer() -> Iterator[WarmTracer]:
     with pytest.MonkeyPatch.context() as patch:
         # A tracer starts anew in another environment, and these two change with each test.
         of_tests = ("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME")
-        inherited = worker_programs.own_environment
+        inherited = training_python.own_environment
         patch.setattr(
-            worker_programs,
+            training_python,
             "own_environment",
             lambda: {name: value for name, value in inherited().items() if name not in of_tests},
         )

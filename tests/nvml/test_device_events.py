@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainfast_runner.machine.gpus import events as events_module
-from trainfast_runner.machine.gpus.events import DeviceEvents
+from trainfast_runner.machine import device_events as events_module
+from trainfast_runner.machine.device_events import DeviceEvents
 from trainfast_runner.machine.processes import own_pids, sees_host_pids
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick

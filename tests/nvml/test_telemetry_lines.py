@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from stand_in import Machine, gpus
 
 from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.records.json_lines import ENDS
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.telemetry_lines import TelemetryTail, read_ticks, thin_evenly, thin_telemetry
-from trainfast_runner.records.thinned import ENDS
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
-from trainfast_runner.running.supervision import telemetry_log
-from trainfast_runner.running.supervision.telemetry_log import TelemetryLog
+from trainfast_runner.running.supervision import record_files
+from trainfast_runner.running.supervision.record_files import TelemetryLog
 
 SECOND_NS = 1_000_000_000
 
@@ -207,7 +207,7 @@ def test_a_full_disk_while_thinning_leaves_the_file_as_it_was(tmp_path: Path, mo
     def full(path: Path) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(telemetry_log, "thin_telemetry", full)
+    monkeypatch.setattr(record_files, "thin_telemetry", full)
     for second in range(300):
         log._write_tick(Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1))
     log.stop()

@@ -10,7 +10,7 @@ from stand_in import Gpu, Machine, gpus
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.running.supervision.telemetry_log import TelemetryLog
+from trainfast_runner.running.supervision.record_files import TelemetryLog
 
 
 def ticks(directory: Path) -> list[Tick]:

@@ -6,8 +6,7 @@ import stand_in
 import stand_in_machine
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.machine.interconnect import interconnect
-from trainfast_runner.machine.link_advice import link_advice
+from trainfast_runner.machine.links import interconnect, link_advice
 from trainfast_runner.machine.telemetry.topology import Topology, ranges, read_topology
 
 

@@ -15,20 +15,16 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.planning.best_plan import BestPlan
-from trainfast_runner.search.best.planning.opening import open_best
-from trainfast_runner.search.best.planning.plan_script import plan_script_best
-from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.best.survey.script_survey import with_fitted_memory, with_seen_samples
-from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.conducting.run_ends import end_run
-from trainfast_runner.search.journal.best import Candidate, Space, Trial, read_best_journal
-from trainfast_runner.search.journal.lines import JournalWriter
-from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.searches import search_before_edit
-from trainfast_runner.settings.scripts import script_preset
-from trainfast_runner.worker.shared.search_roles import TRIAL
+from trainfast_runner.search.best.conductor import conduct_best
+from trainfast_runner.search.best.opening import open_best
+from trainfast_runner.search.best.plan import BestPlan, BestRequest, plan_script_best
+from trainfast_runner.search.best.survey import with_fitted_memory, with_seen_samples
+from trainfast_runner.search.best_journal import Candidate, Space, Trial, read_best_journal
+from trainfast_runner.search.conductor import SearchCaller, end_run
+from trainfast_runner.search.journal import JournalWriter
+from trainfast_runner.search.searches import SearchOptions, search_before_edit
+from trainfast_runner.settings import script_preset
+from trainfast_runner.worker.shared.words import TRIAL
 
 CLAMPED = (
     "import argparse, torch\nparser = argparse.ArgumentParser()\n"

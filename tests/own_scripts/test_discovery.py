@@ -12,8 +12,8 @@ import pytest
 from cli.command import Cli
 from own_scripts.conftest import ARGPARSE, PYTHON, SCRIPTS, run_script, samples_of_steps, script, written
 from trainfast_runner.machine.processes import identify
-from trainfast_runner.records.discovered import Discovered
-from trainfast_runner.running.scripts.discovered_preset import preset_of
+from trainfast_runner.records.run_file import Discovered
+from trainfast_runner.running.scripts.discovery import preset_of
 
 
 def discovered(cli: Cli, *words: str) -> dict[str, Any]:

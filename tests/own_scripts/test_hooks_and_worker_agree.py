@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.door.trainfast_door import ending, rank_files
+from trainfast_runner.door.trainfast_door import install, notes
 from trainfast_runner.worker import main
-from trainfast_runner.worker.records import record_file, worker_log
+from trainfast_runner.worker.records import record_file
 
 LIMITED = """
 import json, resource, torch
@@ -71,16 +71,16 @@ def caught() -> BaseException:
 
 def test_the_chain_of_an_exception_agrees() -> None:
     error = caught()
-    chain = ending.exception_chain(error)
-    assert chain == worker_log.exception_chain(error)
+    chain = install.exception_chain(error)
+    assert chain == record_file.exception_chain(error)
     assert [link["type"].rpartition(".")[2] for link in chain] == ["RuntimeError", "ValueError", "OddError"]
-    assert ending.TRACEBACK_CHARACTERS == worker_log.TRACEBACK_CHARACTERS
+    assert install.TRACEBACK_CHARACTERS == record_file.TRACEBACK_CHARACTERS
 
 
 def test_the_start_of_a_process_and_the_names_of_its_files_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert rank_files._start_ticks() == main.start_ticks()
+    assert notes._start_ticks() == main.start_ticks()
     for rank in (0, 3):
         monkeypatch.setenv("RANK", str(rank))
-        assert rank_files.RankFiles(str(tmp_path), steps_from_log=True)._suffix() == record_file.rank_suffix(rank)
+        assert notes.RankFiles(str(tmp_path), steps_from_log=True)._suffix() == record_file.rank_suffix(rank)

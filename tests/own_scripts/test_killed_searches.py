@@ -15,9 +15,9 @@ from cli.command import Cli, Done, Started, until
 from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of, script
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.search.journal.batch import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
-from trainfast_runner.search.journal.best import BestLaunched, ColdRun, Trial, read_best_journal
-from trainfast_runner.worker.shared.search_roles import TRIAL
+from trainfast_runner.search.batch_journal import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
+from trainfast_runner.search.best_journal import BestLaunched, ColdRun, Trial, read_best_journal
+from trainfast_runner.worker.shared.words import TRIAL
 
 pytestmark = pytest.mark.long
 KILLS = 6

@@ -9,7 +9,7 @@ import pytest
 from cli.command import Cli
 from own_scripts.conftest import PYTHON, run_script, samples_of_steps, script, written
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.settings import script_preset
 
 MAPPING = """
 schema = 1

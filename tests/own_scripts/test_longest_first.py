@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 from cli.command import Cli
 from own_scripts.conftest import preset_of, written
 from trainfast_runner.door.trainfast_door import longest_first
-from trainfast_runner.door.trainfast_door.settings import Settings
-from trainfast_runner.search.batch.batch_follower import BatchFollower
-from trainfast_tui.text.search.batch_answer import batch_answer_lines
+from trainfast_runner.door.trainfast_door.step_log import Settings
+from trainfast_runner.search.batch.answer import BatchFollower
+from trainfast_tui.text.batch_words import batch_answer_lines
 
 LENGTHS = [3 + number % 5 for number in range(100)]
 LENGTHS[61], LENGTHS[90] = 64, 50

@@ -9,7 +9,7 @@ import pytest
 
 from cli.command import Cli
 from own_scripts.conftest import run_script, samples_of_steps, written
-from trainfast_runner.memory.oom.explain import asked_and_free
+from trainfast_runner.memory.oom import asked_and_free
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.door.trainfast_door import ending, notes
+from trainfast_runner.door.trainfast_door import install, notes
 from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 
@@ -33,7 +33,7 @@ def end_process(run: ScriptRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Record the end of the script as the exit of the interpreter does."""
     at_exit: list[Callable[[], object]] = []
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append(partial(function, *arguments)))
-    ending.install(run)
+    install.install(run)
     at_exit[0]()
 
 

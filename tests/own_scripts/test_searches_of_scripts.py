@@ -16,15 +16,13 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.search.batch.batch_plan import plan_script_batch
-from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.conducting.orphaned_runs import end_if_live
-from trainfast_runner.search.journal.lines import Conducted, JournalWriter
-from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.settings.scripts import script_preset
-from trainfast_runner.worker.shared.search_roles import PROBE
+from trainfast_runner.search.batch.conductor import conduct_batch
+from trainfast_runner.search.batch.plan import open_batch, plan_script_batch
+from trainfast_runner.search.conductor import SearchCaller, end_if_live
+from trainfast_runner.search.journal import Conducted, JournalWriter
+from trainfast_runner.search.searches import BatchSearchOptions
+from trainfast_runner.settings import script_preset
+from trainfast_runner.worker.shared.words import PROBE
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from transformers import TrainerCallback, TrainingArguments
 
-from trainfast_runner.door.trainfast_door import trainer_callback
+from trainfast_runner.door.trainfast_door import frameworks
 from trainfast_runner.door.trainfast_door.import_hooks import hook_modules
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path: Path, gpus: 
     )
     run = SimpleNamespace(steps=steps, ran={}, actual={})
     module: Any = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
-    trainer_callback.install(module, cast("ScriptRun", run))
+    frameworks.install_trainer(module, cast("ScriptRun", run))
     callback = module.DEFAULT_CALLBACKS[0]()
     callback.on_train_begin(arguments, None, None)
     callback.on_step_end(arguments, None, None)

@@ -14,20 +14,16 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch import preset_conductor
-from trainfast_runner.search.batch.batch_plan import BatchPlan, plan_preset_batch, plan_script_batch
-from trainfast_runner.search.batch.conductor import on_gpus
-from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.predicted_size import SizePrediction
-from trainfast_runner.search.batch.preset_conductor import PresetBatchConductor
-from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.conducting.search_runs import SearchRuns
-from trainfast_runner.search.conducting.warm_process import WarmProcess
-from trainfast_runner.search.journal.batch import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
-from trainfast_runner.search.journal.lines import Conducted, JournalWriter
-from trainfast_runner.search.memory.limits import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes
-from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.search.batch import conductor
+from trainfast_runner.search.batch.conductor import PresetBatchConductor, on_gpus
+from trainfast_runner.search.batch.decide import SizePrediction
+from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_preset_batch, plan_script_batch
+from trainfast_runner.search.batch_journal import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
+from trainfast_runner.search.conductor import SearchCaller, SearchRuns, WarmProcess
+from trainfast_runner.search.fitted_memory import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes
+from trainfast_runner.search.journal import Conducted, JournalWriter
+from trainfast_runner.search.searches import BatchSearchOptions
+from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import resolve
 
 
@@ -56,7 +52,7 @@ def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     """Make the conductor of a new search, whose first process ends in a state."""
     home, options = Home(tmp_path), BatchSearchOptions()
     batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None, options)
-    monkeypatch.setattr(preset_conductor, "predict_size", untraced)
+    monkeypatch.setattr(conductor, "predict_size", untraced)
 
     def make(state: str) -> PresetBatchConductor:
         process = SimpleNamespace(directory=tmp_path / "r1", ready=lambda: None)
@@ -130,7 +126,7 @@ def test_a_batch_search_of_other_visible_gpus_is_another(python, tmp_path, monke
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
-    from trainfast_runner.search.journal.batch import Probe
+    from trainfast_runner.search.batch_journal import Probe
 
 UNREPORTED = Machine([Gpu(unsupported=frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}))])
 """A GPU that does not report its memory."""

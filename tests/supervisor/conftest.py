@@ -24,8 +24,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running import supervision
-from trainfast_runner.running.present_state import run_state
-from trainfast_runner.running.run_processes import running_ranks
+from trainfast_runner.running.present_state import run_state, running_ranks
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()

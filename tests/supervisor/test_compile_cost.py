@@ -10,7 +10,7 @@ import msgspec
 from supervisor.summarised import result_of, step, write_lines
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.run_file import ScriptAsked
 
 
 def run_id(second: int) -> str:

@@ -13,7 +13,7 @@ import pytest
 import trainfast_runner
 from cli.command import until
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.run_file import ScriptAsked
 
 from .conftest import Run
 from .test_real_worker import real

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.records import output_log
-from trainfast_runner.records.capped_file import CappedFile
+from trainfast_runner.records import capped_file
+from trainfast_runner.records.capped_file import CappedFile, GrowingLog, read_log
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.output_log import GrowingLog, read_log
 from trainfast_runner.records.run_directory import rank_file, read_run_file
+from trainfast_runner.records.run_file import ScriptAsked
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.script_run import ScriptAsked
 from trainfast_runner.running.scripts.log_steps import LogSteps
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
@@ -169,7 +168,7 @@ def test_a_line_appended_during_the_first_look_is_returned_by_the_next(
             file.write(b"two\n")
         return read_log(*arguments, **options)
 
-    monkeypatch.setattr(output_log, "read_log", read_after_an_append)
+    monkeypatch.setattr(capped_file, "read_log", read_after_an_append)
     log = GrowingLog(path)
     assert (log.read(), log.read(), log.read()) == (["one"], ["two"], None)
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from cli.command import until
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.script_run import ScriptAsked
-from trainfast_runner.running.supervision.script_watch import ScriptWatch
+from trainfast_runner.records.run_file import ScriptAsked
+from trainfast_runner.running.supervision.ranks import ScriptWatch
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
 from .conftest import Run

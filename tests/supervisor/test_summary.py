@@ -17,12 +17,12 @@ from texts import any_text
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
-from trainfast_runner.results.comparison.conditions import compared_conditions
+from trainfast_runner.results.comparison import compared_conditions
 from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.summary import read_joined_steps
 from trainfast_runner.running.recovery import recover_result
-from trainfast_runner.search.batch.script_probe_record import fitting_probe
+from trainfast_runner.search.batch.probe_record import fitting_probe
 
 GPU = "GPU-0001"
 

@@ -16,8 +16,7 @@ from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
-from trainfast_runner.running.supervision.supervisor import SupervisorBounds
-from trainfast_runner.running.supervision.training_end import unkillable_reason
+from trainfast_runner.running.supervision.supervisor import SupervisorBounds, unkillable_reason
 
 from .conftest import Run
 

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.run_file import ClockAnchor, RunFile, ScriptAsked
 from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
 

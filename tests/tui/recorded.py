@@ -21,13 +21,13 @@ from trainfast_runner.records.result import (
     Losses,
     MemoryFigures,
     Result,
+    RunConditions,
     RunError,
     Spread,
     StepCount,
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.result_conditions import RunConditions
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
@@ -39,9 +39,8 @@ from trainfast_runner.records.worker_lines import (
     StartedLine,
     WorkerLine,
 )
-from trainfast_runner.search.batch.batch_follower import BatchFollower
-from trainfast_runner.search.best.best_follower import BestFollower
-from trainfast_runner.search.journal.batch import (
+from trainfast_runner.search.batch.answer import BatchFollower
+from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
     BatchLaunched,
@@ -53,7 +52,8 @@ from trainfast_runner.search.journal.batch import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.journal.best import (
+from trainfast_runner.search.best.report import BestFollower
+from trainfast_runner.search.best_journal import (
     BestAnswer,
     BestEnded,
     BestLaunched,
@@ -68,11 +68,11 @@ from trainfast_runner.search.journal.best import (
     Space,
     Trial,
 )
-from trainfast_runner.search.journal.fitted_memory import MemoryFit, PhaseFit
-from trainfast_runner.search.journal.lines import Conducted
+from trainfast_runner.search.fitted_memory import MemoryFit, PhaseFit
+from trainfast_runner.search.journal import Conducted
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.shared.search_roles import TRIAL
+from trainfast_runner.worker.shared.words import TRIAL
 
 S = 1_000_000_000
 START_NS = 5_000 * S

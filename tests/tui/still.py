@@ -40,9 +40,9 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
-from trainfast_tui.control.prediction.prediction_request import PredictionRequest
+from trainfast_tui.control.prediction import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.next_run.memory_and_speed import NextRunMemory
+from trainfast_tui.next_run.sources import NextRunMemory
 from trainfast_tui.screens.batch import BatchScreen
 from trainfast_tui.screens.best import BestScreen
 from trainfast_tui.session import Session

@@ -28,19 +28,15 @@ from recorded import (
 )
 from still import FULL, SMALL, Conducted, has, running
 
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.records.result import Doubt
-from trainfast_runner.records.search_directories import PAUSE_FILE
-from trainfast_runner.search.best.best_so_far import BestSoFar
 from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best.report import best_report
-from trainfast_runner.search.journal.best import ColdRun, Instruction, Trial, read_best_journal
-from trainfast_runner.search.journal.lines import Paused, Waiting
-from trainfast_tui.text.lines import line_text
-from trainfast_tui.text.search.best_answer import answer_lines
-from trainfast_tui.text.search.best_state import chance_words
-from trainfast_tui.widgets.search.best_lines import trial_lines
-from trainfast_tui.widgets.search.best_view import BestView, candidate_points
+from trainfast_runner.search.best.report import BestSoFar, best_report
+from trainfast_runner.search.best_journal import ColdRun, Instruction, Trial, read_best_journal
+from trainfast_runner.search.journal import Paused, Waiting
+from trainfast_tui.screens.best import BestView, candidate_points, trial_lines
+from trainfast_tui.text.best_words import answer_lines, chance_words
+from trainfast_tui.text.format import line_text
 
 
 def test_the_title_names_the_preset_before_the_question_is_recorded(home: Home) -> None:

@@ -28,15 +28,15 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.search import control
-from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.journal.best import UNNAMED_REASON, BestEnded
-from trainfast_runner.search.journal.lines import CANCELLED_REASON
+from trainfast_runner.search.best.plan import BestRequest
+from trainfast_runner.search.best_journal import UNNAMED_REASON, BestEnded
+from trainfast_runner.search.journal import CANCELLED_REASON
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.text.lines import Piece
-from trainfast_tui.text.search.best_question import NAMED_BY_KEYS, question_lines, varied_line
+from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned
+from trainfast_tui.text.best_words import NAMED_BY_KEYS, question_lines, varied_line
+from trainfast_tui.text.format import Piece
 
 PLAN = "candidates 12, 11 of them can run here"
 Started = tuple[RunSpec, BestRequest, bool]

@@ -30,7 +30,8 @@ from trainfast_runner.records.result import Result, StepCount
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
-from trainfast_tui.cli.runs_show import explained_bottlenecks
+from trainfast_tui.cli.runs import explained_bottlenecks
+from trainfast_tui.panels.run_lines import conditions_line
 from trainfast_tui.text.diagnosis_words import (
     cost_words,
     figure_name,
@@ -39,7 +40,6 @@ from trainfast_tui.text.diagnosis_words import (
     no_bottleneck_in_run,
     overlap_words,
 )
-from trainfast_tui.widgets.main.conditions_line import conditions_line
 
 
 async def test_a_line_says_it_and_a_key_opens_it_and_closes_it(home: Home) -> None:

@@ -13,17 +13,15 @@ import pytest
 from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, own_supervisor, write_lines
 from still import Lock, a_live_run
 
+from trainfast_runner.records.capped_file import LOG_LINES_KEPT
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.output_log import LOG_LINES_KEPT
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.running.follower import STEPS_KEPT, Follower, newest_run
-from trainfast_runner.running.growing_files import RECENT_BYTES
+from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest_run
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
-from trainfast_tui.live.pacing import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer
-from trainfast_tui.live.reader import Reader
+from trainfast_tui.live.reader import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer, Reader
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import PostedMessage
-from trainfast_tui.terminal import hangup
+from trainfast_tui.terminal import textual_app
 
 
 def append(path: Path, *records: msgspec.Struct) -> None:
@@ -247,7 +245,7 @@ def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     left = threading.Event()
     lost = threading.Event()
     ended: list[int] = []
-    monkeypatch.setattr(hangup, "GRACE_S", 0.05)
+    monkeypatch.setattr(textual_app, "GRACE_S", 0.05)
 
     def end(status: int) -> None:
         ended.append(status)
@@ -256,7 +254,7 @@ def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "_exit", end)
     try:
         master, slave = pty.openpty()
-        hangup.watch_for_hangup(slave, lost.set)
+        textual_app.watch_for_hangup(slave, lost.set)
         assert not lost.wait(0.2)
         os.close(master)
         assert lost.wait(60)

@@ -15,14 +15,13 @@ from textual.widget import Widget
 
 import trainfast_tui
 from trainfast_runner.records.home import Home
-from trainfast_tui import charts, screens, widgets
+from trainfast_tui import charts, panels, screens
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.live.snapshot import SearchKind
+from trainfast_tui.screens.base import AppScreen, Page
 from trainfast_tui.screens.help import help_sections
+from trainfast_tui.text.format import line_text
 from trainfast_tui.text.keys import ACTIONS, key_of
-from trainfast_tui.text.lines import line_text
-from trainfast_tui.widgets.page import Page
 
 
 async def test_every_theme_can_be_turned_to_and_back(home: Home) -> None:
@@ -93,7 +92,7 @@ async def test_the_help_is_filtered_to_entries_with_their_sections(home: Home) -
 
 
 def test_each_command_has_its_own_key_and_a_method() -> None:
-    for package in (charts, screens, widgets):
+    for package in (charts, screens, panels):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     classes = {cls.SCOPE: cls for cls in subclasses(AppScreen) if "SCOPE" in vars(cls)} | {"everywhere": TrainfastApp}

@@ -17,15 +17,14 @@ from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.advice.facts import EndedRun, Situation
+from trainfast_runner.search.advice import EndedRun, Situation
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.control.messages import NextRunPredicted, NextRunRefused, SituationGathered
-from trainfast_tui.control.situation_gatherer import SituationGatherer
-from trainfast_tui.next_run.memory_and_speed import NextRunMemory
-from trainfast_tui.next_run.sources import next_run_from_preset, preset_choices
-from trainfast_tui.text.knob_groups import KNOBS_IN_ORDER
-from trainfast_tui.text.lines import line_text
-from trainfast_tui.widgets.main.knob_panel import KnobPanel
+from trainfast_tui.control.threads import SituationGatherer
+from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset, preset_choices
+from trainfast_tui.panels.knob_panel import KnobPanel
+from trainfast_tui.text.format import line_text
+from trainfast_tui.text.keys import KNOBS_IN_ORDER
 
 
 async def test_strategy_ddp_counts_every_rank(home: Home) -> None:

@@ -12,13 +12,12 @@ from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, lacks, running
 
 from trainfast_runner.machine.telemetry.binding import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import RunError
-from trainfast_runner.records.result_conditions import RunConditions
+from trainfast_runner.records.result import RunConditions, RunError
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.doubts import with_doubts
 from trainfast_tui.control.messages import Notified, SnapshotTaken
-from trainfast_tui.widgets.main.log_pane import added_lines
+from trainfast_tui.panels.log_pane import added_lines
 
 
 async def test_an_absent_reading_is_absent_and_not_zero(home: Home) -> None:

@@ -10,8 +10,8 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.search.advice.gather_situation import gather
-from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.search.advice import gather
+from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import MachineSeen
 from trainfast_tui.next_run.sources import next_run_from_preset, next_run_from_script, repeat_preset_run

@@ -11,13 +11,11 @@ from still import MIDDLE, Lock, a_snapshot, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
-from trainfast_tui.control.compared_runs import compared_with_previous
+from trainfast_tui.control.run_control import compared_with_previous
+from trainfast_tui.panels import sorted_table
+from trainfast_tui.panels.sorted_table import sorted_rows
 from trainfast_tui.screens import runs
-from trainfast_tui.screens.runs import RunsListed, list_runs
-from trainfast_tui.widgets.tables import sorted_table
-from trainfast_tui.widgets.tables.run_detail import override_words
-from trainfast_tui.widgets.tables.runs_table import ORDERS, RunsTable, row_matches
-from trainfast_tui.widgets.tables.sorted_table import sorted_rows
+from trainfast_tui.screens.runs import ORDERS, RunsListed, RunsTable, list_runs, override_words, row_matches
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
 

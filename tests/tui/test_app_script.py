@@ -17,15 +17,15 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.discovered import Discovered
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Discovered
 from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.panels.dialogs import YesDialog
+from trainfast_tui.panels.knob_panel import KnobPanel
 from trainfast_tui.screens.batch import BatchScreen
 from trainfast_tui.screens.best import PLANNING_NOTICE
-from trainfast_tui.widgets.dialogs.modal import YesDialog
-from trainfast_tui.widgets.main.knob_panel import KnobPanel
-from trainfast_tui.widgets.script_view import ScriptView
+from trainfast_tui.screens.script import ScriptView
 
 ARGPARSE = """
 import argparse, pathlib

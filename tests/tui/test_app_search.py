@@ -12,13 +12,12 @@ from still import MIDDLE, NOW_S, SMALL, Lock, a_snapshot, has, running
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_directories import PAUSE_FILE
+from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.search import control
-from trainfast_runner.search.journal.batch import BatchEnded, ConfirmationRun, RankPeaks
-from trainfast_runner.search.journal.lines import Paused
+from trainfast_runner.search.batch_journal import BatchEnded, ConfirmationRun, RankPeaks
+from trainfast_runner.search.journal import Paused
 from trainfast_runner.search.searches import newest_search
-from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.next_run.sources import next_run_from_script
 
 

@@ -15,13 +15,12 @@ from still import MIDDLE, NOW_S, SMALL, Conducted, Lock, a_live_run, has, runnin
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_directories import PAUSE_FILE
+from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.search import control
-from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.journal.batch import BatchEnded
+from trainfast_runner.search.batch_journal import BatchEnded
+from trainfast_runner.search.best.plan import BestRequest
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.shared.lock_files import SEARCH_LOCK_FILE
+from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE
 
 
 class Starts:

@@ -24,7 +24,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import run_app
 from trainfast_tui.control.messages import NextRunPredicted
 from trainfast_tui.live.reader import Reader
-from trainfast_tui.next_run.memory_and_speed import NextRunMemory
+from trainfast_tui.next_run.sources import NextRunMemory
 from trainfast_tui.text.memory_words import swap_notice
 
 OLD, NEW = "20261121-054455-tiny-llama-7f3a", "20261121-060000-tiny-llama-0001"

@@ -9,13 +9,12 @@ from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answer
 from still import MIDDLE, SMALL, Conducted, has, running
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.script_run import BatchWidths
-from trainfast_runner.search.journal.batch import BatchStep, Predicted, Probe
-from trainfast_runner.search.journal.lines import Resumed, Waiting
-from trainfast_tui.text.lines import line_text
-from trainfast_tui.text.search.batch_state import batch_search_words
-from trainfast_tui.widgets.search.batch_lines import table_lines
-from trainfast_tui.widgets.search.batch_view import BatchView
+from trainfast_runner.records.run_file import BatchWidths
+from trainfast_runner.search.batch_journal import BatchStep, Predicted, Probe
+from trainfast_runner.search.journal import Resumed, Waiting
+from trainfast_tui.screens.batch import BatchView, table_lines
+from trainfast_tui.text.batch_words import batch_search_words
+from trainfast_tui.text.format import line_text
 
 
 async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home: Home, conducted: Conducted) -> None:

@@ -20,24 +20,27 @@ from textual.geometry import Region
 from texts import any_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
-from trainfast_tui.charts.chart_data import ChartData, Limit, Series, ThrottledSpan
-from trainfast_tui.charts.device_charts import device_charts
-from trainfast_tui.charts.paint import paint
-from trainfast_tui.charts.readings import reading_names
+from trainfast_tui.charts.chart_data import (
+    ChartData,
+    Limit,
+    Series,
+    ThrottledSpan,
+    TimeAxis,
+    YRange,
+    gap_ns_of,
+    nice_ceiling,
+    time_columns,
+)
+from trainfast_tui.charts.charted import TickValues, device_charts, reading_names, throttled_spans
 from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter_chart
-from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.charts.tick_values import TickValues, throttled_spans
-from trainfast_tui.charts.time_axis import TimeAxis, gap_ns_of
-from trainfast_tui.charts.time_columns import time_columns
-from trainfast_tui.charts.y_range import YRange, nice_ceiling
-from trainfast_tui.painting.palettes import TONES
-from trainfast_tui.report.reported_run import read_run
-from trainfast_tui.report.run_charts import charts_of
-from trainfast_tui.report.sparkline import sparklines
+from trainfast_tui.charts.strip_chart import StripChart, paint
+from trainfast_tui.painting import TONES
+from trainfast_tui.report.pictures import sparklines
+from trainfast_tui.report.run_blocks import charts_of, read_run
 from trainfast_tui.terminal.cells import SentCells
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.text.shades import SHADES
+from trainfast_tui.text.event_words import SHADES
+from trainfast_tui.text.format import to_ascii
 
 UNSTYLED = dict.fromkeys(TONES, Style.null())
 

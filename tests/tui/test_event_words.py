@@ -12,10 +12,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, Tick
 from trainfast_runner.running.follower import Follower
-from trainfast_tui.charts.event_line import EventLine
+from trainfast_tui.charts.chart_column import EventLine
+from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, TimeAxis, time_axis
 from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.charts.time_axis import DEFAULT_WINDOW, TimeAxis, time_axis
-from trainfast_tui.live.machine_events import MachineEvents
+from trainfast_tui.live.figures import MachineEvents
 from trainfast_tui.screens.help import SIGN_MEANINGS
 from trainfast_tui.text.event_words import DESCRIPTIONS, events_of_run
 

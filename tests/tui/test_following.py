@@ -20,8 +20,8 @@ from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.stopping import STOP_GRACE_S
-from trainfast_tui.cli.launching import follow_run
-from trainfast_tui.cli.launching.follow_run import LOOK_EVERY_S, follow
+from trainfast_tui.cli import launching
+from trainfast_tui.cli.launching import LOOK_EVERY_S, follow
 from trainfast_tui.cli.signals import Signals
 
 
@@ -40,7 +40,7 @@ def test_a_run_whose_result_is_still_being_written_is_waited_for(
             looks.append(seconds)
             (directory / RESULT_FILE).write_bytes(result)
 
-    monkeypatch.setattr(follow_run.time, "sleep", written_meanwhile)
+    monkeypatch.setattr(launching.time, "sleep", written_meanwhile)
     found = follow(directory, Signals(), interrupt_stops=True)
     assert found.state == "oom"
     assert len(looks) == 1

@@ -10,9 +10,8 @@ from rich.cells import cell_len
 
 from texts import any_text
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.text.lines import with_more, wrap
-from trainfast_tui.text.overrides import short_overrides
+from trainfast_tui.text.format import to_ascii, with_more, wrap
+from trainfast_tui.text.next_run_words import short_overrides
 
 FORMATTERS = (
     fmt.number,

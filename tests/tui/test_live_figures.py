@@ -17,10 +17,10 @@ from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.results.summary import _losses
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
-from trainfast_tui.cli.printing.run_status import live_record, status_line
+from trainfast_tui.cli.progress import live_record, status_line
 from trainfast_tui.live.figures import first_and_last_loss, run_figures, step_words
-from trainfast_tui.widgets.main import step_panel
-from trainfast_tui.widgets.main.step_panel import StepPanel
+from trainfast_tui.panels import step_panel
+from trainfast_tui.panels.step_panel import StepPanel
 
 
 def step(number: int) -> Step:

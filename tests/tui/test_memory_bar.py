@@ -16,10 +16,10 @@ from still import FULL, SMALL, Lock, a_fit, a_live_run, a_snapshot, has, running
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
-from trainfast_tui.next_run.memory_and_speed import MeasuredMemory, NextRunMemory
-from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.widgets.bar import MEASURED_SIGN, bar
-from trainfast_tui.widgets.main.memory_bar import LIMIT_SIGN, PART_SIGNS, MemoryBar, memory_lines
+from trainfast_tui.next_run.sources import MeasuredMemory, NextRunMemory
+from trainfast_tui.panels.devices import MEASURED_SIGN, bar
+from trainfast_tui.panels.memory_and_speed import LIMIT_SIGN, PART_SIGNS, MemoryBar, memory_lines
+from trainfast_tui.text.format import to_ascii
 
 PANEL = {FULL: 46, SMALL: 30}
 PARTS = {"params": 200, "grads": 200, "optimizer": 400, "activations": 600}

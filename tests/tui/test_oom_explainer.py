@@ -19,19 +19,18 @@ from tests.plans import PLAN
 from traced import Tracer
 
 from trainfast_runner.memory import tracing
-from trainfast_runner.memory.oom.explain_run import out_of_memory_of
+from trainfast_runner.memory.oom import out_of_memory_of
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_records import read_records
-from trainfast_tui.cli.launching import traced_changes
-from trainfast_tui.cli.launching.start_run import predict_memory
-from trainfast_tui.cli.launching.traced_changes import with_traced_changes
+from trainfast_tui.cli import launching
+from trainfast_tui.cli.launching import predict_memory, with_traced_changes
 from trainfast_tui.control.messages import OomExplained
-from trainfast_tui.control.oom_explainer import OomExplainer, _out_of_memory
-from trainfast_tui.control.prediction.shared_tracer import SharedTracer
-from trainfast_tui.text.oom_words import effect_words
-from trainfast_tui.widgets.main.ending_panel import with_same_keys
+from trainfast_tui.control.prediction import SharedTracer
+from trainfast_tui.control.run_control import OomExplainer, _out_of_memory
+from trainfast_tui.panels.ending_panel import with_same_keys
+from trainfast_tui.text.memory_words import effect_words
 
 WHY = OomExplanation(
     phase="backward",
@@ -147,10 +146,10 @@ def test_f15_the_command_prints_the_verdict_before_it_traces_and_the_advice_has_
         yield from tracer.trace_all(*arguments, **options)
 
     monkeypatch.setattr(tracing, "trace_models", trace)
-    monkeypatch.setattr(traced_changes, "TRACES_WITHIN_S", 0.2)
+    monkeypatch.setattr(launching, "TRACES_WITHIN_S", 0.2)
     result = read_result(directory)
     assert result is not None
-    assert traced_changes.print_out_of_memory(directory, result, None, as_json) == 3
+    assert launching.print_out_of_memory(directory, result, None, as_json) == 3
     assert "out of memory: " in before_trace[0]
     advice = capsys.readouterr().out
     assert len(tracer.cancelled) == 1, "the trace ended with the wait for it"

@@ -22,17 +22,14 @@ from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, Available
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.search.advice import gather_situation
-from trainfast_runner.search.advice.facts import Situation
+from trainfast_runner.search import advice
+from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.background_work import BackgroundWork
 from trainfast_tui.control.messages import NextRunPredicted, SituationGathered
-from trainfast_tui.control.prediction.prediction_request import PredictionRequest, request_for
-from trainfast_tui.control.prediction.predictor import NO_TRACE_NOW, Predictor
-from trainfast_tui.control.prediction.shared_tracer import SharedTracer
-from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.next_run.memory_and_speed import NextRunMemory
-from trainfast_tui.next_run.sources import next_run_from_preset
+from trainfast_tui.control.prediction import NO_TRACE_NOW, PredictionRequest, Predictor, SharedTracer, request_for
+from trainfast_tui.live.snapshot import SearchKind
+from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset
 from trainfast_tui.session import Session
 
 
@@ -265,7 +262,7 @@ def test_no_facts_are_gathered_while_a_search_measures(home: Home, monkeypatch: 
         go.wait(60)
         return Situation()
 
-    monkeypatch.setattr(gather_situation, "gather", gather)
+    monkeypatch.setattr(advice, "gather", gather)
     Tracer(lambda spec: "any", "any").stand_in(monkeypatch)
     posted: queue.Queue[object] = queue.Queue()
     work = BackgroundWork(home, posted.put, None)

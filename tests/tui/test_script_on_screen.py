@@ -12,8 +12,8 @@ from still import SMALL, Lock, a_live_run, a_snapshot, has, running, shown
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_file import ScriptAsked, ScriptFigures
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.script_run import ScriptAsked, ScriptFigures
 
 COMMAND = ["python", "train.py"]
 

@@ -14,8 +14,7 @@ from trainfast_runner.records.home import Home
 from trainfast_tui.app import farewell_lines
 from trainfast_tui.control import run_control
 from trainfast_tui.control.messages import MachineSeen, NextRunChanged, NextRunRefused, Notified, SnapshotTaken
-from trainfast_tui.control.pending_start import PendingStart
-from trainfast_tui.control.run_control import RunControl
+from trainfast_tui.control.run_control import PendingStart, RunControl
 
 SECOND = "20261121-060000-tiny-llama-0001"
 

@@ -13,11 +13,9 @@ from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
-from trainfast_tui.next_run.memory_and_speed import MeasuredSpeed, NextRunMemory, NextRunSpeed
-from trainfast_tui.next_run.sources import next_run_from_preset
+from trainfast_tui.next_run.sources import MeasuredSpeed, NextRunMemory, NextRunSpeed, next_run_from_preset
+from trainfast_tui.panels.memory_and_speed import memory_lines, speed_lines
 from trainfast_tui.text import format as fmt
-from trainfast_tui.widgets.main.memory_bar import memory_lines
-from trainfast_tui.widgets.main.speed_bar import speed_lines
 
 PANEL = {FULL: 46, SMALL: 30}
 SPEED = PredictedSpeed(median=14.2, low=12.9, high=15.6, basis="3 runs")

@@ -13,13 +13,12 @@ from still import CPU, Lock, StillSession, a_live_run, a_snapshot, running
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.batch_follower import BatchFollower
-from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
+from trainfast_runner.search.batch.answer import BatchFollower
+from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
-from trainfast_tui.live import followed
-from trainfast_tui.live.other_runs import OtherRuns
-from trainfast_tui.live.reader import Reader
-from trainfast_tui.live.search_kind import SearchKind
+from trainfast_tui.live import reader as reader_module
+from trainfast_tui.live.reader import OtherRuns, Reader
+from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.sources import next_run_from_preset
 
 FIRST, SECOND = "20261121-000000-tiny-llama-0001", "20261121-000001-tiny-llama-0002"
@@ -79,7 +78,7 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Lock) 
 def test_a_search_that_is_started_elsewhere_is_followed(
     home: Home, conduct: Lock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(reader_module, "LOOK_AGAIN_S", 0.0)
     reader = a_reader(home)
     assert reader._snapshot().best_search is None
     search = a_search(home, best_going_on())

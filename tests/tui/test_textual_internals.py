@@ -18,7 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 import trainfast_tui
-from trainfast_tui.terminal import escape_key, frame_output
+from trainfast_tui.terminal import cells, textual_app
 from trainfast_tui.terminal.textual_app import TerminalApp
 
 
@@ -50,8 +50,8 @@ def test_every_private_part_is_there() -> None:
 @pytest.mark.parametrize(
     ("plain", "partial", "whole", "parser"),
     [
-        (False, frame_output.TightUpdate, frame_output.WholeUpdate, escape_key.KeyReader),
-        (True, frame_output.ChopsUpdate, frame_output.LayoutUpdate, _xterm_parser.XTermParser),
+        (False, cells.TightUpdate, cells.WholeUpdate, textual_app.KeyReader),
+        (True, cells.ChopsUpdate, cells.LayoutUpdate, _xterm_parser.XTermParser),
     ],
 )
 async def test_the_compositor_makes_our_updates_unless_output_is_plain(
@@ -59,7 +59,7 @@ async def test_the_compositor_makes_our_updates_unless_output_is_plain(
 ) -> None:
     try:
         shown = Words(plain_output=plain)
-        escape_key.install(linux_driver.LinuxDriver, plain=plain)
+        textual_app.install(linux_driver.LinuxDriver, plain=plain)
         assert linux_driver.XTermParser is parser
         async with shown.run_test(size=(40, 5)) as pilot:
             compositor = shown.screen._compositor
@@ -72,8 +72,8 @@ async def test_the_compositor_makes_our_updates_unless_output_is_plain(
             assert type(update) is partial
             assert "after" in update.render_segments(Console(force_terminal=True, color_system="truecolor"))
     finally:
-        frame_output.install()
-        escape_key.install(linux_driver.LinuxDriver)
+        cells.install()
+        textual_app.install(linux_driver.LinuxDriver)
 
 
 OWN_OF_TEXTUAL = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from textual.events import Key
 
-from trainfast_tui.terminal.escape_key import KeyReader, after_escape
+from trainfast_tui.terminal.textual_app import KeyReader, after_escape
 
 
 def keys_of(*reads: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from recorded import MIB
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.worker_programs import ProgramCancelled
+from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.prediction import Prediction

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore
 from worker_knobs import knob_values
 
 from forking import Forks
-from trainfast_runner.machine.extensions import extensions_directory, search_path
+from trainfast_runner.machine.training_python import extensions_directory, search_path
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
 TINY: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.machine.worker_programs import WORKER_FOLDER
+from trainfast_runner.machine.training_python import WORKER_FOLDER
 from trainfast_runner.worker.memory.allocator import Allocator
 
 KEPT_ALLOCATOR = """

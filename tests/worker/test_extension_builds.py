@@ -13,9 +13,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from trainfast_runner.machine.extensions import compiler, extensions_directory
-from trainfast_runner.worker.strategies.extension_builds import build_failure
-from trainfast_tui.text.wait_words import start_words
+from trainfast_runner.machine.training_python import compiler, extensions_directory
+from trainfast_runner.worker.strategies.deepspeed_zero import build_failure
+from trainfast_tui.text.event_words import start_words
 
 BUILD = """
 import sys

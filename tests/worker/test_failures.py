@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.worker.records.worker_log import exception_chain
+from trainfast_runner.worker.records.record_file import exception_chain
 
 Train = Callable[..., Any]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.worker.records.record_file import RecordFile
-from trainfast_runner.worker.records.worker_log import WorkerLog
+from trainfast_runner.worker.records.record_file import RecordFile, WorkerLog
 
 
 def lines(path: Path) -> list[dict[str, int]]:

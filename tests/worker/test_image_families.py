@@ -10,11 +10,10 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from worker_knobs import knob_values
 
-from trainfast_runner.worker.data import image_files
+from trainfast_runner.worker.data import images
 from trainfast_runner.worker.data.images import image_samples
 from trainfast_runner.worker.invalid import InvalidInput
-from trainfast_runner.worker.memory_trace.step_timeline import trace_step
-from trainfast_runner.worker.memory_trace.trace_request import read_request
+from trainfast_runner.worker.memory_trace.step_timeline import read_request, trace_step
 from trainfast_runner.worker.model.model_config import FREE_IMAGE_SIZE, image_shape, resolve_config, tokens_per_sample
 
 REFUSED = {
@@ -71,7 +70,7 @@ def test_an_image_family_is_predicted(family: str) -> None:
 def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_files, "IMAGE_COUNT", 12)
+    monkeypatch.setattr(images, "IMAGE_COUNT", 12)
     config = resolve_config({"family": "resnet"})
     loaded = image_samples([], config, 0, tmp_path, lambda what: None)
     assert loaded.__getitems__([0])["pixel_values"].shape == (1, 3, FREE_IMAGE_SIZE, FREE_IMAGE_SIZE)

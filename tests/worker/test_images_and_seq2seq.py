@@ -87,8 +87,7 @@ def test_an_unreadable_image_is_named_in_one_line(train: Train, tmp_path: Path, 
 
 @pytest.mark.ci
 def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths: list[str]) -> None:
-    from trainfast_runner.worker.data.image_files import user_images
-    from trainfast_runner.worker.data.images import ImageSamples
+    from trainfast_runner.worker.data.images import ImageSamples, user_images
 
     found = user_images(image_paths)
     samples = ImageSamples(found, 16, 3, seed=3)
@@ -107,17 +106,17 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths: list[str]) ->
 
 @pytest.mark.ci
 def test_images_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfast_runner.worker.data import image_files
+    from trainfast_runner.worker.data import images
 
-    monkeypatch.setattr(image_files, "IMAGE_COUNT", 12)
+    monkeypatch.setattr(images, "IMAGE_COUNT", 12)
     notices: list[str] = []
-    drawn = image_files.drawn_images(tmp_path, notices.append)
+    drawn = images.drawn_images(tmp_path, notices.append)
     assert drawn.synthetic
     assert [path.read_bytes()[:3] for path in drawn.paths] == [b"\xff\xd8\xff"] * 12
     assert sorted(set(drawn.classes.tolist())) == list(range(10))
-    assert image_files.drawn_images(tmp_path, notices.append).paths == drawn.paths
+    assert images.drawn_images(tmp_path, notices.append).paths == drawn.paths
     assert notices == ["drawing 12 JPEG files of 320x240, once"]
-    assert image_files.draw_image(5).tobytes() == image_files.draw_image(5).tobytes()
+    assert images.draw_image(5).tobytes() == images.draw_image(5).tobytes()
     # Too smooth an image would cost nothing to decode.
     assert sum(path.stat().st_size for path in drawn.paths) / 12 > 15_000
 

@@ -25,17 +25,16 @@ from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace import answers, step_timeline
 from trainfast_runner.worker.memory_trace.answers import InProcess
-from trainfast_runner.worker.memory_trace.envelope import envelope, extrapolate_blocks
+from trainfast_runner.worker.memory_trace.envelope import TracedStack, envelope, extrapolate_blocks, shorten
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
-from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
 from trainfast_runner.worker.memory_trace.step_timeline import (
     choose_foreach,
     keep_pages_aside,
     library_bytes,
+    read_request,
     trace_optimizer,
 )
-from trainfast_runner.worker.memory_trace.trace_request import read_request
-from trainfast_runner.worker.shared.traced import GRADS, OPTIMIZER, PARAMS, TEMPORARY
+from trainfast_runner.worker.shared.words import GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
 Train = Callable[..., Any]
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]

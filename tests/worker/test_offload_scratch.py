@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.worker.shared import offload_scratch
-from trainfast_runner.worker.shared.offload_scratch import Scratch, remove_leftovers
+from trainfast_runner.worker.shared import host
+from trainfast_runner.worker.shared.host import Scratch, remove_leftovers
 
 HOLD = """
 import sys
@@ -64,7 +64,7 @@ def test_a_deletion_that_was_cut_short_is_finished_later(tmp_path: Path) -> None
 def test_a_directory_that_another_process_keeps_locked_is_left_for_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offload_scratch, "LOCK_WITHIN_S", 0.2)
+    monkeypatch.setattr(host, "LOCK_WITHIN_S", 0.2)
     left = left_by_a_dead_run(tmp_path)
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)

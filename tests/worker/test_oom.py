@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from trainfast_runner.worker.memory.available_memory import fullest_device_memory
-from trainfast_runner.worker.records.worker_log import WorkerLog
-from trainfast_runner.worker.shared.oom import is_out_of_memory
-from trainfast_runner.worker.warm.orders import TrialOrder
+from trainfast_runner.worker.memory.allocator import fullest_device_memory
+from trainfast_runner.worker.records.record_file import WorkerLog
+from trainfast_runner.worker.shared.memory_limit import is_out_of_memory
+from trainfast_runner.worker.warm.probing import TrialOrder
 from trainfast_runner.worker.warm.trials import TrialRunner
 
 SPELLINGS = [

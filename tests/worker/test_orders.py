@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from trainfast_runner.records import warm_process
-from trainfast_runner.worker.warm import orders
-from trainfast_runner.worker.warm.orders import Orders, ProbeOrder, TrialOrder
+from trainfast_runner.worker.warm import probing
+from trainfast_runner.worker.warm.probing import Orders, ProbeOrder, TrialOrder
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_order_of_a_trial_has_the_fields_that_the_search_writes(tmp_path: Path, 
 def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
     tmp_path: Path, search_lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "PARENT_CHECK_S", 0.0)
+    monkeypatch.setattr(probing, "PARENT_CHECK_S", 0.0)
     control = tmp_path / "control.jsonl"
     order(control, do="probe", batch_size=4, steps=2)
     with control.open("a") as file:

@@ -13,8 +13,7 @@ from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.model.build import build_model
 from trainfast_runner.worker.model.model_config import resolve_config
 from trainfast_runner.worker.model.weights import init_weights
-from trainfast_runner.worker.strategies.balance import balance
-from trainfast_runner.worker.strategies.pipeline_stages import cut
+from trainfast_runner.worker.strategies.pipeline import balance, cut
 
 Train = Callable[..., Any]
 pytestmark = pytest.mark.ci

@@ -10,24 +10,19 @@ import torch
 from torch import nn
 from worker_knobs import worker_knobs
 
-from trainfast_runner.worker.memory import limit_gauge, memory_meter
+from trainfast_runner.worker.memory import memory_meter
 from trainfast_runner.worker.memory.allocator import Allocator
-from trainfast_runner.worker.memory.limit_gauge import HostLimitGauge
-from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostMemoryMeter
-from trainfast_runner.worker.records.recorder import StepRecorder
-from trainfast_runner.worker.shared.phases import MEMORY_PHASES
+from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostLimitGauge, HostMemoryMeter
+from trainfast_runner.worker.records.step_log import StepRecorder
+from trainfast_runner.worker.shared.words import MEMORY_PHASES
 from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.strategies.base import Strategy
-from trainfast_runner.worker.warm.probing import (
-    MAX_SKIPPED_STEPS,
-    ProbeRunner,
-    ProbeSteps,
-)
+from trainfast_runner.worker.warm.probing import MAX_SKIPPED_STEPS, ProbeRunner, ProbeSteps
 
 
 def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"VmPeak": 1000, "VmSize": 900, "VmData": 500}
-    monkeypatch.setattr(limit_gauge, "_status", lambda: dict(figures))
+    monkeypatch.setattr(memory_meter, "_status", lambda: dict(figures))
     gauge = HostLimitGauge(1 << 30)
     # What was let go of before the limit was set hides the first growth.
     assert gauge.peak_bytes() is None

@@ -11,8 +11,7 @@ from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.model.build import build_model
-from trainfast_runner.worker.model.families import check_family, trainable_families
-from trainfast_runner.worker.model.model_config import check_seq_len, resolve_config
+from trainfast_runner.worker.model.model_config import check_family, check_seq_len, resolve_config, trainable_families
 
 
 @pytest.mark.parametrize(

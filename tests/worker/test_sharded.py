@@ -15,7 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from worker_knobs import knob_values
 
-from trainfast_runner.machine.worker_programs import WORKER_FOLDER
+from trainfast_runner.machine.training_python import WORKER_FOLDER
 
 Train = Callable[..., Any]
 pytestmark = pytest.mark.ci

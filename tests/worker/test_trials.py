@@ -18,15 +18,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from worker_knobs import worker_knobs
 
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import Home, conductor_lock
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.conducting.run_ends import end_run, wait_for_result
-from trainfast_runner.search.conducting.warm_process import WarmProcess
+from trainfast_runner.search.conductor import WarmProcess, end_run, wait_for_result
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import allows_warm_trials

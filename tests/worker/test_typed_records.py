@@ -13,7 +13,7 @@ from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.warm_process import ProbeLine, TrialLine, WarmLine
 from trainfast_runner.records.worker_lines import WorkerLine
 from trainfast_runner.worker.invalid import InvalidInput
-from trainfast_runner.worker.records.worker_log import WorkerLog
+from trainfast_runner.worker.records.record_file import WorkerLog
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
 UNREAD = {

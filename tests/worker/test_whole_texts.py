@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.worker.data.global_order import GlobalOrder
+from trainfast_runner.worker.data.batches import GlobalOrder
 from trainfast_runner.worker.data.samples import IGNORED_LABEL, Masking
 from trainfast_runner.worker.data.whole_texts import CountedBatches, WholeTexts, pieces_of
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.machine.extensions import has_libaio, missing_tool
+from trainfast_runner.machine.training_python import has_libaio, missing_tool
 
 Train = Callable[..., Any]
 

@@ -7,7 +7,7 @@ import runpy
 import sys
 import types
 
-from trainfast_runner.machine.worker_programs import WORKER_FOLDER
+from trainfast_runner.machine.training_python import WORKER_FOLDER
 
 BOOTSTRAP = str(WORKER_FOLDER / "bootstrap.py")
 

@@ -14,7 +14,7 @@ from textual import events
 from textual.app import SystemCommand
 from textual.screen import Screen
 
-from trainfast_runner import plain_text
+from trainfast_runner import units
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import (
     Message,
@@ -31,12 +31,12 @@ from trainfast_tui.control.messages import (
     TerminalLost,
     ThreadFailed,
 )
-from trainfast_tui.live.pacing import Pacer
-from trainfast_tui.live.search_kind import SearchKind
+from trainfast_tui.live.reader import Pacer
+from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.screens.base import AppScreen, PostedMessage, bindings
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
-from trainfast_tui.terminal import frame_output, themes
+from trainfast_tui.terminal import cells, textual_app
 from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.keys import ACTIONS, Shown
 
@@ -91,7 +91,7 @@ class TrainfastApp(TerminalApp):
     async def handle_event(self, event: events.Event) -> None:
         """Queue keys that were typed before a dialog opened, though the screen below got them first."""
         if isinstance(event, events.Key):
-            from trainfast_tui.widgets.dialogs.modal import Dialog
+            from trainfast_tui.panels.dialogs import Dialog
 
             screen = self.screen
             if not event.is_forwarded:
@@ -174,10 +174,10 @@ class TrainfastApp(TerminalApp):
             self.push_screen(HelpScreen(self.session, partial(help_sections, scope=self.visible_screen.SCOPE)))
 
     def action_theme(self) -> None:
-        self.main.notify(f"theme: {themes.next_theme(self)}")
+        self.main.notify(f"theme: {textual_app.next_theme(self)}")
 
     def action_repaint(self) -> None:
-        frame_output.forget(self.console)
+        cells.forget(self.console)
         self.screen.refresh()
 
     async def action_quit(self) -> None:
@@ -198,7 +198,7 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
 
     Raises UserError, before anything is drawn, for a preset that cannot be loaded.
     """
-    from trainfast_tui.terminal.hangup import watch_for_hangup
+    from trainfast_tui.terminal.textual_app import watch_for_hangup
 
     session = Session(home, preset=preset, python=python)
     if preset is not None and session.refusal is not None:
@@ -208,7 +208,7 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     app.run(mouse=False)
     for line in farewell_lines(session):
-        print(plain_text.plain(line))
+        print(units.plain(line))
     return app.return_code or 0
 
 

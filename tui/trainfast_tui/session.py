@@ -15,7 +15,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_tui.control.background_work import BackgroundWork
-from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
 from trainfast_tui.control.messages import (
     MachineSeen,
     Message,
@@ -34,12 +33,12 @@ from trainfast_tui.control.messages import (
     SnapshotTaken,
     ThreadFailed,
 )
-from trainfast_tui.control.run_control import RunControl
+from trainfast_tui.control.run_control import RunControl, compared_runs, compared_with_previous
 from trainfast_tui.control.script_control import ScriptControl
-from trainfast_tui.control.searches import Searches
+from trainfast_tui.control.search_control import Searches
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.reader import Reader
-from trainfast_tui.live.search_kind import SearchKind
+from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import next_run_from_preset, repeat_run
 from trainfast_tui.text.keys import RUN_KEY, key_of
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
-    from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
+    from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
 
 GPU_PRESET = "gpt2-medium"
 END_TRACES_S = 0.5

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.deepspeed_json import DEEPSPEED_FILE, read_recorded_config
 from trainfast_runner.export.export_text import SAME_RUN_HERE, ExportText, file_comment, head_comments, malloc_comments
-from trainfast_runner.export.trainer_arguments import settings_to_express
-from trainfast_runner.plain_text import comments
+from trainfast_runner.export.trainer_arguments import DEEPSPEED_FILE, read_recorded_config, settings_to_express
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.other_tools import compile_mode
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES
-from trainfast_runner.settings.strategy_of_run import strategy_of
+from trainfast_runner.settings.spec import strategy_of
+from trainfast_runner.units import comments
 
 ACCELERATE_FILE = "accelerate.yaml"
 

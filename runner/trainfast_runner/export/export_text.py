@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainfast_runner.machine.gpus.visible import DEVICE_ORDER, PCI_ORDER, VISIBLE_DEVICES
+from trainfast_runner.machine.devices import DEVICE_ORDER, PCI_ORDER, VISIBLE_DEVICES
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.worker.shared.malloc_thresholds import ORDINARY_VARIABLES
+from trainfast_runner.worker.shared.memory_limit import ORDINARY_VARIABLES
 
 SAME_RUN_HERE = "--to command, which starts the same run here"
 """The advice where a form cannot express a run."""

@@ -14,17 +14,15 @@ from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.export.accelerate_yaml import accelerate_yaml
-from trainfast_runner.export.deepspeed_json import deepspeed_json
 from trainfast_runner.export.export_text import ExportText
-from trainfast_runner.export.trainer_command import torchrun_command
-from trainfast_runner.export.trainfast_command import run_command, whole_preset
-from trainfast_runner.export.training_block import training_block
-from trainfast_runner.export.user_script import user_script_export
-from trainfast_runner.plain_text import comments
+from trainfast_runner.export.own_command import run_command, user_script_export, whole_preset
+from trainfast_runner.export.trainer_arguments import deepspeed_json
+from trainfast_runner.export.trainer_script import torchrun_command, training_block
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.spec import knobs_of_record, spec_of_record
+from trainfast_runner.units import comments
 
 FORMS: dict[str, Callable[[RunFile, KnobValues, Path], ExportText]] = {
     "training-args": training_block,

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import difflib
 import functools
 import os
+import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python, worker_programs
+from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, gpu_indexes
-from trainfast_runner.machine.gpus.choice import GpuChoice, choose_count
-from trainfast_runner.machine.gpus.presence import sign_of_a_gpu
-from trainfast_runner.machine.gpus.visible import (
-    DEVICE_ORDER,
-    ON_THE_CPU,
-    VISIBLE_DEVICES,
-    hides_all,
-    named_instance,
-    no_gpu_left_error,
-    order_unknown_error,
-    visible_devices,
-)
 from trainfast_runner.machine.telemetry.binding import NO_DEVICES, NvmlFailure, comes_from_a_driver
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.topology import Instance, Topology, read_instances, read_topology
-from trainfast_runner.records.tick import DeviceReading, is_instance
+from trainfast_runner.machine.telemetry.topology import (
+    Instance,
+    Topology,
+    TopologyDevice,
+    read_instances,
+    read_topology,
+)
+from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
 from trainfast_runner.units import gpus_text
 from trainfast_runner.worker.catalog import STRATEGIES
 
@@ -218,7 +218,7 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
 
 @functools.lru_cache(maxsize=1)
 def _cuda_devices(executable: str, order: str | None) -> training_python.CudaDevices:
-    inherited = worker_programs.own_environment()
+    inherited = training_python.own_environment()
     environment = {name: value for name, value in inherited.items() if name not in (VISIBLE_DEVICES, DEVICE_ORDER)}
     return training_python.cuda_devices(executable, environment | ({} if order is None else {DEVICE_ORDER: order}))
 
@@ -271,3 +271,232 @@ def _no_such_gpu_error(setting: str, index: int, count: int) -> UserError:
 
 def _count_phrase(count: int) -> str:
     return "is 1" if count == 1 else f"are {count}" if count else "is none"
+
+
+NEARLY_AS_FREE = 0.9
+"""Chosen, not measured: GPUs joined by NVLink are taken if the fullest of them has this share of the free memory of the
+fullest GPU in the freest set."""
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """The GPUs of a run. `reason` is None if they are the GPUs with the most free memory."""
+
+    gpus: tuple[DeviceReading, ...]
+    reason: str | None = None
+
+
+def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology | None) -> GpuChoice:
+    """The `count` GPUs with the most free memory, or a set joined by NVLink that has nearly as much free."""
+    by_free = sorted(usable, key=lambda gpu: -_free_bytes(gpu))[:count]
+    freest = tuple(sorted(by_free, key=lambda gpu: gpu.index))
+    if topology is None or count < 2 or count == len(usable) or _weakest_link(freest, topology):
+        return GpuChoice(freest)
+    enough_bytes = NEARLY_AS_FREE * min(map(_free_bytes, freest))
+    linked_sets = [
+        (min(map(_free_bytes, gpus)), links, gpus)
+        for gpus in combinations(sorted(usable, key=lambda gpu: gpu.index), count)
+        if min(map(_free_bytes, gpus)) >= enough_bytes and (links := _weakest_link(gpus, topology))
+    ]
+    if not linked_sets:
+        return GpuChoice(freest)
+    # Equally free sets rank by links, then by lower indexes.
+    free_bytes, links, gpus = max(linked_sets, key=lambda choice: choice[:2])
+    more_percent = 100 * (min(map(_free_bytes, freest)) / free_bytes - 1) if free_bytes else 0
+    than = f", which have {more_percent:.0f} % more free memory" if more_percent >= 1 else ""
+    chosen, instead = (gpus_text([gpu.index for gpu in group]) for group in (gpus, freest))
+    return GpuChoice(gpus, f"{chosen}: linked by NVLink (NV{links}), instead of {instead}{than}")
+
+
+def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:
+    """The fewest NVLinks between two of these GPUs; 0 if a pair has none."""
+    index_of = {device.uuid: index for index, device in enumerate(topology.devices)}
+    pairs = [(index_of.get(a.uuid), index_of.get(b.uuid)) for a, b in combinations(gpus, 2)]
+    signs = ["" if a is None or b is None else topology.matrix[a][b] for a, b in pairs]
+    return min((int(sign[2:]) if sign.startswith("NV") else 0 for sign in signs), default=0)
+
+
+def _free_bytes(gpu: DeviceReading) -> int:
+    return gpu.memory_free_bytes or 0
+
+
+VISIBLE_DEVICES, DEVICE_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+PCI_ORDER = "PCI_BUS_ID"
+HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")
+"""Values by which people and batch systems (Slurm) hide every GPU: the CPU was asked for."""
+ON_THE_CPU = "devices=cpu to train on the CPU"
+Device = TypeVar("Device", DeviceReading, TopologyDevice)
+
+
+def visible_entries(environment: Mapping[str, str]) -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES; None when it is not set."""
+    variable = environment.get(VISIBLE_DEVICES)
+    return None if variable is None else [entry.strip() for entry in variable.split(",")]
+
+
+def hides_all(environment: Mapping[str, str]) -> bool:
+    """True if CUDA_VISIBLE_DEVICES asks for no GPU at all."""
+    named_entries = visible_entries(environment)
+    return named_entries is not None and named_entries[0] in HIDE_ALL
+
+
+def visible_to(uuids: Iterable[str]) -> dict[str, str]:
+    """The variables with which a process sees these GPUs alone, in this order.
+
+    Without UUIDs the process sees no GPU.
+    """
+    return {DEVICE_ORDER: PCI_ORDER, VISIBLE_DEVICES: ",".join(uuids)}
+
+
+def visible_gpus(gpus: Sequence[DeviceReading], *, by_index: bool = False) -> dict[str, str]:
+    """The variables with which a process sees these GPUs alone, in this order.
+
+    `by_index` names them by their indexes in PCI order, which are NVML's, for DeepSpeed: it reads the variable as
+    integers (cuda_accelerator.py: _get_nvml_gpu_id). CUDA takes no mixture, so a GPU without a UUID decides for all.
+    A MIG instance has a UUID only.
+    """
+    uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
+    if any(map(is_instance, uuids)) or (len(uuids) == len(gpus) and not by_index):
+        return visible_to(uuids)
+    return visible_to(str(gpu.index) for gpu in gpus)
+
+
+def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]) -> Instance | None:
+    """The MIG instance that CUDA_VISIBLE_DEVICES names; None if it names none.
+
+    CUDA gives a process one instance, the first. Raises UserError for a name that no instance has, and for one after
+    another device.
+    """
+    named_entries = visible_entries(environment) or []
+    first = next((entry for entry in named_entries if entry.startswith(MIG_PREFIX)), None)
+    if first is None:
+        return None
+    if first != named_entries[0]:
+        raise UserError(
+            f"{VISIBLE_DEVICES}={','.join(named_entries)} mixes GPUs and MIG instances,"
+            " and CUDA takes one or the other",
+            key=VISIBLE_DEVICES,
+            advice=f"{VISIBLE_DEVICES}={first}",
+        )
+    matching_instances = [
+        instance for instance in instances if instance.uuid.startswith(first) or instance.old_name == first
+    ]
+    if len(matching_instances) == 1:
+        return matching_instances[0]
+    names = [instance.uuid for instance in instances]
+    nearest_names = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
+    raise UserError(
+        f"{VISIBLE_DEVICES}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),
+        key=VISIBLE_DEVICES,
+        allowed=names or None,
+        nearest=nearest_names[0] if nearest_names else None,
+        advice=None if nearest_names else f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
+    )
+
+
+def visible_devices(
+    devices: Sequence[Device], environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]
+) -> list[Device]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
+
+    `cuda_order` gives the UUIDs in CUDA's own order, by which CUDA counts unless CUDA_DEVICE_ORDER=PCI_BUS_ID. It is
+    asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails,
+    and if a GPU is named twice: torch then sees none (`_parse_visible_devices` in torch/cuda/__init__.py).
+    """
+    gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
+    named_entries = visible_entries(environment)
+    if named_entries is None:
+        return gpus
+    gpu_by_number = {gpu.index: gpu for gpu in gpus}
+    is_numbered = any(entry.isdecimal() for entry in named_entries)
+    if is_numbered and environment.get(DEVICE_ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        gpu_by_number = {position: by_uuid[uuid] for position, uuid in enumerate(cuda_order()) if uuid in by_uuid}
+    chosen: list[Device] = []
+    for entry in named_entries:
+        if entry.isdecimal():
+            matching_gpus = [gpu_by_number[int(entry)]] if int(entry) in gpu_by_number else []
+        else:
+            matching_gpus = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
+        if len(matching_gpus) != 1:
+            break
+        if matching_gpus[0] in chosen:
+            fault = f"names GPU {matching_gpus[0].index} twice, so torch sees none"
+            raise no_gpu_left_error(environment, fault, gpus)
+        chosen += matching_gpus
+    return chosen
+
+
+def order_unknown_error(environment: Mapping[str, str], reason: str) -> UserError:
+    """The refusal of numbers in CUDA's order when torch does not list that order."""
+    return UserError(
+        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} counts GPUs of several models in CUDA's order, which torch"
+        f" cannot list ({reason})",
+        key=VISIBLE_DEVICES,
+        advice=f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
+    )
+
+
+def no_gpu_left_error(environment: Mapping[str, str], fault: str, gpus: Sequence[Device]) -> UserError:
+    """The refusal of a CUDA_VISIBLE_DEVICES that leaves no GPU and was not meant to hide them all."""
+    return UserError(
+        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} {fault}",
+        key=VISIBLE_DEVICES,
+        allowed=[str(gpu.index) for gpu in gpus],
+        advice=f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}",
+    )
+
+
+NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
+"""PCI vendor, and the PCI class of display and 3D controllers."""
+
+
+def sign_of_a_gpu(python: str | None = None, root: Path = Path("/")) -> str | None:
+    """The first sign that an NVIDIA GPU is here, in words; None without any.
+
+    Torch in the training Python is asked last, and only if the CUDA driver library can be loaded: that takes seconds.
+    """
+    return _device_file(root) or _driver_listing(root) or pci_card(root) or _torch_sees_one(python)
+
+
+def pci_card(root: Path = Path("/")) -> str | None:
+    """The first NVIDIA display or 3D controller on the PCI bus, with or without a driver; None without one."""
+    for entry in _entries(root / "sys/bus/pci/devices"):
+        try:
+            vendor = (entry / "vendor").read_text().strip()
+            kind = (entry / "class").read_text().strip()
+        except OSError:
+            continue
+        if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
+            return f"the PCI bus lists {entry.name}"
+    return None
+
+
+def _device_file(root: Path) -> str | None:
+    names = [entry.name for entry in _entries(root / "dev") if re.fullmatch(r"nvidia\d+", entry.name)]
+    return f"/dev/{names[0]} is there" if names else None
+
+
+def _driver_listing(root: Path) -> str | None:
+    folder = root / "proc/driver/nvidia/gpus"
+    entries = _entries(folder)
+    return f"/proc/driver/nvidia/gpus lists {entries[0].name}" if entries else None
+
+
+def _torch_sees_one(python: str | None) -> str | None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None  # torch's CUDA goes through this library
+    try:
+        devices = training_python.cuda_devices(training_python.find_python(python))
+    except UserError:
+        return None
+    return f"torch sees {devices.names[0]}" if devices.names else None
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

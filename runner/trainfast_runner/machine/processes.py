@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.proc_files import read_proc
-
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -282,3 +280,21 @@ def work_below(root_pid: int) -> ProcessWork:
         return ProcessWork()
     names = {stat.name for stat in running}
     return ProcessWork(sum(stat.cpu_s for stat in running), tuple(sorted(names & COMPILER_PROGRAMS)))
+
+
+_BLOCK_BYTES = 1 << 16
+
+
+def read_proc(name: str) -> bytes:
+    """Return the content of `/proc/NAME`. Raises OSError.
+
+    Takes three quarters of the time of `open().read()`, for each process of a run each tick.
+    """
+    fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = b""
+        while block := os.read(fd, _BLOCK_BYTES):
+            content += block
+        return content
+    finally:
+        os.close(fd)

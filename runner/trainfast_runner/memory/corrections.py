@@ -14,15 +14,14 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu.cpu_info import cpu_name
+from trainfast_runner.machine.cpu import cpu_name
 from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import home_directory
-from trainfast_runner.records.json_lines import DAMAGE, write_atomically
-from trainfast_runner.records.regular_files import read_regular
+from trainfast_runner.records.json_lines import DAMAGE, read_regular, write_atomically
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.warm_process import WARM_ROLES
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 CORRECTIONS_FILE = "memory_corrections.json"

@@ -10,24 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.cgroup import read_host_free_bytes
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
+from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.model_size import limit_below_weights_error
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.settings import device_counts, presets
-from trainfast_runner.settings.compatibility.check import refusal_anywhere, refusal_here
+from trainfast_runner.settings.compatibility import refusal_anywhere, refusal_here
 from trainfast_runner.settings.device_counts import chosen_gpus, first_gpu_name
 from trainfast_runner.settings.knob_values import tightest_limit_bytes
-from trainfast_runner.settings.published import published_for
-from trainfast_runner.settings.spec import RunSpec, from_preset, resolve, spec_of_record
-from trainfast_runner.settings.strategy_of_run import strategy_of
+from trainfast_runner.settings.spec import RunSpec, from_preset, published_for, resolve, spec_of_record, strategy_of
+from trainfast_runner.units import largest_fitting
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.tracing import TraceProgress

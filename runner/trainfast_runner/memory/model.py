@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trainfast_runner.bisection import largest_fitting
 from trainfast_runner.memory.corrections import (
     NOT_TRACED,
     Correction,
@@ -29,10 +28,17 @@ from trainfast_runner.memory.sharding import (
     memory_rule,
 )
 from trainfast_runner.memory.timeline import BlockStack, Segment, Work, blocks_of, moments
-from trainfast_runner.settings.knob_type import whole_number
+from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.shared.phases import MEMORY_PHASES
-from trainfast_runner.worker.shared.traced import ACTIVATIONS, NO_WORK, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
+from trainfast_runner.units import largest_fitting
+from trainfast_runner.worker.shared.words import (
+    ACTIVATIONS,
+    MEMORY_PHASES,
+    NO_WORK,
+    OPTIMIZER,
+    PARAMS,
+    TRACED_MICRO_BATCHES,
+)
 
 MAX_BATCH = 1 << 24
 """Chosen, not measured: the largest batch that is looked for, more than any device holds."""

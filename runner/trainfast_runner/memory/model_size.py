@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.run_states import EXIT_CODES
-from trainfast_runner.settings.config_fields import first_size
-from trainfast_runner.settings.device_counts import model_degree
+from trainfast_runner.records.run_directory import EXIT_CODES
+from trainfast_runner.settings.device_counts import first_size, model_degree
 from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.precisions import PRECISIONS
-from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategy_of_run import strategy_of
+from trainfast_runner.settings.spec import RunSpec, strategy_of
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 

@@ -19,7 +19,7 @@ from trainfast_runner.memory.sharding import LAYERS_SPREAD, WholeModel, devices_
 from trainfast_runner.memory.timeline import MIDDLE_BLOCK, NO_BYTES, BlockStack, Segment, Vector, add, moments
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import SCHEDULES
-from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, TEMPORARY, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.words import ACTIVATIONS, GRADS, TEMPORARY, TRACED_MICRO_BATCHES
 
 FORWARDS_AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""

@@ -21,9 +21,9 @@ from trainfast_runner.memory.model_size import FP32_BYTES
 from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.timeline import NO_BYTES, BlockPosition, BlockStack, Moment, Segment, Vector, add
 from trainfast_runner.settings.precisions import PRECISIONS
-from trainfast_runner.settings.strategy_of_run import strategy_of
+from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
-from trainfast_runner.worker.shared.traced import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
+from trainfast_runner.worker.shared.words import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
 PIPELINE_STRATEGIES = tuple(name for name, entry in STRATEGIES.items() if entry.is_pipeline)
 """Strategies whose ranks hold stages, see `pipeline.py`. Pipelines side by side sum gradients in place."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.worker.shared.traced import NO_WORK, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.words import NO_WORK, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
 
 Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python, worker_programs
-from trainfast_runner.machine.gpus.visible import visible_to
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.devices import visible_to
 from trainfast_runner.memory.corrections import read_device_corrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
@@ -29,11 +29,9 @@ from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import MIXED_PRECISIONS
-from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategy_of_run import strategy_of
-from trainfast_runner.worker.shared.lock_files import OnWait
-from trainfast_runner.worker.shared.private_folder import make_private
-from trainfast_runner.worker.shared.traced import NO_WORK
+from trainfast_runner.settings.spec import RunSpec, strategy_of
+from trainfast_runner.worker.shared.host import OnWait, make_private
+from trainfast_runner.worker.shared.words import NO_WORK
 
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides the live bytes of its own
@@ -216,7 +214,7 @@ def trace_model(
 
     def on_wait(holder: str) -> None:
         if cancelled is not None and cancelled.is_set():
-            raise worker_programs.ProgramCancelled
+            raise training_python.ProgramCancelled
         if holder:
             on_traced(TraceProgress(0, 0, waits_for=holder))
 
@@ -363,7 +361,7 @@ def _progress(
 
 def _tracer_environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of a run on this device; this process's own if the run's GPUs are not known."""
-    environment = worker_programs.own_environment()
+    environment = training_python.own_environment()
     if gpus or device == "cpu":
         return {**environment, **visible_to(gpus)}
     return environment

@@ -19,8 +19,8 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.gpus.visible import visible_to
-from trainfast_runner.machine.worker_programs import (
+from trainfast_runner.machine.devices import visible_to
+from trainfast_runner.machine.training_python import (
     ANSWER_TIMEOUT_S,
     WORKER_FOLDER,
     ProgramCancelled,

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from trainfast_runner.records.regular_files import UNREADABLE, open_regular
-from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE, OnWait, print_holder, wait_for_lock
+from trainfast_runner.records.json_lines import UNREADABLE, open_regular
+from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, OnWait, print_holder, wait_for_lock
 
 READERS_WITHIN_S = 0.1
 """Seconds of tries for a lock that a reader may hold for an instant."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
+import stat
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +15,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.regular_files import open_regular, read_regular
-from trainfast_runner.worker.shared.private_folder import make_private
+from trainfast_runner.worker.shared.host import make_private
 
 T = TypeVar("T")
 
@@ -186,3 +188,98 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+MAX_BYTES = 256 << 20
+"""Chosen, not measured: more than any file that is read as a whole."""
+UNREADABLE = frozenset((errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG, errno.ENXIO))
+"""Errors that stay: of another user's file, of one that is not regular, and of one that is too large."""
+
+
+def open_regular(path: Path | str) -> int:
+    """Return the descriptor of a file opened for reading. Raises OSError for all but a regular file."""
+    # A pipe without a writer, or a terminal, would wait.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_regular(path: Path | str) -> bytes:
+    """Return the content of a regular file. Raises OSError for any other, and for one of more than MAX_BYTES."""
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB", str(path))
+        return os.read(fd, size + 1)
+    finally:
+        os.close(fd)
+
+
+def owner_of(path: Path) -> str:
+    """Return the name of the user who owns the file, or the first folder above it that can be looked at."""
+    try:
+        uid = path.lstat().st_uid
+    except OSError:
+        return owner_of(path.parent)
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+ENDS = 100
+"""Number of records at the start and at the end of a stream that are always kept."""
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: its multiples are spread evenly and share no period with the records."""
+
+
+class Thinned(Generic[T]):
+    """Keeps the `ENDS` first and last records of a stream, and at most `max_entries` of those between.
+
+    Every time there are more than that, half of them go. Which ones stay depends on their numbers alone, so that
+    streams thinned to the same `level` keep the same numbers: one in `2 ** level`.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self.total = 0
+        self.level = 0
+        self._max_entries = max_entries
+        self._first: list[T] = []
+        self._between: list[tuple[int, T]] = []
+        self._last: deque[tuple[int, T]] = deque()
+
+    def add(self, number: int, record: T) -> None:
+        """Add the stream's next record."""
+        self.total += 1
+        if len(self._first) < ENDS:
+            self._first.append(record)
+            return
+        self._last.append((number, record))
+        if len(self._last) <= ENDS:
+            return
+        earlier = self._last.popleft()
+        if _stays(earlier[0], self.level):
+            self._between.append(earlier)
+        while len(self._between) > self._max_entries:
+            self.thin_to(self.level + 1)
+
+    def thin_to(self, level: int) -> None:
+        """Drop the records between the ends that this level does not keep."""
+        if level > self.level:
+            self.level = level
+            self._between = [entry for entry in self._between if _stays(entry[0], level)]
+
+    def records(self) -> list[T]:
+        """The records that are left, in their order."""
+        return [*self._first, *(record for _, record in (*self._between, *self._last))]
+
+
+def _stays(number: int, level: int) -> bool:
+    """True for one number in `2 ** level`: the top bits of its golden-ratio hash are zero, an even share everywhere."""
+    return (number * _GOLDEN % 2**64) >> (64 - level) == 0

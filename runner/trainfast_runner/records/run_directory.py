@@ -11,12 +11,11 @@ from typing import TypeVar
 import msgspec
 
 from trainfast_runner.records.file_locks import is_alive
-from trainfast_runner.records.json_lines import DAMAGE
-from trainfast_runner.records.regular_files import UNREADABLE, open_regular, owner_of, read_regular
+from trainfast_runner.records.json_lines import DAMAGE, UNREADABLE, open_regular, owner_of, read_regular
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
+from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 
 T = TypeVar("T")
 
@@ -121,3 +120,37 @@ def _decoded_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
         if error.errno in UNREADABLE:
             return None
         raise
+
+
+EXIT_CODES = {
+    "finished": 0,
+    "oom": 3,
+    "failed": 4,
+    "stopped": 130,
+    "killed": 4,
+    "lost": 5,
+    "failed_to_start": 4,
+    "unreadable": 2,
+}
+END_STATES = frozenset(EXIT_CODES)
+"""States of a run that is not followed: it has ended, or this user cannot read it."""
+STATES = ("starting", "running", "stopping", *EXIT_CODES)
+"""Every state, in the order in which they are listed."""
+STATE_WORDS = {"oom": "out of memory", "failed_to_start": "failed to start"}
+NO_STEP = "no optimizer step seen"
+"""Begins the reason of a script's run that finished without a step."""
+
+
+def exit_code_of(state: str) -> int:
+    """Return the exit code of a command whose run ended in this state; that of "failed" for a newer version's state."""
+    return EXIT_CODES.get(state, EXIT_CODES["failed"])
+
+
+def state_text(state: str) -> str:
+    """A state in words."""
+    return STATE_WORDS.get(state, state.replace("_", " "))
+
+
+def notable_reason(state: str, reason: str) -> str:
+    """The reason to print beside a state; empty for a finished run, unless none of its steps was seen."""
+    return reason if state != "finished" or reason.startswith(NO_STEP) else ""

@@ -5,11 +5,128 @@ It holds one wall-clock anchor, by which the times of all records become dates.
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.script_run import ScriptAsked
+FIRST_TORCH = "2.5"
+"""The first torch that loads the hooks: it calls the entry points of group `torch.backends`."""
+
+
+class ScriptAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """`script` of `run.json`; the hooks in the script read it too."""
+
+    command: list[str]
+    """The command as typed."""
+    argv: list[str]
+    """The command as started."""
+    steps: int | None = None
+    """None for a script that ends by itself."""
+    timing_warmup: int = 3
+    samples_per_step: int | None = None
+    steps_from_log: str | None = None
+    """A regular expression that matches a line of output for each step; the hooks then count none."""
+    flagged: list[str] = []
+    """Knobs that flags of the script's own take."""
+    flag_words: dict[str, Any] = msgspec.field(default_factory=dict, name="places")
+    """Words of the command for knobs (JSON `places`), as in `[script.knobs]` of a preset:
+    text with {} for the value, or words by value."""
+    trainer_fields: dict[str, Any] = {}
+    """Fields of TrainingArguments that the hooks set."""
+    loader_defaults: dict[str, Any] = {}
+    """Defaults of DataLoader's arguments that the hooks set."""
+    hooks_blocked: str | None = msgspec.field(default=None, name="door_closed")
+    """The reason that the hooks cannot load (JSON `door_closed`); None if they can."""
+    unconfirmed: list[str] = []
+    """Knobs set without a flag that the script may not take: an argument of its own wins over them."""
+    trial: bool = False
+    """True for a trial of a search: its memory is limited and it leaves nothing behind."""
+    longest_first: bool = False
+    """True for a trial of a batch search, whose untimed steps take the longest samples."""
+
+
+class Overridden(msgspec.Struct, frozen=True, kw_only=True):
+    """A knob that was asked for and that ran otherwise."""
+
+    knob: str
+    asked: Any
+    ran: Any
+    """The value that ran; None if the script does not show it."""
+    by: str
+    """The framework that overrode the knob, or the script."""
+
+
+class BatchWidths(msgspec.Struct, frozen=True, kw_only=True):
+    """Widths of the model's inputs in a trial of a batch search, in values a sample; None where none was seen."""
+
+    narrowest: int | None = None
+    widest: int | None = None
+    longest_first: bool = False
+    """True if the untimed steps took the longest samples that the data set told of."""
+    looked_at: int = 0
+    """Samples whose length was seen."""
+    samples: int = 0
+    """Samples that the sampler may give."""
+
+    @property
+    def differ(self) -> bool:
+        """True if batches of several widths were seen."""
+        return (self.narrowest or 0) < (self.widest or 0)
+
+    @property
+    def has_widest(self) -> bool:
+        """True if no batch of the data set is wider than the widest that was seen."""
+        return not self.differ or (self.longest_first and self.looked_at >= self.samples)
+
+
+class ScriptFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """`script` of `result.json`."""
+
+    command: list[str]
+    cwd: str | None = None
+    """The folder that the command started in."""
+    exit_code: int | None = None
+    """Exit code of the command, negative for a signal; None if it never started."""
+    framework: str | None = None
+    """The framework whose steps were counted."""
+    hooks: list[str] = []
+    """The hooks that ran."""
+    samples_from: str | None = None
+    """The source of a step's samples."""
+    unknown: dict[str, str] = {}
+    """The reason of each null field of the step records."""
+    overridden: list[Overridden] = []
+    suppressed: list[str] = []
+    """Actions that a trial kept the script from; a plain run suppresses none."""
+    evaluation_seconds: float | None = None
+    """Time of evaluations, which is in no step; None if no hook reported."""
+
+    def is_of_one_script(self, other: ScriptFigures) -> bool:
+        """True if both commands start one script: one file, or one name where a folder is unknown."""
+        ours, theirs = self._script(), other._script()
+        if not self.cwd or not other.cwd:
+            return os.path.basename(ours) == os.path.basename(theirs)
+        return os.path.normpath(os.path.join(self.cwd, ours)) == os.path.normpath(os.path.join(other.cwd, theirs))
+
+    def _script(self) -> str:
+        """The file or module that the command trains with, else its program."""
+        index = script_index(self.command)
+        return script_name([*self.command, ""][index or 0])
+
+
+class HookLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `door.jsonl`: `opened` in each process that imported torch, or `trouble` of the hooks."""
+
+    t_ns: int
+    kind: str
+    pid: int | None = None
+    rank: int | None = None
+    torch: str | None = None
+    detail: str | None = None
+
 
 T = TypeVar("T")
 RecordedKnobs = dict[str, Any]
@@ -191,3 +308,138 @@ def _read(table: dict[str, Any] | None, name: str, type: Any, default: T) -> T:
     except msgspec.ValidationError:
         return default
     return value
+
+
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+ACCELERATE_MODULES = ("accelerate.commands.accelerate_cli", "accelerate.commands.launch")
+SCRIPT_RUNNERS = (
+    *TORCHRUN_MODULES,
+    *ACCELERATE_MODULES,
+    "deepspeed.launcher.runner",
+    "cProfile",
+    "coverage",
+    "debugpy",
+    "ipdb",
+    "kernprof",
+    "line_profiler",
+    "memory_profiler",
+    "pdb",
+    "profile",
+    "pyinstrument",
+    "scalene",
+    "trace",
+    "viztracer",
+)
+"""Modules that run the script or module given after them."""
+PYTHON = re.compile(r"python(\d(\.\d+)*)?")
+"""File names of a Python."""
+PYTHON_LETTERS = "[bBdEiIOPqsSuvx]*"
+"""Python's own options of one letter without a value, which may stand before `m` in one word: `python -um MODULE`."""
+MODULE_FLAG = re.compile(rf"-{PYTHON_LETTERS}m|--module")
+"""The word before a module; `--module` is torchrun's."""
+FLAG_WITH_MODULE = re.compile(rf"-{PYTHON_LETTERS}m([^\W\d][\w.]*)")
+"""A word of Python's that names the module too: `python -mMODULE`."""
+PYTHON_OPTION_BEFORE_VALUE = re.compile(rf"-{PYTHON_LETTERS}[XW]|--check-hash-based-pycs")
+"""A word of Python's options that takes the next word."""
+PROGRAM_OPTION = re.compile(rf"-{PYTHON_LETTERS}([mc])(.*)", re.DOTALL)
+"""The last of Python's options, `-m` or `-c`, with the module or text where they are in the same word."""
+
+
+def script_index(words: Sequence[str]) -> int | None:
+    """Return the index of the word with the script's file or module (`script_name`); None if there is neither."""
+    index = 0
+    while index < len(words):
+        word = words[index]
+        # `numactl -m 0` and `docker run -m 4g` name memory.
+        is_module = index > 0 and MODULE_FLAG.fullmatch(words[index - 1]) and re.match(r"[^-\d]", word)
+        if word.endswith(".py") or (is_module and word not in SCRIPT_RUNNERS):
+            return index
+        if not PYTHON.fullmatch(os.path.basename(word)):
+            index += 1
+            continue
+        index += program_index(words[index:])
+        program = words[index] if index < len(words) else ""
+        option = PROGRAM_OPTION.fullmatch(program)
+        if program == "-" or (option is not None and option[1] == "c"):
+            # The words after it are arguments of a program without a name: a module flag of theirs is their own.
+            return next((at for at in range(index + 1, len(words)) if words[at].endswith(".py")), None)
+        # Only a Python's: another program's option may look the same, as in `train -dimension 2`.
+        if FLAG_WITH_MODULE.fullmatch(program) and script_name(program) not in SCRIPT_RUNNERS:
+            return index
+    return None
+
+
+def program_index(words: Sequence[str]) -> int:
+    """Return the index of a Python's program in `words`, which begin with the Python: a file, `-`, `-m` or `-c`.
+
+    The index is past the end of the words if there is no program.
+    """
+    index = 1
+    while index < len(words) and words[index].startswith("-") and words[index] != "-":
+        if PROGRAM_OPTION.fullmatch(words[index]):
+            break
+        index += 2 if PYTHON_OPTION_BEFORE_VALUE.fullmatch(words[index]) else 1
+    return index
+
+
+def script_name(word: str) -> str:
+    """Return the script's file or module of the word at `script_index`: MODULE of `-mMODULE`."""
+    with_module = FLAG_WITH_MODULE.fullmatch(word)
+    return word if with_module is None else with_module[1]
+
+
+DISCOVERED_FILE = "discovered.json"
+FRAMEWORKS = ("HF Trainer", "accelerate", "Lightning", "torch")
+"""The frameworks that train scripts. The first found counts: a Trainer uses accelerate."""
+
+
+class Flag(msgspec.Struct, frozen=True, kw_only=True):
+    """One flag of a script, or one value of its Hydra configuration."""
+
+    names: list[str]
+    type: str = "str"
+    """int, float, bool, str, list, `switch` for a flag without a value, or `off switch` for one that turns its setting
+    off."""
+    default: Any = None
+    value: Any = None
+    """The value that the command gives, else the default."""
+    choices: list[str] = []
+    off: str | None = None
+    """The flag that turns a switch off."""
+    help: str = ""
+    assigned: bool = False
+    """True if the command line takes it as `NAME=VALUE`."""
+
+    @property
+    def name(self) -> str:
+        """The longest name of the flag."""
+        return max(self.names, key=len)
+
+
+class Discovered(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings of a script's run to its parser."""
+
+    stopped_at: str
+    """The point at which the script ended."""
+    parser: str | None = None
+    """The kind of its parser; None without one."""
+    flags: list[Flag] = []
+    fields: dict[str, Any] = {}
+    """Fields of a TrainingArguments that the script filled itself."""
+    uses: list[str] = []
+    """The frameworks that its own names come from."""
+
+    @property
+    def framework(self) -> str | None:
+        """The framework that trains, one of `FRAMEWORKS`; None if the script stopped before it showed one."""
+        if self.fields:
+            return "HF Trainer"
+        if self.stopped_at == "a Lightning Trainer":
+            return "Lightning"
+        shown = next((name for name in FRAMEWORKS if name in self.uses), None)
+        if shown is not None:
+            return shown
+        if self.stopped_at in ("the first optimizer", "the first forward pass"):
+            return "torch"
+        # A Trainer has its arguments, and a script with them ends there, before any optimizer.
+        return "HF Trainer" if self.parser == "HfArgumentParser" else None

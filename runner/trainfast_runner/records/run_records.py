@@ -12,19 +12,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from trainfast_runner.known_values import highest
-from trainfast_runner.records.json_lines import Tail, remaining_records
+from trainfast_runner.errors import highest
+from trainfast_runner.records.capped_file import StepTail
+from trainfast_runner.records.json_lines import Tail, Thinned, remaining_records
 from trainfast_runner.records.result import Thinning
 from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_files, read_run_file
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import Count, Event, Step
-from trainfast_runner.records.step_lines import StepTail
-from trainfast_runner.records.step_totals import StepTotals
+from trainfast_runner.records.run_lines import Count, Event, Step, StepTotals
 from trainfast_runner.records.telemetry_lines import TelemetryTail
-from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.warm_process import read_knobs_tried
 from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail
-from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
+from trainfast_runner.worker.shared.words import CONTROL_FILE
 
 T = TypeVar("T")
 

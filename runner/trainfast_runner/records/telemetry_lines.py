@@ -13,11 +13,11 @@ from trainfast_runner.records.json_lines import (
     WINDOW_BYTES,
     NoRecord,
     Tail,
+    Thinned,
+    read_regular,
     remaining_records,
     write_atomically,
 )
-from trainfast_runner.records.regular_files import read_regular
-from trainfast_runner.records.thinned import Thinned
 from trainfast_runner.records.tick import Tick
 
 

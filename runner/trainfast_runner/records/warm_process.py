@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.json_lines import Tail, read_all
-from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_file import RecordedKnobs, RunFile
 from trainfast_runner.records.run_lines import Count
-from trainfast_runner.worker.shared.search_roles import PROBE, TRIAL
+from trainfast_runner.worker.shared.words import PROBE, TRIAL
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,3 +139,10 @@ class WarmTail(Tail[WarmLine]):
         decoded = super().decode(line)
         answer_decoder = self._answers.get(decoded.kind)
         return decoded if answer_decoder is None else answer_decoder.decode(line)
+
+
+COLD = "cold"
+"""A best-fit search's run of one candidate in a fresh process: a race, a confirmation, a run under the memory limit, or
+one with a knob set back."""
+WARM_ROLES = (PROBE, TRIAL)
+"""Processes in which a search tries sizes or candidates; lists of runs leave them out."""

@@ -13,8 +13,8 @@ import msgspec
 
 from trainfast_runner.records.json_lines import NoRecord, Tail, newest
 from trainfast_runner.records.result import RunError
+from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.records.run_lines import Actual, Bounded, Count
-from trainfast_runner.records.script_run import BatchWidths
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.settings.device_counts import expected_mesh, model_degree
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
-from trainfast_runner.worker.shared.search_roles import TRIAL
+from trainfast_runner.worker.shared.words import TRIAL
 
 ATTENTION_KERNELS = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Attention kernels by knob value; `auto` is absent, because it allows every kernel."""

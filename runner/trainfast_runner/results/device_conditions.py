@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.known_values import highest
+from trainfast_runner.errors import highest
 from trainfast_runner.machine.telemetry.plausible import energy_doubt
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, SOURCES, Cause
 from trainfast_runner.records.run_lines import Step

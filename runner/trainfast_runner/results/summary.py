@@ -3,58 +3,71 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from trainfast_runner.known_values import highest
-from trainfast_runner.machine.peaks import peak_of
+from trainfast_runner.errors import highest
+from trainfast_runner.machine.calibration import peak_of
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.memory.oom.explain_run import explain_records
+from trainfast_runner.memory.oom import explain_records
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import Tail, remaining_records
 from trainfast_runner.records.result import (
     LOSSES_IN_A_MEAN,
     STRICT_SPEED,
+    CompileCost,
     Cpu,
+    Energy,
     Flops,
     Losses,
     LossScaling,
     MemoryFigures,
+    RecordedOutage,
     Result,
+    RunConditions,
     Spread,
     StepCount,
     StepTime,
-    Throughput,
-    mean_loss,
-)
-from trainfast_runner.records.result_conditions import (
-    Energy,
-    RecordedOutage,
-    RunConditions,
     Throttle,
     ThrottledDevice,
+    Throughput,
     XidError,
+    mean_loss,
 )
-from trainfast_runner.records.roles import WARM_ROLES
-from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads, RunFile
+from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_file import (
+    FIRST_TORCH,
+    ForeignProcess,
+    HookLine,
+    LaunchThreads,
+    Overridden,
+    RunFile,
+    ScriptFigures,
+)
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.records.warm_process import batch_sizes
+from trainfast_runner.records.warm_process import WARM_ROLES, batch_sizes
 from trainfast_runner.records.worker_lines import (
     ActualLine,
     CpuLine,
     DataLine,
     OverflowLine,
+    ScriptLine,
     WorkerLine,
     newest_of_first_rank,
 )
-from trainfast_runner.results.bottleneck.diagnose import diagnose, has_enough_steps
-from trainfast_runner.results.bottleneck.figures import others_cpu_percent
-from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
-from trainfast_runner.results.bottleneck.rules import OTHERS_CPU_PERCENT
-from trainfast_runner.results.bottleneck.steady_state import steady_state
-from trainfast_runner.results.compile_cost import compile_cost
+from trainfast_runner.results.bottleneck import (
+    MeasuredWindow,
+    diagnose,
+    has_enough_steps,
+    measured_window_of,
+    others_cpu_percent,
+)
+from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions import (
     ENERGY_COUNTER,
     INTEGRATED_POWER,
@@ -72,12 +85,13 @@ from trainfast_runner.results.device_conditions import (
 )
 from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.doubts import with_doubts
-from trainfast_runner.results.script_figures import read_hook_troubles, script_figures
+from trainfast_runner.results.steady_state import steady_state
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.settings.precisions import peak_precision
-from trainfast_runner.worker.shared.malloc_thresholds import KEPT, ORDINARY, STRICT
-from trainfast_runner.worker.shared.phases import STEP_PHASES
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
+from trainfast_runner.worker.shared.memory_limit import KEPT, ORDINARY, STRICT
+from trainfast_runner.worker.shared.words import STEP_PHASES
 
 MODEL_PARALLEL_AXES = ("tp", "pp")
 MIN_SAMPLES = 2
@@ -486,3 +500,157 @@ def step_record(step: Step, conditions: StepConditions | None) -> dict[str, Any]
     """One object with the step's fields and those of `StepConditions`, null when unknown."""
     absent = dict.fromkeys(StepConditions.__struct_fields__)
     return {**absent, **(msgspec.structs.asdict(conditions) if conditions else {}), **msgspec.structs.asdict(step)}
+
+
+HOOKS_FILE = "door.jsonl"
+WAYS_TO_SEE_STEPS = (
+    "steps are seen in three ways: an optimizer of torch.optim (the HF Trainer, Lightning and DeepSpeed have one),"
+    " `import trainfast_door; trainfast_door.step()` after each step, or --steps-from-log REGEX"
+)
+"""The ways to make a script's steps seen."""
+
+
+def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None:
+    """`script` of the result; None for a preset's run."""
+    run = records.run
+    if run is None or run.script is None:
+        return None
+    line = newest_of_first_rank(records.worker_lines, ScriptLine)
+    codes = [event.exit_code for event in records.events if event.kind == "exited"]
+    figures = ScriptFigures(
+        command=run.script.command,
+        cwd=run.cwd or None,
+        exit_code=codes[-1] if codes else None,
+        overridden=_overridden(run, line),
+    )
+    if line is None:
+        return figures
+    return msgspec.structs.replace(
+        figures,
+        framework=line.framework,
+        hooks=line.hooks or [],
+        samples_from=line.samples_from,
+        unknown=line.unknown or {},
+        suppressed=line.suppressed or [],
+        evaluation_seconds=line.evaluation_seconds,
+    )
+
+
+def read_hook_troubles(directory: Path) -> list[str]:
+    """Errors of the hooks themselves, in sentences."""
+    return [f"the hooks in the script: {line.detail}" for line in _hook_lines(directory) if line.kind == "trouble"]
+
+
+def no_step_reason(directory: Path, run: RunFile) -> str:
+    """The reason that a script's hooks have reported no step."""
+    if run.script is not None and run.script.hooks_blocked is not None:
+        return f"{run.script.hooks_blocked}; {WAYS_TO_SEE_STEPS}"
+    opened_lines = [line for line in _hook_lines(directory) if line.kind == "opened"]
+    if opened_lines:
+        return f"torch was imported, but none of its optimizers took a step; {WAYS_TO_SEE_STEPS}"
+    unseen = f"no process of the script imported torch {FIRST_TORCH} or newer with trainfast's folder on its path"
+    return f"{unseen}; {WAYS_TO_SEE_STEPS}"
+
+
+def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:
+    """The knobs asked for that the live objects hold otherwise, or that nothing in the script shows."""
+    ran, framework = (line.ran or {}, line.framework) if line is not None else ({}, None)
+    flagged_knobs = run.script.flagged if run.script is not None else []
+    return [
+        Overridden(knob=name, asked=value, ran=ran.get(name), by=framework or "the script")
+        for name, value in run.knobs.items()
+        if name in run.overrides and name not in LAUNCH_KNOBS and ran.get(name) != value
+        # A flag of the script's own is believed where nothing shows its value.
+        if name in ran or name not in flagged_knobs
+    ]
+
+
+def _hook_lines(directory: Path) -> list[HookLine]:
+    try:
+        return list(remaining_records(Tail(directory / HOOKS_FILE, HookLine)))
+    except OSError:
+        return []
+
+
+def read_start_s(directory: Path) -> float:
+    """Seconds from the launch to steady steps, beyond the steps' own time: imports, building, compiling.
+
+    A training of N steps takes this and N steady steps. 0 without a measured step.
+    """
+    records = read_records(directory)
+    steps = records.first_rank_steps
+    warmup = [step for step in steps if step.warmup]
+    measured_ms = [step.step_ms for step in steps if not step.warmup]
+    if records.run is None or not measured_ms or not warmup:
+        return 0.0
+    until_steady_s = (warmup[-1].t_ns - records.run.clock.monotonic_ns) / 1e9
+    return max(0.0, until_steady_s - len(warmup) * statistics.median(measured_ms) / 1e3)
+
+
+NOT_COMPARED = ("compile", "steps", "timing_warmup", "watch")
+"""Knobs that may differ from those of the other run: they change the compilation or the measurement, not a step."""
+
+
+def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
+    """The cost of compiling in the run in `directory`; None for a run with compile=off and for a script.
+
+    The run is compared with the latest uncompiled run of the same settings. `cold_seconds` is the time by which the
+    steps that compiled something exceed steady steps, on the first rank.
+    """
+    run = records.run
+    if run is None or run.knobs.get("compile", "off") == "off" or not records.steps:
+        return None
+    if run.script is not None:
+        # A script's step records do not mark compiling, and its model and data, which decide a step, are unknown.
+        return None
+    steps = records.first_rank_steps
+    measured_ms = [step.step_ms for step in steps if not step.warmup]
+    if not measured_ms:
+        return CompileCost(reason="no step was measured after compiling")
+    steady_ms = statistics.median(measured_ms)
+    cold_s = sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000
+    uncompiled = _latest_uncompiled(run, directory)
+    if uncompiled is None:
+        return CompileCost(
+            cold_seconds=cold_s,
+            reason="no finished run with compile=off and otherwise equal settings to compare with; run it once",
+        )
+    run_id, eager_ms = uncompiled
+    if eager_ms <= steady_ms:
+        return CompileCost(
+            cold_seconds=cold_s,
+            compared_with=run_id,
+            reason=f"never: a compiled step takes {steady_ms:.1f} ms, one with compile=off {eager_ms:.1f} ms",
+        )
+    return CompileCost(
+        cold_seconds=cold_s, break_even_steps=cold_s * 1000 / (eager_ms - steady_ms), compared_with=run_id
+    )
+
+
+def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
+    """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
+    home = Home.of_run(directory)
+    for candidate in map(home.directory, reversed(home.run_ids())):
+        if candidate == directory:
+            continue
+        try:
+            candidate_run = read_run_file(candidate)
+            if candidate_run is None or candidate_run.knobs.get("compile", "off") != "off":
+                continue
+            if _comparison_key(candidate_run) != _comparison_key(run):
+                continue
+            result = read_result(candidate)
+        except OSError:
+            # Skip a run that cannot be read.
+            continue
+        if result is None or result.measured_under is not None or result.state != "finished":
+            continue
+        if result.step_ms.p50 is not None:
+            return result.run_id, result.step_ms.p50
+    return None
+
+
+def _comparison_key(run: RunFile) -> tuple[Any, ...]:
+    """Everything that decides the time of a step."""
+    knobs = {name: value for name, value in run.knobs.items() if name not in NOT_COMPARED}
+    return run.model, run.data, knobs, run.device, run.device_uuids, run.world_size, run.versions.get("torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
@@ -9,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from trainfast_runner.machine.resource_limits import KERNEL_KILLER, limit_words
-from trainfast_runner.records.output_log import last_line
+from trainfast_runner.records.capped_file import last_line
 from trainfast_runner.records.result import RunError
+from trainfast_runner.records.run_directory import NO_STEP
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_states import NO_STEP
 from trainfast_runner.records.worker_lines import (
     ExceptionLine,
     FinishedLine,
@@ -25,9 +26,8 @@ from trainfast_runner.records.worker_lines import (
     error_of,
 )
 from trainfast_runner.results.asked_and_ran import first_difference
-from trainfast_runner.results.printed_end import error_location, exit_text, reported_codes, reported_end
 from trainfast_runner.units import counted, gibibytes
-from trainfast_runner.worker.shared.oom import hints_at_memory, is_out_of_memory
+from trainfast_runner.worker.shared.memory_limit import hints_at_memory, is_out_of_memory
 
 LineT = TypeVar("LineT", bound=RankLine)
 
@@ -414,3 +414,36 @@ def _no_stdin(facts: EndFacts) -> str:
         if is_script and "EOFError" in last_line(facts.output_tail.splitlines())
         else ""
     )
+
+
+# The report torchrun prints: the ranks it saw fail, each with its exit code.
+_REPORTED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
+
+
+def reported_codes(output: str) -> dict[int, int]:
+    """The exit code of each rank in torchrun's report; empty without one."""
+    return {int(rank): int(code) for rank, code in _REPORTED.findall(output)}
+
+
+def reported_end(output: str) -> str:
+    """The end of the first rank in torchrun's report that torchrun itself did not end; empty without one."""
+    codes = reported_codes(output).items()
+    return next((f"rank {rank} {exit_text(code)}" for rank, code in codes if code != -signal.SIGTERM), "")
+
+
+def exit_text(code: int) -> str:
+    """An exit code in words; a negative one is a signal's."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"died of {signal.Signals(-code).name}"
+    except ValueError:
+        return f"died of signal {-code}"
+
+
+def error_location(output: str) -> str:
+    """The file and line, ` (train.py:3)`, where the output ends in an error of Python's grammar; empty elsewhere."""
+    if not last_line(output.splitlines()).startswith(("SyntaxError", "IndentationError", "TabError")):
+        return ""
+    locations = re.findall(r'^ *File "(.+)", line (\d+)', output, re.MULTILINE)
+    return f" ({os.path.basename(locations[-1][0])}:{locations[-1][1]})" if locations else ""

@@ -7,31 +7,33 @@ missing, cut short or damaged.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from trainfast_runner.records.capped_file import OUTPUT_FILE, LogTail, StepTail
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import Tail
-from trainfast_runner.records.output_log import OUTPUT_FILE, LogTail
-from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result
-from trainfast_runner.records.result_conditions import SteadyState
+from trainfast_runner.records.json_lines import Tail, open_regular
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState
 from trainfast_runner.records.run_directory import (
+    END_STATES,
     EVENTS_FILE,
     TELEMETRY_FILE,
     is_listed,
     rank_file,
+    rank_files,
     read_result,
     read_run_file,
 )
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.run_states import END_STATES
-from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import read_knobs_tried
@@ -42,16 +44,69 @@ from trainfast_runner.records.worker_lines import (
     InvalidLine,
     PhaseLine,
     WorkerLine,
+    WorkerTail,
 )
-from trainfast_runner.results.bottleneck.live import LiveDiagnosis
+from trainfast_runner.results.bottleneck import LiveDiagnosis
 from trainfast_runner.results.device_conditions import StepConditions, StepJoin
-from trainfast_runner.running.growing_files import RankTails, RecentRecords, new_records
-from trainfast_runner.running.present_state import is_whole, run_state
-from trainfast_runner.running.rates import Rates, SummedRates
+from trainfast_runner.running.present_state import StateEvents, is_whole, run_state
 from trainfast_runner.running.recovery import recover_result
-from trainfast_runner.running.run_processes import StateEvents
 from trainfast_runner.settings.device_counts import ranks_with_samples
-from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
+from trainfast_runner.worker.shared.words import CONTROL_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Throughput of each step, by its number, summed over data-parallel ranks; all have one length. Newest last.
+
+    `tokens_per_s` are None for a model without tokens.
+    """
+
+    steps: tuple[int, ...] = ()
+    times_ns: tuple[int, ...] = ()
+    samples_per_s: tuple[float, ...] = ()
+    tokens_per_s: tuple[float | None, ...] = ()
+
+
+class SummedRates:
+    """Adds up the ranks' rates of a step once all have written it; keeps the newest `keep` steps, or all."""
+
+    def __init__(self, keep: int | None) -> None:
+        self._keep = keep
+        self._summed: deque[tuple[int, int, float, float | None]] = deque(maxlen=keep)
+        """Number and end of a step, its samples and tokens a second."""
+        self._waiting: dict[int, list[Step]] = {}
+
+    def add(self, rank: int, steps: Iterable[Step], sampling_ranks: int) -> None:
+        """Add steps of a rank, in a run whose first `sampling_ranks` ranks have samples of their own."""
+        if rank >= sampling_ranks:
+            return
+        for step in steps:
+            if step.step_ms <= 0 or step.samples is None:
+                continue
+            steps_of_ranks = self._waiting.setdefault(step.step, [])
+            steps_of_ranks.append(step)
+            if len(steps_of_ranks) < sampling_ranks:
+                continue
+            samples_per_s = sum(1e3 * (rank_step.samples or 0) / rank_step.step_ms for rank_step in steps_of_ranks)
+            ended_ns = max(rank_step.t_ns for rank_step in steps_of_ranks)
+            self._summed.append((step.step, ended_ns, samples_per_s, _summed_tokens_per_s(steps_of_ranks)))
+            del self._waiting[step.step]
+        if self._keep is not None and len(self._waiting) > self._keep:
+            # A rank has stopped writing: the steps of the others alone are no throughput of the run.
+            for number in sorted(self._waiting)[: -self._keep]:
+                del self._waiting[number]
+
+    def rates(self) -> Rates:
+        """Return the rates of the steps kept."""
+        return Rates(*zip(*self._summed, strict=True))
+
+
+def _summed_tokens_per_s(steps_of_ranks: Sequence[Step]) -> float | None:
+    """Return the tokens/s of the ranks' parts of one step together; None if the model has no tokens."""
+    if any(rank_step.tokens is None for rank_step in steps_of_ranks):
+        return None
+    return sum(1e3 * (rank_step.tokens or 0) / rank_step.step_ms for rank_step in steps_of_ranks)
+
 
 STEPS_KEPT = 4000
 TICKS_KEPT = 1800
@@ -277,3 +332,87 @@ def _first_loss(steps: list[Step]) -> float | None:
     """Mean of the first losses of a run's first steps; None without any."""
     losses = [step.loss for step in steps if step.loss is not None][:LOSSES_IN_A_MEAN]
     return sum(losses) / len(losses) if losses else None
+
+
+T = TypeVar("T")
+
+RECENT_BYTES = 4 << 20
+"""The end of a longer file that is read: more than is kept."""
+
+
+class RecentRecords(Generic[T]):
+    """Follow a file from at most `recent_bytes` before its end, and keep its newest `keep` records."""
+
+    def __init__(self, tail: Tail[T], keep: int, recent_bytes: int = RECENT_BYTES) -> None:
+        self.kept: deque[T] = deque(maxlen=keep)
+        self._tail = _at_recent_end(tail, recent_bytes)
+
+    @property
+    def unreadable_lines(self) -> int:
+        """Number of lines that could not be read so far."""
+        return self._tail.unreadable
+
+    def read(self) -> list[T]:
+        """Return the new records, after adding them to those kept."""
+        records = new_records(self._tail)
+        self.kept.extend(records)
+        return records
+
+
+class RankTails:
+    """Follows the files of every rank, also of ranks that come up later."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._steps: dict[int, Tail[Step]] = {}
+        self._lines: dict[int, WorkerTail] = {}
+        self._last_step_ns: dict[int, int] = {}
+
+    @property
+    def unreadable_lines(self) -> int:
+        """Number of lines that could not be read so far."""
+        tails: chain[Tail[Any]] = chain(self._steps.values(), self._lines.values())
+        return sum(tail.unreadable for tail in tails)
+
+    def new_steps(self) -> dict[int, list[Step]]:
+        """The new steps of each rank that has any."""
+        for rank, path in rank_files(self._directory, "steps").items():
+            if rank not in self._steps:
+                self._steps[rank] = _at_recent_end(StepTail(path), RECENT_BYTES)
+        new_steps = {}
+        for rank, tail in self._steps.items():
+            # Once the cap has cut the file it is read from its start again.
+            steps = [step for step in new_records(tail) if step.t_ns > self._last_step_ns.get(rank, -1)]
+            if steps:
+                self._last_step_ns[rank] = steps[-1].t_ns
+                new_steps[rank] = steps
+        return new_steps
+
+    def new_lines(self) -> list[tuple[int, WorkerLine]]:
+        """The new lines of all ranks, each with its rank."""
+        for rank, path in rank_files(self._directory, "worker").items():
+            if rank not in self._lines:
+                self._lines[rank] = WorkerTail(path)
+        return [(rank, line) for rank, tail in self._lines.items() for line in new_records(tail)]
+
+
+def new_records(tail: Tail[T]) -> list[T]:
+    """The new records of a file; empty if it cannot be read."""
+    try:
+        return tail.new()
+    except OSError:
+        return []
+
+
+def _at_recent_end(tail: Tail[T], recent_bytes: int) -> Tail[T]:
+    """The tail, set to start at a line near the end where its file is longer than `recent_bytes`."""
+    try:
+        with os.fdopen(open_regular(tail.path), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > recent_bytes:
+                file.seek(size - recent_bytes)
+                file.readline()
+                tail.offset = file.tell()
+    except OSError:
+        pass  # the file is not there yet: the tail waits for it
+    return tail

@@ -9,12 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import DAMAGE
-from trainfast_runner.records.regular_files import read_regular
+from trainfast_runner.records.json_lines import DAMAGE, read_regular
 from trainfast_runner.records.result import Doubt, StepCount, Throughput
-from trainfast_runner.records.roles import WARM_ROLES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, name_of
+from trainfast_runner.records.warm_process import WARM_ROLES
 from trainfast_runner.running.present_state import other_host, run_state
 from trainfast_runner.running.recovery import recover_result
 

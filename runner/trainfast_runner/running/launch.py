@@ -16,18 +16,12 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import worker_programs
+from trainfast_runner.machine import training_python
 from trainfast_runner.machine.calibration import read_ceiling
-from trainfast_runner.machine.cpu.cpu_info import cpu_has_fp16
-from trainfast_runner.machine.cpu.thread_policy import (
-    choose_policy,
-    fixed_policy,
-    script_policy,
-    thread_count,
-)
+from trainfast_runner.machine.cpu import choose_policy, cpu_has_fp16, fixed_policy, script_policy, thread_count
 from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.devices_knob import CPU
-from trainfast_runner.machine.interconnect import read_links_among
+from trainfast_runner.machine.links import read_links_among
 from trainfast_runner.machine.processes import boot_id, reap_when_ended
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
 from trainfast_runner.memory.headroom import cached_prediction
@@ -37,11 +31,10 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.records.tick import DeviceReading, is_instance
-from trainfast_runner.running.busy_devices import refuse_busy
-from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.scripts.hooks import RUN_VARIABLE
+from trainfast_runner.running.planning import RunPlan, refuse_busy
 from trainfast_runner.running.scripts.sandbox import SANDBOX_FOLDER, sandbox
-from trainfast_runner.worker.shared.lock_files import OnWait, print_holder
+from trainfast_runner.running.scripts.script_plan import RUN_VARIABLE
+from trainfast_runner.worker.shared.host import OnWait, print_holder
 
 HANDOVER_S = 30.0
 HANDOVER_POLL_S = 0.01
@@ -134,7 +127,7 @@ def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
         python=plan.python,
         script=plan.script,
         versions=plan.versions,
-        cwd=plan.cwd or worker_programs.working_directory(),
+        cwd=plan.cwd or training_python.working_directory(),
         git_commit=_git_commit(plan.cwd),
         limits=inherited_limits(),
         boot_id=boot_id(),
@@ -189,7 +182,7 @@ def _spawn_supervisor(directory: Path) -> None:
         if process.poll() is not None or time.monotonic() > deadline_s:
             # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
             process.send_signal(signal.SIGUSR1)
-            reason = worker_programs.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
+            reason = training_python.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
             words = f"the supervisor did not start: {reason}{limit_words(inherited_limits(), reason)}"
             raise UserError(words, key="supervisor", exit_code=4)
         time.sleep(HANDOVER_POLL_S)

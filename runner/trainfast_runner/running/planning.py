@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainfast_runner import __version__
-from trainfast_runner.machine import training_python, worker_programs
-from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, thread_variables
-from trainfast_runner.machine.devices import Machine, detect_machine
-from trainfast_runner.machine.extensions import extensions_directory, search_path
-from trainfast_runner.machine.gpus.visible import visible_gpus
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.cpu import ThreadPolicy, thread_variables
+from trainfast_runner.machine.devices import Machine, detect_machine, visible_gpus
+from trainfast_runner.machine.training_python import extensions_directory, search_path
 from trainfast_runner.memory.model_size import limit_below_weights_error
-from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.records.script_run import ScriptAsked
+from trainfast_runner.records.home import (
+    STAMP_CHARACTERS,
+    Home,
+    conducted_search_of,
+    may_start_a_run,
+    search_directories,
+)
+from trainfast_runner.records.run_directory import is_unfinished, read_run_file
+from trainfast_runner.records.run_file import PredictedSpeed, RunFile, ScriptAsked
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.settings import device_counts
-from trainfast_runner.settings.compatibility import zero_rules
-from trainfast_runner.settings.compatibility.check import check
-from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.running.present_state import live_runs
+from trainfast_runner.settings import compatibility, device_counts
+from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knob_values import bytes_of_ranks
-from trainfast_runner.settings.spec import RunSpec, expand_paths
-from trainfast_runner.settings.strategy_of_run import offload_folder, strategy_of
+from trainfast_runner.settings.spec import RunSpec, expand_paths, offload_folder, strategy_of
+from trainfast_runner.units import gpus_text
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class RunPlan:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
         if self.script is not None:
             return self.script.argv
-        bootstrap = str(worker_programs.WORKER_FOLDER / "bootstrap.py")
+        bootstrap = str(training_python.WORKER_FOLDER / "bootstrap.py")
         if strategy_of(self.spec.knobs).one_process:
             return [self.python, bootstrap, str(directory)]
         return [
@@ -146,7 +153,7 @@ def _check_settings(
     if offload_folder(knobs) is not None:
         # Counting imports torch, so only settings that work are counted.
         inspection = training_python.inspect(python, spec.model, training_objective, count=True)
-        zero_rules.refuse_small_disk(knobs, inspection.parameters)
+        compatibility.refuse_small_disk(knobs, inspection.parameters)
     return inspection, machine
 
 
@@ -195,3 +202,72 @@ def _worker_variables(
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"
     return env
+
+
+POLL_S = 0.5
+"""Chosen, not measured: seconds between two looks at a run that is waited for."""
+
+
+class DevicesBusy(UserError):
+    """A live run of this home uses a device that was asked for; it can be waited for."""
+
+
+def refuse_busy(plan: RunPlan, home: Home) -> None:
+    """Raise DevicesBusy if a live run of this home uses one of the plan's devices."""
+    busy = busy_with(plan, home)
+    if busy is not None:
+        search = f", a run of search {busy.search_id}" if busy.search_id is not None else ""
+        raise DevicesBusy(
+            f"{_busy_text(plan, busy)} in use by {busy.run_id}{search}",
+            key="devices",
+            option=f"trainfast-tui stop {busy.run_id}, or --wait",
+        )
+
+
+def busy_with(plan: RunPlan, home: Home) -> RunFile | None:
+    """A live run of this home on one of the plan's devices; the CPU is one device."""
+    return next((run for run in live_runs(home) if _shares_a_device(run, plan)), None)
+
+
+def _shares_a_device(run: RunFile, plan: RunPlan) -> bool:
+    return run.device == plan.device and (plan.device == "cpu" or bool(set(run.device_uuids) & set(plan.device_uuids)))
+
+
+def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, float], None]) -> None:
+    """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` every POLL_S seconds.
+
+    A run of a search counts until the search ends or is paused: the search starts one process after another.
+    """
+    began_s = time.monotonic()
+    while (run := busy_with(plan, home) or _newest_run_of_live_search(plan, home)) is not None:
+        search = conducted_search_of(home, run)
+        # Poll only this run until it has ended: there may be thousands.
+        while is_unfinished(home.directory(run.run_id)) or (search is not None and may_start_a_run(search)):
+            on_wait(run, time.monotonic() - began_s)
+            time.sleep(POLL_S)
+
+
+def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
+    """The newest run of a search that is between two processes on one of the plan's devices.
+
+    None for the plan of a search: two searches would wait for each other.
+    """
+    if plan.search_id is not None:
+        return None
+    live_searches = {directory.name for directory in search_directories(home) if may_start_a_run(directory)}
+    if not live_searches:
+        return None
+    # Ids begin with their time, and no run is older than its search.
+    oldest_stamp = min(live_searches)[:STAMP_CHARACTERS]
+    runs = (read_run_file(home.directory(run_id)) for run_id in reversed(home.run_ids()) if run_id >= oldest_stamp)
+    return next(
+        (run for run in runs if run is not None and run.search_id in live_searches and _shares_a_device(run, plan)),
+        None,
+    )
+
+
+def _busy_text(plan: RunPlan, busy: RunFile) -> str:
+    if plan.device == "cpu":
+        return "the CPU is"
+    shared_indexes = [gpu.index for gpu in plan.gpus if gpu.uuid in busy.device_uuids]
+    return f"{gpus_text(shared_indexes)} {'is' if len(shared_indexes) == 1 else 'are'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from dataclasses import dataclass
@@ -10,18 +11,25 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.machine.processes import Identity, boot_id, descendants, has_open, is_running, session_members
 from trainfast_runner.records.file_locks import READERS_WITHIN_S, is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import DAMAGE
-from trainfast_runner.records.regular_files import read_regular
+from trainfast_runner.records.json_lines import DAMAGE, Tail, read_regular, remaining_records
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE, read_result, read_run_file, unreadable_reason
+from trainfast_runner.records.run_directory import (
+    END_STATES,
+    EVENTS_FILE,
+    RESULT_FILE,
+    RUN_FILE,
+    read_result,
+    read_run_file,
+    unreadable_reason,
+)
 from trainfast_runner.records.run_file import SCHEMA, RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_states import END_STATES
-from trainfast_runner.running.run_processes import StateEvents, recorded_process
-from trainfast_runner.worker.shared.lock_files import LOCK_PAUSE_S
+from trainfast_runner.records.run_records import read_worker_lines
+from trainfast_runner.records.worker_lines import StartedLine
+from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, LOCK_PAUSE_S
 
 BEING_MADE_S = 10.0
 """Greatest age of a directory without `run.json` that counts as a run being launched."""
@@ -182,3 +190,114 @@ def _is_young(directory: Path) -> bool:
         return time.time() - directory.stat().st_mtime < BEING_MADE_S
     except OSError:
         return False
+
+
+_KINDS_OF_STATE = frozenset(("supervisor", "launched", "state", "stop_requested"))
+
+
+class StateEvents:
+    """The events of a run about its state; a second read takes only new lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tail = Tail(directory / EVENTS_FILE, Event)
+        self._events: list[Event] = []
+
+    def read(self) -> list[Event]:
+        """The run's events up to now, oldest first."""
+        with contextlib.suppress(OSError):
+            self._events += [event for event in remaining_records(self._tail) if event.kind in _KINDS_OF_STATE]
+        return self._events
+
+
+def supervisor_of(directory: Path) -> Identity | None:
+    """The run's supervisor if it is running, in this boot of the machine."""
+    return recorded_process(read_run_file(directory), "supervisor", StateEvents(directory).read())
+
+
+def launched_child_of(directory: Path) -> Identity | None:
+    """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
+    return recorded_process(read_run_file(directory), "launched", StateEvents(directory).read())
+
+
+def running_ranks(directory: Path) -> list[Identity]:
+    """The ranks that are running, in this boot of the machine."""
+    return [rank for rank in _started_ranks(directory) if is_running(rank)]
+
+
+def forks_left_by(directory: Path) -> list[Identity]:
+    """The running processes that a leader of the run, its direct child or a rank, left in its session when it ended.
+
+    Each holds the run's lock: a process with only the session's number is another program's.
+    """
+    launched_children = [
+        process
+        for event in StateEvents(directory).read()
+        if event.kind == "launched" and (process := _identity(event)) is not None
+    ]
+    leaders = [*launched_children, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
+    members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
+    return [member for member in members if has_open(member.pid, directory / ALIVE_LOCK_FILE)]
+
+
+def _started_ranks(directory: Path) -> list[Identity]:
+    """Every rank that recorded its start, in this boot of the machine."""
+    if not _this_boot(read_run_file(directory)):
+        return []
+    return [
+        process
+        for lines in read_worker_lines(directory).values()
+        for line in lines
+        if isinstance(line, StartedLine) and (process := _identity(line)) is not None
+    ]
+
+
+def recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
+    """The process of the newest event of this kind, if it is running, in this boot of the machine."""
+    if not _this_boot(run):
+        return None
+    for event in reversed(events):
+        if event.kind == kind and (process := _identity(event)) is not None:
+            return process if is_running(process) else None
+    return None
+
+
+def _identity(record: Event | StartedLine) -> Identity | None:
+    """The process that a record names; None if it lacks the pid or the start."""
+    if record.pid is None or record.start_ticks is None:
+        return None
+    return Identity(record.pid, record.start_ticks)
+
+
+def _this_boot(run: RunFile | None) -> bool:
+    """True if the run's pids are of this boot."""
+    return run is not None and run.boot_id in ("", boot_id())
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The part of a process in a run."""
+
+    directory: Path
+    part: str
+    """The part in words: its supervisor, its training process, or one of its processes."""
+    role: str | None
+    """The run's role as in `run.json`; None for a run by itself."""
+
+
+def run_of_process(home: Home, process: Identity) -> Membership | None:
+    """The live run that `process` is part of; None when it is none of this home's."""
+    for run in live_runs(home):
+        directory = home.directory(run.run_id)
+        supervisor = supervisor_of(directory)
+        launched_child = launched_child_of(directory)
+        if process == supervisor:
+            return Membership(directory, "its supervisor", run.role)
+        if process == launched_child:
+            return Membership(directory, "its training process", run.role)
+        # Without a supervisor no process is above all ranks.
+        ancestors = (
+            [supervisor] if supervisor is not None else [*filter(None, [launched_child]), *running_ranks(directory)]
+        )
+        if process in ancestors or any(process in descendants(ancestor.pid) for ancestor in ancestors):
+            return Membership(directory, "one of its processes", run.role)
+    return None

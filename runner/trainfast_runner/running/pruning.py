@@ -3,23 +3,133 @@
 from __future__ import annotations
 
 import calendar
+import fcntl
 import os
 import re
 import shutil
+import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import is_alive
-from trainfast_runner.records.home import STAMP_CHARACTERS, STAMP_FORMAT, Home
+from trainfast_runner.records.file_locks import is_alive, is_locked
+from trainfast_runner.records.home import (
+    STAMP_CHARACTERS,
+    STAMP_FORMAT,
+    Home,
+    conductor_lock,
+    is_conducted,
+    search_directories,
+)
 from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_run_file, unreadable_reason
-from trainfast_runner.records.search_directories import conductor_lock, is_conducted, search_directories
-from trainfast_runner.running import cache_entries
-from trainfast_runner.running.cache_entries import UnneededEntry, disk_bytes
 from trainfast_runner.running.present_state import BEING_MADE_S, is_abandoned, unfinished_host
-from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
+from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
+
+FOLDERS_OF_FILES = ("inspected", "traced")
+"""Folders of small files, written and read by one command at a time."""
+FOLDERS_OF_FOLDERS = ("tokens", "images", "extensions")
+"""Folders of folders, which a training has open for as long as it runs."""
+STAT_BLOCK_BYTES = 512
+"""Unit of `st_blocks` (inode(7))."""
+_HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
+
+
+@dataclass(frozen=True)
+class UnneededEntry:
+    """A file or folder that can be deleted, its size on the disk, and the reason as text."""
+
+    path: Path
+    size_bytes: int
+    reason: str
+
+
+def unneeded_entries(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[UnneededEntry]:
+    """Entries unused for longer than `older_than_s`, half-made files, and locks that no process holds.
+
+    Entries that a training may have open are left out while one `is_training`.
+    """
+    return [
+        UnneededEntry(path, disk_bytes(path), reason)
+        for name in (*FOLDERS_OF_FILES, *(() if is_training else FOLDERS_OF_FOLDERS))
+        for path in _entries(cache / name)
+        if (reason := _unneeded_reason(path, older_than_s, now_s)) is not None
+    ]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """The entries of a folder of the cache; empty if it is missing, or another user's."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def remove(entry: UnneededEntry) -> bool:
+    """Delete an entry; False if its lock was taken meanwhile, or it cannot be deleted."""
+    path = entry.path
+    try:
+        if path.suffix != ".lock":
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            return True
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return True
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes on the disk of a file, or of a folder with its contents; links are not followed."""
+    if path.is_symlink() or not path.is_dir():
+        with suppress(OSError):
+            return os.lstat(path).st_blocks * STAT_BLOCK_BYTES
+        return 0
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in (".", *files):
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * STAT_BLOCK_BYTES
+    return total
+
+
+def _unneeded_reason(path: Path, older_than_s: float, now_s: float) -> str | None:
+    try:
+        status = path.lstat()
+        if path.suffix == ".lock":
+            return None if is_locked(path, fcntl.LOCK_EX) else "an unused lock"
+    except OSError:
+        return None
+    if (writer := _HALF_MADE.search(path.name)) is not None:
+        return None if os.path.exists(f"/proc/{writer[1] or writer[2]}") else "left half-made"
+    unused_s = now_s - _last_use_s(path, status)
+    return f"not read or changed for {unused_s / 86400:.0f} days by its file times" if unused_s > older_than_s else None
+
+
+def _last_use_s(path: Path, status: os.stat_result) -> float:
+    """The newest time of an entry's files: reading sets it at most a day late (relatime), or never (noatime).
+
+    A folder counts by its change alone, because listing it here reads it.
+    """
+    if not stat.S_ISDIR(status.st_mode):
+        return max(status.st_mtime, status.st_atime)
+    times_s = [status.st_mtime]
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with suppress(OSError):
+                inner_status = os.lstat(os.path.join(folder, name))
+                times_s.append(
+                    inner_status.st_mtime
+                    if stat.S_ISDIR(inner_status.st_mode)
+                    else max(inner_status.st_mtime, inner_status.st_atime)
+                )
+    return max(times_s)
+
 
 CACHE_UNUSED_S = 30 * 86400.0
 """Unused time after which a cache entry is deleted, without an age from the user."""
@@ -103,7 +213,7 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
     }
     is_training = bool(conducted_names) or next(home.live_directories(), None) is not None
     unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
-    unneeded_cache = cache_entries.unneeded_entries(cache, unused_s, now_s, is_training=is_training)
+    unneeded_cache = unneeded_entries(cache, unused_s, now_s, is_training=is_training)
     locks = [entry for entry in unneeded_cache if entry.path.suffix == ".lock"]
     return PrunePlan(runs, searches, [entry for entry in unneeded_cache if entry not in locks], locks, live_ids)
 
@@ -121,7 +231,7 @@ def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
         with suppress(OSError), conductor_lock(directory) as is_ours:
             if is_ours:
                 shutil.rmtree(directory)
-    files = [entry for entry in (*plan.caches, *plan.locks) if not cache_entries.remove(entry)]
+    files = [entry for entry in (*plan.caches, *plan.locks) if not remove(entry)]
     paths = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
     paths |= {str(file.path): file.path for file in files}
     return {name: disk_bytes(path) for name, path in paths.items() if os.path.lexists(path)}

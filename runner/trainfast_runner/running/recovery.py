@@ -7,18 +7,26 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainfast_runner.records.file_locks import open_lock, try_exclusive_lock
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.file_locks import is_alive, open_lock, try_exclusive_lock
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import read_result, read_run_file, read_written_result, unreadable_reason
+from trainfast_runner.records.run_directory import (
+    END_STATES,
+    EXIT_CODES,
+    read_result,
+    read_run_file,
+    read_written_result,
+    unreadable_reason,
+)
 from trainfast_runner.records.run_records import RunRecords
-from trainfast_runner.records.run_states import END_STATES
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, error_of
 from trainfast_runner.results.ended_result import read_records_or_note_trouble, result_with_figures, write_result
 from trainfast_runner.results.verdict import Verdict, one_line
-from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, is_whole, other_host
+from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, is_whole, other_host, run_state
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.units import counted
-from trainfast_runner.worker.shared.lock_files import ALIVE_LOCK_FILE
+from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 
 
 def recover_result(directory: Path) -> Result | None:
@@ -92,3 +100,36 @@ def _exclusive_lock(directory: Path) -> Iterator[bool]:
         yield try_exclusive_lock(fd)
     finally:
         os.close(fd)
+
+
+def result_or_none_while_live(directory: Path) -> Result | None:
+    """Return the result, or None while the run is alive; raises UserError for a directory without records."""
+    result = recover_result(directory)
+    if result is None and (state := run_state(directory)).ended:
+        is_unreadable = state.state == "unreadable"
+        if not is_unreadable and is_alive(directory):
+            return None  # its supervisor is about to write the result
+        # It may have ended between the two looks.
+        result = recover_result(directory)
+        if result is None:
+            raise UserError(
+                f"{directory.name} has no result: {state.reason}",
+                key=directory.name,
+                exit_code=EXIT_CODES["unreadable" if is_unreadable else "lost"],
+            )
+    return result
+
+
+def final_result(home: Home, run_id: str, command: str = "compare") -> Result:
+    """Return the result of an ended run.
+
+    Raises UserError while the run is alive, advising to repeat `command` after its end.
+    """
+    result = result_or_none_while_live(home.directory(run_id))
+    if result is None:
+        raise UserError(
+            f"{run_id} is still running: its figures are not final",
+            key=run_id,
+            advice=f"trainfast-tui attach {run_id}, then {command}",
+        )
+    return result

@@ -11,9 +11,15 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, descendants, is_running, send
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.result import Result
-from trainfast_runner.running.present_state import refuse_left_alone, run_state
+from trainfast_runner.running.present_state import (
+    forks_left_by,
+    launched_child_of,
+    refuse_left_alone,
+    run_state,
+    running_ranks,
+    supervisor_of,
+)
 from trainfast_runner.running.recovery import recover_result
-from trainfast_runner.running.run_processes import forks_left_by, launched_child_of, running_ranks, supervisor_of
 
 POLL_S = 0.1
 """Chosen, not measured: seconds between two looks at the processes."""

@@ -19,18 +19,17 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.batch_plan import plan_spec_batch
-from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.planning.opening import open_best
-from trainfast_runner.search.best.planning.plan_preset import plan_spec_best
-from trainfast_runner.search.conducting.conductor import AlreadyConducted, SearchCaller
+from trainfast_runner.search.batch.conductor import conduct_batch
+from trainfast_runner.search.batch.plan import open_batch, plan_spec_batch
+from trainfast_runner.search.batch_journal import BatchLine
+from trainfast_runner.search.best.conductor import conduct_best
+from trainfast_runner.search.best.opening import open_best
+from trainfast_runner.search.best.plan import plan_spec_best
+from trainfast_runner.search.best_journal import BestLine
+from trainfast_runner.search.conductor import AlreadyConducted, SearchCaller
 from trainfast_runner.search.control import SearchRequest
-from trainfast_runner.search.journal.batch import BatchLine
-from trainfast_runner.search.journal.best import BestLine
-from trainfast_runner.search.journal.lines import Conducted
-from trainfast_runner.search.options import BatchSearchOptions, SearchOptions
+from trainfast_runner.search.journal import Conducted
+from trainfast_runner.search.searches import BatchSearchOptions, SearchOptions
 from trainfast_runner.settings.spec import spec_of_record
 
 LOG_FILE = "conductor.log"

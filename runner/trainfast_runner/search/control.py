@@ -14,14 +14,13 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, boot_id, reap_when_ended, send
-from trainfast_runner.machine.worker_programs import open_temporary_file, whole_text
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.output_log import last_line
+from trainfast_runner.machine.training_python import open_temporary_file, whole_text
+from trainfast_runner.records.capped_file import last_line
+from trainfast_runner.records.home import PAUSE_FILE, Home, is_conducted
 from trainfast_runner.records.run_file import RecordedSpec
-from trainfast_runner.records.search_directories import PAUSE_FILE, is_conducted
-from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.journal.lines import newest_conducted
-from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+from trainfast_runner.search.best.plan import BestRequest
+from trainfast_runner.search.journal import newest_conducted
+from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 
 CONDUCTOR_MODULE = "trainfast_runner.search"

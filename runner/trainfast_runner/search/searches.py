@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.home import STAMP_CHARACTERS, STAMP_FORMAT, Home, home_error, new_id
-from trainfast_runner.records.json_lines import DAMAGE, read_all
-from trainfast_runner.records.regular_files import open_regular
-from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.records.search_directories import (
+from trainfast_runner.records.home import (
+    ANSWERED_STATES,
     JOURNAL_FILE,
+    STAMP_CHARACTERS,
+    STAMP_FORMAT,
+    Home,
+    home_error,
     is_conducted,
+    new_id,
     newest_search_directories,
     search_directories,
 )
-from trainfast_runner.records.search_states import ANSWERED_STATES
-from trainfast_runner.search.journal.batch import BatchEnded, BatchQuestion, ConfirmationRun, Probe
-from trainfast_runner.search.journal.best import BestEnded, BestQuestion, ColdRun, Trial
-from trainfast_runner.search.journal.lines import newest_conducted
-from trainfast_runner.worker.shared.private_folder import make_private
+from trainfast_runner.records.json_lines import DAMAGE, open_regular, read_all
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.scripts.script_plan import plan_script
+from trainfast_runner.search.batch_journal import BatchEnded, BatchQuestion, ConfirmationRun, Probe
+from trainfast_runner.search.best_journal import BestEnded, BestQuestion, ColdRun, Trial
+from trainfast_runner.search.journal import newest_conducted
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.spec import RunSpec, strategy_of
+from trainfast_runner.worker.catalog import allows_warm_trials
+from trainfast_runner.worker.shared.host import make_private
 
 BATCH_KIND, BEST_KIND = (str(question.__struct_config__.tag) for question in (BatchQuestion, BestQuestion))
 """Kinds of search, by the first line of their journals."""
@@ -149,3 +165,121 @@ def new_search(home: Home, name: str) -> Path:
     except OSError as error:
         raise home_error(home.path, error) from None
     return directory
+
+
+ScriptPlanner = Callable[[Mapping[str, KnobValue]], RunPlan]
+"""Plans the script's run with these knobs."""
+
+
+def script_planner(
+    preset: ScriptPreset, settings: Sequence[str], python: str | None, set_by_search: Collection[str]
+) -> ScriptPlanner:
+    """Return the planner of a preset's script; the knobs of `set_by_search` are left out of the settings.
+
+    Raises UserError, also in its calls.
+    """
+    fixed_settings = [setting for setting in settings if setting.partition("=")[0].strip() not in set_by_search]
+
+    def plan_script_run(knobs: Mapping[str, KnobValue]) -> RunPlan:
+        knob_settings = [f"{name}={knob(name).text_of(value)}" for name, value in knobs.items()]
+        plan = plan_script((), [*fixed_settings, *knob_settings], preset=preset, python=python, trial=True)
+        if plan.script is not None and plan.script.hooks_blocked is not None:
+            raise UserError(f"the script's steps are not seen: {plan.script.hooks_blocked}", key=preset.name)
+        return plan
+
+    return plan_script_run
+
+
+def incompatible_reason(result: Result, knobs: Collection[str]) -> str | None:
+    """Return the reason that a run did not have its settings: the script overrode one of these knobs; else None."""
+    for override in result.script.overridden if result.script is not None else ():
+        if override.knob in knobs:
+            ran = "nothing shows what ran" if override.ran is None else f"{override.ran} ran"
+            return f"{override.knob}={override.asked} is incompatible with the script: {ran}, by {override.by}"
+    return None
+
+
+MAX_HASHED_BYTES = 1 << 20
+"""The content of a file this large is left out of the hash of a script's command: an interpreter, or data."""
+KEY_DIGITS, FILES_DIGITS = 16, 8
+"""Hex digits of the hash of a question, and of the files of a script's command."""
+
+
+def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
+    """Return the key of a question: a hash. A script's is `QUESTION.FILES`; an edit of its files changes only FILES."""
+    if plan.script is None:
+        return _hash_of(parts)
+    question = _hash_of((*parts, plan.script.command, plan.cwd))
+    return f"{question}.{_hash_of_files(plan.script.command, plan.cwd)}"
+
+
+def _hash_of_files(words: Sequence[str], cwd: str) -> str:
+    """Return a hash of the contents of a command's files: its script, and files named alone or after `=`."""
+    contents = hashlib.sha256()
+    names = [name for word in words for name in (word, word.partition("=")[2])]
+    for name in names:
+        path = os.path.join(cwd, name)
+        with suppress(OSError):
+            if os.path.isfile(path) and os.path.getsize(path) < MAX_HASHED_BYTES:
+                contents.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return contents.hexdigest()[:FILES_DIGITS]
+
+
+def _hash_of(value: object) -> str:
+    """Return a hash that differs for different values."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:KEY_DIGITS]
+
+
+BATCH_KNOBS = ("batch_size", "grad_accum")
+"""The knobs that give one rank's share of the global batch."""
+MESH_KNOBS = ("strategy", "tp_degree", "pp_degree")
+"""The knobs that decide how many data-parallel ranks share the global batch."""
+
+
+def with_knobs(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
+    """Return `spec` with these knobs; those that differ are overrides."""
+    return spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+
+
+def candidate_spec(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
+    """Return the run of a candidate: `spec` with its knobs. `devices` is a ceiling; a one-device strategy uses one."""
+    run_spec = with_knobs(spec, knobs)
+    devices = run_spec.knobs["devices"]
+    if not strategy_of(run_spec.knobs).one_device or devices is None:
+        return run_spec
+    one_device: KnobValue = 1
+    if asks_for_cpu(devices):
+        one_device = CPU
+    elif isinstance(devices, str):
+        one_device = devices.partition("+")[0] + "+"
+    return replace(run_spec, knobs={**run_spec.knobs, "devices": one_device})
+
+
+def value_text(name: str, value: KnobValue) -> str:
+    """Return a knob's value as typed after `--set name=`; for a knob unknown to this version, as recorded."""
+    return KNOBS_BY_NAME[name].text_of(value) if name in KNOBS_BY_NAME else str(value)
+
+
+def takes_warm_trials(knobs: Mapping[str, object]) -> bool:
+    """Return True if a process with these knobs can train one setting after another."""
+    return allows_warm_trials(*(str(knobs[name]) for name in ("strategy", "engine", "compile")))
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of a search of either kind."""
+
+    fresh: bool = False
+    """True to ignore an unfinished search and the effects of earlier ones."""
+    wait: bool = False
+    """True to queue after a run on the same device."""
+
+
+@dataclass(frozen=True)
+class BatchSearchOptions(SearchOptions):
+    """Options of a batch search."""
+
+    no_oom: bool = False
+    """True to never run out of memory on purpose."""
+    confirmation_steps: int = 10
+    """Steps of the confirmation run."""

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.devices import GpuChoice, Machine
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, count_asked
-from trainfast_runner.machine.gpus.choice import GpuChoice
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.settings.knob_type import KnobValues, whole_number
-from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, KnobValue
-from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.strategy_of_run import strategy_or_single
+from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, KnobValue, KnobValues, whole_number
+from trainfast_runner.settings.spec import RunSpec, strategy_or_single
 
 
 def world_size(spec: RunSpec, machine: Machine) -> int:
@@ -118,3 +115,9 @@ def global_batch(knobs: KnobValues, devices: int) -> int:
 def device_choice(value: object) -> int | str | None:
     """The value of `devices` as a machine takes it: a count, a list, or None for its own choice."""
     return value if isinstance(value, int | str) else None
+
+
+def first_size(config: Mapping[str, Any], *names: str) -> tuple[str, int]:
+    """Return the first of these fields that is a whole number above zero, and its value; "" and 0 without any."""
+    sizes = ((name, config.get(name)) for name in names)
+    return next(((name, size) for name, size in sizes if isinstance(size, int) and size > 0), ("", 0))

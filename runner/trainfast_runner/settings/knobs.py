@@ -10,8 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.settings.knob_type import Equivalent, Knob, KnobValues
-from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceSelection, FreeText, Real, Whole
+from trainfast_runner.settings.knob_values import (
+    BytesPerRank,
+    Choice,
+    DeviceSelection,
+    Equivalent,
+    FreeText,
+    Knob,
+    KnobValues,
+    Real,
+    Whole,
+)
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRATEGIES, strategies_obeying
 

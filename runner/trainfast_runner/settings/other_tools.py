@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.worker.catalog import OPTIMIZERS, OptimizerEntry
 

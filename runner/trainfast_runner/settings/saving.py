@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import reason_of
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.knob_values import KnobValues
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
+from trainfast_runner.settings.presets import SCHEMA, read_toml
+from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec, from_preset
-from trainfast_runner.settings.toml_source import read_toml
-from trainfast_runner.worker.shared.private_folder import make_private
+from trainfast_runner.units import comments, escaped
+from trainfast_runner.worker.shared.host import make_private
 
 PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
@@ -174,3 +176,41 @@ def _table(document: TOMLDocument, section: str) -> MutableMapping[str, Any]:
     table = document[section]
     assert isinstance(table, MutableMapping)
     return table
+
+
+def save_script_preset(preset: ScriptPreset, reasons: Mapping[str, str], *, overwrite: bool = False) -> Path:
+    """Write the preset and return its file; `reasons`, by knob, become comments after the knobs' flags.
+
+    Raises UserError as `save_preset` does.
+    """
+    path = new_preset_path(preset.name, overwrite=overwrite)
+    write_preset(path, script_preset_text(preset, reasons))
+    return path
+
+
+def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
+    """A whole preset of a script as TOML; `reasons` as in `save_script_preset`."""
+    document = tomlkit.document()
+    document["schema"] = SCHEMA
+    document["title"] = preset.title
+    script = tomlkit.table()
+    script["command"] = list(preset.command)
+    script["cwd"] = preset.cwd
+    if preset.framework:
+        script["framework"] = preset.framework
+    by_knob = tomlkit.table()
+    for name, flag_words in preset.flag_words.items():
+        words = tomlkit.item(flag_words)
+        if isinstance(flag_words, dict):
+            words = tomlkit.inline_table()
+            words.update(flag_words)
+        if name in reasons:
+            words.comment(comments([reasons[name]])[0])
+        by_knob.append(name, words)
+    script["knobs"] = by_knob
+    document["script"] = script
+    knobs = tomlkit.table()
+    for name, value in preset.knobs.items():
+        knobs[name] = knob(name).toml_value(value)
+    document["knobs"] = knobs
+    return escaped(tomlkit.dumps(document))

@@ -5,21 +5,23 @@ from __future__ import annotations
 import glob
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.run_file import RecordedSpec, name_of
 from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob
-from trainfast_runner.settings.presets import Preset
+from trainfast_runner.settings.presets import Preset, Variant
 from trainfast_runner.settings.typed_settings import split_setting
+from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
 
 if TYPE_CHECKING:
-    from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+    from trainfast_runner.settings.script_preset import ScriptPreset
+
 
 DATA_DEFAULTS = {"kind": "text", "objective": "causal-lm"}
 """Fields that `[data]` may leave out."""
@@ -182,3 +184,56 @@ def read_toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # as in `read_toml`
         return text
+
+
+def strategy_of(knobs: Mapping[str, Any]) -> StrategyEntry:
+    """The catalog's entry. Raises UserError for a strategy of another version."""
+    name = str(knobs["strategy"])
+    if name not in STRATEGIES:
+        raise UserError(
+            f"strategy {name!r} of the run is unknown to this version", key="strategy", allowed=list(STRATEGIES)
+        )
+    return STRATEGIES[name]
+
+
+def strategy_or_single(knobs: Mapping[str, Any]) -> StrategyEntry:
+    """The catalog's entry; a strategy of a newer version counts as one device."""
+    return STRATEGIES.get(str(knobs.get("strategy")), STRATEGIES["single"])
+
+
+def offload_folder(knobs: Mapping[str, Any]) -> Path | None:
+    """The directory of states offloaded to a disk; None without `offload_path`, or if the strategy does not read it."""
+    path = knobs.get("offload_path")
+    if path is None or "offload_path" not in strategy_or_single(knobs).knobs:
+        return None
+    return Path(os.path.expanduser(str(path)))
+
+
+SET_BY_A_SEARCH = ("steps", "timing_warmup")
+"""Knobs that either search sets; commands that differ only in these continue the same search."""
+SET_BY_A_BATCH_SEARCH = ("batch_size", *SET_BY_A_SEARCH)
+
+
+def without_search_settings(overrides: Mapping[str, Any], role: str | None) -> dict[str, Any]:
+    """Return the overrides without those that a search sets in each of its runs; all of a run without a `role`."""
+    if role is None:
+        return dict(overrides)
+    return {
+        key: value
+        for key, value in overrides.items()
+        if key not in SET_BY_A_SEARCH and (key, value) != ("memory_limit", None)
+    }
+
+
+def published_for(preset: Preset, variant: Variant, spec: RunSpec) -> tuple[Mapping[str, Any], str]:
+    """A variant's published figures; none and the reason when `spec` has another model or seq_len."""
+    if not variant.published:
+        return {}, ""
+    published_spec = from_preset(preset, variant)
+    names = dict.fromkeys([*published_spec.model, *spec.model])
+    differ = [f"model.{name}" for name in names if published_spec.model.get(name) != spec.model.get(name)]
+    differ += ["seq_len"] if published_spec.knobs["seq_len"] != spec.knobs["seq_len"] else []
+    if not differ:
+        return variant.published, ""
+    verb = "differs" if len(differ) == 1 else "differ"
+    return {}, f"Published figures are left out: {' and '.join(differ)} {verb} from the published run."

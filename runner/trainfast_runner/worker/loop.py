@@ -14,7 +14,7 @@ from torch import Tensor
 from .data.samples import Batch
 from .model.objective import Objective
 from .model.optimizer import rate_at
-from .records.recorder import StepRecorder
+from .records.step_log import StepRecorder
 from .spec import Knobs
 from .strategies.base import Strategy
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from .exit_now import exit_now
 from .invalid import InvalidInput
 from .memory.allocator import Allocator
-from .records.worker_log import WorkerLog
-from .shared.lock_files import ALIVE_LOCK_FILE
+from .records.record_file import WorkerLog
+from .shared.host import ALIVE_LOCK_FILE
 from .spec import read_spec
 
 EXIT_FAILED = 1

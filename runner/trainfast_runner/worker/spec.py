@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .shared.memory_limit import limit_of_rank
-from .shared.search_roles import CONFIRMATION, PROBE, TRIAL
+from .shared.words import CONFIRMATION, PROBE, TRIAL
 
 
 @dataclass(frozen=True)

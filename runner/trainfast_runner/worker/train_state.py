@@ -13,15 +13,14 @@ from .data.batches import Samples, batches_of, mean_tokens
 from .data.samples import Batch
 from .data.whole_texts import CountedBatches, WholeTexts
 from .engines import make_engine
-from .model.build import attention_of, attention_reason, build_model
+from .model.build import SdpaBackend, attention_of, attention_reason, build_model
 from .model.compilation import CompileWatch, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.objective import Objective
 from .model.optimizer import import_optimizer_code
-from .model.sdpa_backend import SdpaBackend
 from .records.actual_record import ComputeDtype, actual_fields
+from .records.record_file import WorkerLog
 from .records.step_log import StepLog
-from .records.worker_log import WorkerLog
 from .spec import RankSpec
 from .strategies import make_strategy
 

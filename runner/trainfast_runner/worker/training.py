@@ -5,34 +5,31 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .data.batches import open_samples
+from .exit_now import exit_now
 from .invalid import InvalidInput
-from .memory.allocator import Allocator, use_ordinary_thresholds
-from .memory.available_memory import fullest_device_memory
-from .memory.limit_gauge import make_limit_gauge
-from .memory.memory_meter import make_memory_meter
+from .memory.allocator import Allocator, fullest_device_memory, use_ordinary_thresholds
+from .memory.memory_meter import make_limit_gauge, make_memory_meter
 from .model.build import import_model_code
 from .model.model_config import check_seq_len, resolve_config
 from .records.clock import make_clock
-from .records.record_file import RecordFile, rank_suffix
-from .records.recorder import StepRecorder
-from .records.step_log import StepLog
-from .records.worker_log import WorkerLog
-from .shared.lock_files import search_lock
-from .shared.malloc_thresholds import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
-from .shared.search_roles import CONTROL_FILE, PROBE, TRIAL
-from .shared.threads import openmp_libraries, wait_policy
-from .sigterm import STEP_LOG_TIMEOUT_S, keep_last_step_on_sigterm
+from .records.record_file import RecordFile, WorkerLog, rank_suffix
+from .records.step_log import StepLog, StepRecorder
+from .shared.host import openmp_libraries, search_lock, wait_policy
+from .shared.memory_limit import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
+from .shared.words import CONTROL_FILE, PROBE, TRIAL
 from .spec import RankSpec
 from .train_state import TrainState
-from .warm.orders import Order, Orders, ProbeOrder, TrialOrder
-from .warm.probing import ProbeRunner
+from .warm.probing import Order, Orders, ProbeOrder, ProbeRunner, TrialOrder
 from .warm.trials import TrialRunner
 
 NO_THREAD = "can't start new thread"
@@ -193,3 +190,39 @@ def pick_device(name: str) -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
+
+
+STEP_LOG_TIMEOUT_S = 1.0
+"""Seconds to wait for the figures of the last step."""
+EXIT_SIGTERM = 128 + signal.SIGTERM
+"""Exit code after SIGTERM, as a shell reports it."""
+
+
+def keep_last_step_on_sigterm(step_log: StepLog | None, log: WorkerLog, device: torch.device) -> None:
+    """Handle SIGTERM in a thread, because the main thread may wait in a collective for a rank that is gone.
+
+    Without a step log no step is kept. A new thread's device is the first GPU, where CUDA would make a context: the
+    thread sets `device` first.
+    """
+    receiver, sender = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(receiver, True)
+    owner = os.getpid()
+
+    def watch() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        while os.read(receiver, 1) != bytes([signal.SIGTERM]):
+            pass
+        if step_log is not None:
+            step_log.flush(timeout_s=STEP_LOG_TIMEOUT_S)
+        log.write("signal", signal="SIGTERM", phase=log.phase, step=log.step)
+        exit_now(EXIT_SIGTERM)
+
+    def in_main_thread(_number: int, _frame: Any) -> None:
+        # The thread above acts on the byte that the interpreter wrote; a forked child has no such thread.
+        if os.getpid() != owner:
+            os._exit(EXIT_SIGTERM)
+
+    threading.Thread(target=watch, name="sigterm", daemon=True).start()
+    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, in_main_thread)

@@ -3,7 +3,7 @@
 import pytest
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.journal.best import BestLine
+from trainfast_runner.search.best_journal import BestLine
 
 from .synthetic import process_ready, trial
 

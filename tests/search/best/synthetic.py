@@ -3,8 +3,8 @@
 from benchmarks.best_fit_replay import question
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
-from trainfast_runner.search.journal.best import BestLaunched, BestLine, BestQuestion, ColdRun, ProcessReady, Trial
+from trainfast_runner.search.best.state import BestState, state_of_best_journal
+from trainfast_runner.search.best_journal import BestLaunched, BestLine, BestQuestion, ColdRun, ProcessReady, Trial
 
 
 def asking(terrain: Synthetic, *words: object, **fields: object) -> BestQuestion:

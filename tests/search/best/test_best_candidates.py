@@ -4,12 +4,16 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import changes_training, enumerate_space, with_predictions
-from trainfast_runner.search.best.global_batch import GlobalBatch, default_global_batch
-from trainfast_runner.search.best.planning.varied import vary_of
-from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.settings.compatibility.check import check
-from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.search.best.candidates import (
+    GlobalBatch,
+    changes_training,
+    default_global_batch,
+    enumerate_space,
+    with_predictions,
+)
+from trainfast_runner.search.best.plan import vary_of
+from trainfast_runner.search.searches import candidate_spec
+from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.spec import RunSpec, resolve
 

@@ -8,14 +8,13 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
-from trainfast_runner.search.best.choose.cold_costs import MIN_COLD_STEPS, ColdCosts
-from trainfast_runner.search.best.choose.decide import decide
-from trainfast_runner.search.best.choose.prospects import Prospects
-from trainfast_runner.search.best.choose.state import state_of_best_journal
+from trainfast_runner.search.best.answer import answer_of, answer_so_far
+from trainfast_runner.search.best.candidates import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
+from trainfast_runner.search.best.cold_runs import MIN_COLD_STEPS, ColdCosts
+from trainfast_runner.search.best.decide import Prospects, decide
 from trainfast_runner.search.best.person_instructions import excluded_by_instructions
-from trainfast_runner.search.best.step_rule import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
-from trainfast_runner.search.journal.best import (
+from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best_journal import (
     BestLaunched,
     BestLine,
     Candidate,

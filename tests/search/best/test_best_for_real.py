@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from cli.command import Cli, Started, directory_of, live_runs, until
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.records.search_directories import is_conducted
 from trainfast_runner.search.best.person_instructions import give_instruction
-from trainfast_runner.search.journal.best import BestLaunched, ColdRun, Trial, read_best_journal
+from trainfast_runner.search.best_journal import BestLaunched, ColdRun, Trial, read_best_journal
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=2"),

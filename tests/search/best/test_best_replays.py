@@ -6,9 +6,9 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor, Replayed, replay
 from benchmarks.best_fit_spaces import Synthetic, regret
 
-from trainfast_runner.search.best.choose.decide import decide
-from trainfast_runner.search.best.choose.state import state_of_best_journal
-from trainfast_runner.search.journal.best import BestLine, Trial
+from trainfast_runner.search.best.decide import decide
+from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best_journal import BestLine, Trial
 
 from .synthetic import asking
 

@@ -8,12 +8,11 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor, question
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.choose.answer import CHOSEN_REASON, answer_of
-from trainfast_runner.search.best.choose.cold_ranking import ColdRanking
-from trainfast_runner.search.best.choose.state import state_of_best_journal
-from trainfast_runner.search.best.report import best_report
-from trainfast_runner.search.journal.best import (
+from trainfast_runner.search.best.answer import CHOSEN_REASON, answer_of
+from trainfast_runner.search.best.cold_runs import ColdRanking
+from trainfast_runner.search.best.report import BestSoFar, best_report
+from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best_journal import (
     BestEnded,
     BestLine,
     Candidate,
@@ -24,8 +23,8 @@ from trainfast_runner.search.journal.best import (
     Space,
     read_best_journal,
 )
-from trainfast_runner.search.journal.lines import JournalWriter
-from trainfast_tui.text.search.best_answer import answer_lines
+from trainfast_runner.search.journal import JournalWriter
+from trainfast_tui.text.best_words import answer_lines
 
 from .synthetic import asking, cold, confirmed, process_ready, state_of, trial
 

@@ -6,12 +6,9 @@ from stand_in import Gpu, Machine
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.planning.best_plan import BestPlan
-from trainfast_runner.search.best.planning.opening import best_key
-from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
-from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.candidate_spec import candidate_spec
-from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.best.opening import best_key
+from trainfast_runner.search.best.plan import BestPlan, BestRequest, plan_preset_best
+from trainfast_runner.search.searches import SearchOptions, candidate_spec
 from trainfast_runner.settings.spec import resolve
 
 ASKED = BestRequest(vary={"strategy": ["single", "ddp"]})

@@ -9,16 +9,15 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import Home, conductor_lock
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.records.search_directories import conductor_lock
 from trainfast_runner.search import searches
+from trainfast_runner.search.batch_journal import BatchQuestion
+from trainfast_runner.search.best.opening import earlier_effects
 from trainfast_runner.search.best.person_instructions import give_instruction, read_instructions, skip_candidate
-from trainfast_runner.search.best.planning.earlier_effects import earlier_effects
-from trainfast_runner.search.journal.batch import BatchQuestion
-from trainfast_runner.search.journal.best import BestAnswer, BestEnded, BestQuestion, Effect, Interval, Trial
-from trainfast_runner.search.journal.lines import Conducted, JournalWriter
+from trainfast_runner.search.best_journal import BestAnswer, BestEnded, BestQuestion, Effect, Interval, Trial
+from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KIND,
     BEST_KIND,

@@ -7,21 +7,25 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
-from trainfast_runner.records.result import Result, Spread, Throughput
-from trainfast_runner.records.result_conditions import RunConditions, Throttle
+from trainfast_runner.records.result import Result, RunConditions, Spread, Throttle, Throughput
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.warm_process import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions import DeviceConditions
-from trainfast_runner.results.start_time import read_start_s
-from trainfast_runner.search.best.disturbances import throttled_doubt
-from trainfast_runner.search.best.measure.cold_run_record import outcome_of
-from trainfast_runner.search.best.measure.gpu_conditions import joules_of
-from trainfast_runner.search.best.measure.trial import WantedTrial, override_reason, steps_to_add, take_trial
-from trainfast_runner.search.best.planning.request import read_budget
-from trainfast_runner.search.best.step_rule import StepRule
-from trainfast_runner.search.conducting.warm_process import WarmProcess
-from trainfast_runner.worker.shared.search_roles import CONTROL_FILE
+from trainfast_runner.results.summary import read_start_s
+from trainfast_runner.search.best.candidates import StepRule
+from trainfast_runner.search.best.conditions import throttled_doubt
+from trainfast_runner.search.best.plan import read_budget
+from trainfast_runner.search.best.trial import (
+    WantedTrial,
+    joules_of,
+    outcome_of,
+    override_reason,
+    steps_to_add,
+    take_trial,
+)
+from trainfast_runner.search.conductor import WarmProcess
+from trainfast_runner.worker.shared.words import CONTROL_FILE
 
 RULE = StepRule(min_steps=4, max_steps=25, standard_error=0.012)
 FINISHED = Result(

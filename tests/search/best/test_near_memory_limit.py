@@ -7,11 +7,11 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor, Replayed
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.choose.answer import answer_of
-from trainfast_runner.search.best.choose.cold_ranking import NEAR_LIMIT_SHARE, ColdRanking
-from trainfast_runner.search.best.choose.decide import decide
-from trainfast_runner.search.best.choose.state import state_of_best_journal
-from trainfast_runner.search.journal.best import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
+from trainfast_runner.search.best.answer import answer_of
+from trainfast_runner.search.best.cold_runs import NEAR_LIMIT_SHARE, ColdRanking
+from trainfast_runner.search.best.decide import decide
+from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best_journal import BestAnswer, BestLaunched, BestLine, BestQuestion, ColdRun
 
 from .synthetic import asking, cold, confirmed, process_ready, trial
 from .test_best_for_real import SMALL

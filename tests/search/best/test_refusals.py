@@ -11,19 +11,16 @@ from cli.command import SMALL
 from on_disk import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.calibration import Ceiling
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_directories import PAUSE_FILE, conductor_lock
+from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock
 from trainfast_runner.search.__main__ import conduct_request
-from trainfast_runner.search.best.planning import estimate
-from trainfast_runner.search.best.planning.baseline_cost import budget_error
-from trainfast_runner.search.best.planning.opening import open_best
-from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
-from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.best.survey.flops_bounds import with_bounds
+from trainfast_runner.search.best import estimate
+from trainfast_runner.search.best.opening import budget_error, open_best
+from trainfast_runner.search.best.plan import BestRequest, plan_preset_best
+from trainfast_runner.search.best.survey import with_bounds
+from trainfast_runner.search.best_journal import BestEnded, Trial, read_best_journal
 from trainfast_runner.search.control import SearchRequest, pause
-from trainfast_runner.search.journal.best import BestEnded, Trial, read_best_journal
-from trainfast_runner.search.journal.lines import JournalWriter
-from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.journal import JournalWriter
+from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli import main, search_best
 

@@ -7,12 +7,11 @@ import msgspec
 import pytest
 
 from trainfast_runner.records.result import OomExplanation, Result
-from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
-from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.search.best.survey import model_survey
-from trainfast_runner.search.best.too_large import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
-from trainfast_runner.search.journal.best import BestLaunched, Candidate, Trial
-from trainfast_runner.search.options import SearchOptions
+from trainfast_runner.search.best import survey
+from trainfast_runner.search.best.candidates import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
+from trainfast_runner.search.best.plan import BestRequest, plan_preset_best
+from trainfast_runner.search.best_journal import BestLaunched, Candidate, Trial
+from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
 
 from .synthetic import process_ready, state_of, trial
@@ -53,10 +52,10 @@ def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, t
     best = plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ranks, SearchOptions())
     predicted = SimpleNamespace(total_bytes=600 * MIB, context_bytes=None)
     model = SimpleNamespace(predict=lambda spec, ranks: predicted)
-    monkeypatch.setattr(model_survey, "trace_models", lambda *words, **options: iter(()))
-    monkeypatch.setattr(model_survey, "cached_models", lambda *words: lambda spec: model)
-    monkeypatch.setattr(model_survey, "read_host_free_bytes", lambda: 1000 * MIB)
-    assert isinstance(best.survey, model_survey.ModelSurvey)
+    monkeypatch.setattr(survey, "trace_models", lambda *words, **options: iter(()))
+    monkeypatch.setattr(survey, "cached_models", lambda *words: lambda spec: model)
+    monkeypatch.setattr(survey, "read_host_free_bytes", lambda: 1000 * MIB)
+    assert isinstance(best.survey, survey.ModelSurvey)
     space = best.survey.predict_candidates(best.question, threading.Event())
     return {one.world_size: (one.excluded_as, one.excess_bytes) for one in space.candidates}
 

@@ -12,15 +12,20 @@ from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.timeline import Segment
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result, Spread, StepCount, Throughput
-from trainfast_runner.records.result_conditions import RunConditions, Throttle
+from trainfast_runner.records.result import Result, RunConditions, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.search.journal.best import BestQuestion, Candidate, Space, Trial
-from trainfast_runner.search.journal.lines import JournalWriter
-from trainfast_runner.search.speed.earlier_speeds import EarlierSpeed, SpeedDevice, measured_speeds
-from trainfast_runner.search.speed.predicted_speed import MAX_SHOWN_RATIO, SpeedModel, UnknownSpeed
-from trainfast_runner.search.speed.step_time import SLOWDOWN, ExpectedStep, step_time
+from trainfast_runner.search.best_journal import BestQuestion, Candidate, Space, Trial
+from trainfast_runner.search.journal import JournalWriter
+from trainfast_runner.search.measured_speeds import EarlierSpeed, SpeedDevice, measured_speeds
+from trainfast_runner.search.predicted_speed import (
+    MAX_SHOWN_RATIO,
+    SLOWDOWN,
+    ExpectedStep,
+    SpeedModel,
+    UnknownSpeed,
+    step_time,
+)
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 CPU = SpeedDevice("cpu")

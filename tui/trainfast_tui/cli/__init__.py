@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainfast_tui.cli.exit_codes import EXIT_CUT_OFF, EXIT_FAILED, EXIT_INTERRUPTED
+from trainfast_tui.cli.printing import EXIT_CUT_OFF, EXIT_FAILED, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
@@ -60,14 +60,14 @@ def _refuse(error: UserError, arguments: list[str]) -> int:
     _print_error(error.line())
     # A `--json` after `--` belongs to the script.
     if "--json" in itertools.takewhile(lambda word: word != "--", arguments):
-        from trainfast_tui.cli.printing.output import print_json
+        from trainfast_tui.cli.printing import print_json
 
         print_json({"error": error.as_json()})
     return error.exit_code
 
 
 def _print_error(words: str) -> None:
-    from trainfast_tui.cli.printing.output import print_notice
+    from trainfast_tui.cli.printing import print_notice
 
     print_notice(f"trainfast-tui: {words}")
 

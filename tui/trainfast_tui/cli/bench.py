@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import shlex
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_states import exit_code_of, state_text
-from trainfast_runner.search.bench.grid import prepare_grid
-from trainfast_runner.search.bench.table import RowResult, Table, tabulate
-from trainfast_runner.search.bench.variants import Bench, prepare_variants
-from trainfast_runner.settings.scripts import script_preset
-from trainfast_runner.settings.vary import read_vary
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import exit_code_of, state_text
+from trainfast_runner.results.comparison import DOUBTFUL, NOISE
+from trainfast_runner.results.doubts import doubts
+from trainfast_runner.running import launch, planning
+from trainfast_runner.running.planning import DevicesBusy, RunPlan
+from trainfast_runner.search.bench.rows import Bench, PlannedRow, prepare_grid, prepare_variants, run_order
+from trainfast_runner.search.bench.table import Row, RowResult, Table, needs_no_repeat, tabulate
+from trainfast_runner.search.bench.warm_rows import WarmRows, open_warm_rows, warm_groups
+from trainfast_runner.search.conductor import Cancelled
+from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.typed_settings import read_vary
+from trainfast_runner.units import escaped
+from trainfast_runner.worker.shared.host import print_holder
 from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
-from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
-from trainfast_tui.cli.launching.bench_rows import BenchOptions, BenchRows
-from trainfast_tui.cli.printing.bench_file import WRITERS, bench_markdown
-from trainfast_tui.cli.printing.bench_table import bench_columns, table_notes
-from trainfast_tui.cli.printing.output import print_json, print_line, print_lines, print_table
-from trainfast_tui.cli.printing.output_file import output_path, write_output
-from trainfast_tui.cli.signals import caught_signals
-from trainfast_tui.text.format import with_sizes
-from trainfast_tui.text.tables import without_empty_columns
+from trainfast_tui.cli.launching import StartedT, follow, predict_memory, start_when_free
+from trainfast_tui.cli.printing import (
+    EXIT_HUNG_UP,
+    EXIT_INTERRUPTED,
+    output_path,
+    print_json,
+    print_line,
+    print_lines,
+    print_notice,
+    print_table,
+    write_output,
+)
+from trainfast_tui.cli.signals import Signals, caught_signals
+from trainfast_tui.report.blocks import Block, Code, Document, Prose, filled_grid
+from trainfast_tui.report.document import as_html, as_markdown
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, doubt_words, plain, with_sizes, without_empty_columns
 
 MAX_BATCH_SCALE = 1_000_000
 
@@ -97,7 +122,7 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
     if (script := script_preset.path_of(arguments.preset)) is not None:
         if arguments.scale_batch != 1:
             raise UserError("--scale-batch is for a preset's variants", key="--scale-batch")
-        from trainfast_runner.search.bench.script_grid import prepare_script_grid
+        from trainfast_runner.search.bench.rows import prepare_script_grid
 
         return prepare_script_grid(script_preset.load(script), vary, arguments.settings, arguments.python)
     if vary:
@@ -137,3 +162,302 @@ def _command(arguments: argparse.Namespace) -> str:
     if arguments.python is not None:
         words += ["--python", arguments.python]
     return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options of `bench` that decide how its rows are run."""
+
+    repeat: int = 1
+    """Repetitions of every row."""
+    cold: bool = False
+    """True if every row takes a process of its own."""
+    wait: bool = False
+    """True to queue after a run on the same device."""
+    python: str | None = None
+    """The training Python of a preset's rows; None for the default."""
+
+
+class BenchRows:
+    """Runs the rows of a bench with the command's options."""
+
+    def __init__(self, home: Home, signals: Signals, options: BenchOptions) -> None:
+        self._home, self._signals, self._options = home, signals, options
+
+    def run(self, bench: Bench, results_by_row: Mapping[str, list[RowResult]]) -> bool:
+        """Run all rows and append to their results; return False if a signal or a stopped row ended the bench early.
+
+        A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
+        """
+        # Only presets can share a warm process: a script's rows are launched.
+        is_cold = self._options.cold or any(planned.plan is not None for planned in bench.rows)
+        groups = {} if is_cold else warm_groups(bench)
+        total = len(bench.rows) * self._options.repeat
+        with open_warm_rows(self._home, self._raise_if_ended) as warm:
+            for number, planned in enumerate(run_order(bench, self._options.repeat, groups), start=1):
+                if needs_no_repeat(results_by_row[planned.id]):
+                    continue
+                if self._is_ended:
+                    return False
+                group = groups.get(planned.id)
+                row_words = f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}"
+                print_notice(row_words)
+                has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
+                result = self._result_of(planned, group, warm, bench.varied, may_skip=has_measured)
+                if result is None:
+                    return False
+                results_by_row[planned.id].append(result)
+                _print_row_result(result)
+                if isinstance(result, Result) and self._ends_bench(result):
+                    return False
+        return True
+
+    def _result_of(
+        self, planned: PlannedRow, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
+    ) -> RowResult | None:
+        """Run one row as `run_row` and return its result; None if a signal ended a wait.
+
+        The result is an error if another run has taken the device and the bench `may_skip` the row, or if a script's
+        row ran with other values of the `varied` knobs.
+        """
+        try:
+            result = self.run_row(planned, group, warm)
+        except DevicesBusy as busy:
+            if not may_skip:
+                raise
+            return busy
+        except Cancelled:
+            return None
+        if planned.plan is not None and isinstance(result, Result):
+            return _refused_if_overridden(result, varied)
+        return result
+
+    def run_row(self, planned: PlannedRow, group: str | None, warm: WarmRows) -> RowResult | None:
+        """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
+
+        Raises DevicesBusy if another run uses the row's device, without --wait; Cancelled if a signal ends a wait.
+        """
+        try:
+            plan = planning.plan_run(planned.spec, self._options.python) if planned.plan is None else planned.plan()
+        except UserError as error:
+            return error
+        if group is not None and warm.has_process(group):
+            return warm.train(plan)
+        warm.end()
+        if group is not None:
+            self._start_when_free(plan, group, lambda ready: warm.start(ready, group, self._on_wait))
+            return warm.train(plan)
+        directory = self._start_when_free(plan, group, lambda ready: launch.start(ready, self._home, self._on_wait))
+        return follow(directory, self._signals, interrupt_stops=True)
+
+    def _start_when_free(self, plan: RunPlan, group: str | None, start: Callable[[RunPlan], StartedT]) -> StartedT:
+        """Start a process; with --wait retry if another run took the device during the preparation."""
+        return start_when_free(
+            plan,
+            self._home,
+            lambda plan: self._prepare(plan, group),
+            start,
+            wait=self._options.wait,
+            raise_if_ended=self._raise_if_ended,
+        )
+
+    def _prepare(self, plan: RunPlan, group: str | None) -> RunPlan:
+        """Predict the memory of a row that is a run of its own; return the plan."""
+        if group is None:
+            predict_memory(plan, self._home, self._signals.received)
+        return plan
+
+    @property
+    def _is_ended(self) -> bool:
+        """True after Ctrl-C, or once the terminal is closed."""
+        return bool(self._signals.interrupts or self._signals.must_leave)
+
+    def _raise_if_ended(self) -> None:
+        if self._is_ended:
+            raise Cancelled
+
+    def _on_wait(self, holder: str) -> None:
+        self._raise_if_ended()
+        print_holder(holder)
+
+    def _ends_bench(self, result: Result) -> bool:
+        """True after a row that was stopped, or whose failure came with Ctrl-C."""
+        return result.state == "stopped" or (result.state != "finished" and bool(self._signals.interrupts))
+
+
+def _print_row_result(result: RowResult) -> None:
+    """Print why a row has no figure; nothing for one that finished."""
+    if isinstance(result, UserError):
+        state = "not run" if isinstance(result, DevicesBusy) else "refused"
+        print_notice(f"{state}: {result.line()}")
+    elif result.state != "finished":
+        print_notice(f"{state_text(result.state)}: {with_sizes(result.reason)}")
+
+
+def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult:
+    """Return the result of a script's row, or the UserError for a value that the script overrode."""
+    from trainfast_runner.search.searches import incompatible_reason
+
+    why = incompatible_reason(result, varied)
+    return result if why is None else UserError(why, key=result.run_id)
+
+
+CSV_FIGURES: dict[str, Callable[[Row], float | None]] = {
+    "samples_per_s": lambda row: row.rate,
+    "vs_baseline_percent": lambda row: row.vs_baseline_percent,
+    "ci_low_percent": lambda row: row.interval_percent[0] if row.interval_percent is not None else None,
+    "ci_high_percent": lambda row: row.interval_percent[1] if row.interval_percent is not None else None,
+    "step_ms": lambda row: row.result.step_ms.p50 if row.result is not None else None,
+    "peak_bytes": lambda row: row.peak_bytes,
+    "published_samples_per_s": lambda row: row.published.get("samples_per_s"),
+    "ratio": lambda row: row.ratio,
+}
+"""The figures of a row of the CSV, by the name of their column."""
+
+
+def _csv(bench: Bench, table: Table, command: str) -> str:
+    """Return the table as CSV: unrounded figures, empty if absent, and the knobs by which rows differ."""
+    # A script's row has only the knobs that were asked for.
+    knobs = [name for name in KNOBS_BY_NAME if len({row.knobs.get(name) for row in table.rows}) > 1]
+    lines = io.StringIO()
+    writer = csv.writer(lines)
+    writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *CSV_FIGURES, *knobs])
+    for row in table.rows:
+        figures = ["" if (value := figure(row)) is None else value for figure in CSV_FIGURES.values()]
+        knob_texts = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs]
+        run_id = row.result.run_id if row.result is not None else ""
+        is_baseline = int(row.id == table.baseline_id)
+        words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]
+        writer.writerow([*words, *figures, *knob_texts])
+    return lines.getvalue()
+
+
+def _json(bench: Bench, table: Table, command: str) -> str:
+    return escaped(msgspec.json.encode(table.fields()).decode()) + "\n"
+
+
+def bench_markdown(bench: Bench, table: Table, command: str) -> str:
+    """Return the table as Markdown, with the command that makes it again and notes for the reader."""
+    return as_markdown(_document(bench, table, Code("The command of this table:", command)))
+
+
+def _html(bench: Bench, table: Table, command: str) -> str:
+    """Return the same as one HTML page, which loads nothing and runs no script."""
+    return as_html(_document(bench, table, Prose(command)))
+
+
+def _document(bench: Bench, table: Table, command: Block) -> Document:
+    columns = bench_columns(bench, table)
+    grid = filled_grid(list(columns), zip(*columns.values(), strict=True))
+    return Document(bench.title, (command, grid, *map(Prose, table_notes(table))))
+
+
+WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {
+    ".md": bench_markdown,
+    ".csv": _csv,
+    ".json": _json,
+    ".html": _html,
+}
+"""The writer for each ending of a file name."""
+
+
+BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
+"""Settings shown for the baseline; other rows show the settings that differ."""
+
+
+def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
+    """Return the columns as text by heading; the column of a figure that no row has is empty."""
+    specs = {planned.id: planned.spec for planned in bench.rows}
+    rows = table.rows
+    published_names = dict.fromkeys(name for row in rows for name in row.published)
+    return {
+        "variant": [row.id + (" (baseline)" if row.id == bench.baseline_id else "") for row in rows],
+        "settings": [" ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])) for row in rows],
+        **{
+            FigureHeading(heading): [_figure_cell(row, cell_of) for row in rows]
+            for heading, cell_of in FIGURE_CELLS.items()
+        },
+        **{
+            FigureHeading(f"published {name}"): [str(row.published.get(name, "")) for row in rows]
+            for name in published_names
+        },
+        FigureHeading("published vs baseline"): [_published_gain(row) for row in rows],
+        FigureHeading("ours / published"): [_figure(row.ratio) for row in rows],
+        "diagnosis": [row.diagnosis or "" for row in rows],
+        "process": [process_word(row) for row in rows],
+        "state": [_state(row) for row in rows],
+    }
+
+
+def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[str]:
+    """Yield the settings of a row that differ from the baseline's, as `name=value`, without those of its id."""
+    yield from (f"model.{name}={value}" for name, value in row_spec.model.items() if baseline.model.get(name) != value)
+    # A script's row has only the knobs that were asked for.
+    set_knobs = [name for name in KNOBS_BY_NAME if name in row_spec.knobs]
+    differing_knobs = [name for name in set_knobs if row_spec.knobs[name] != baseline.knobs.get(name)]
+    names = BASELINE_SETTINGS if row_spec is baseline else differing_knobs
+    yield from (
+        f"{name}={KNOBS_BY_NAME[name].text_of(row_spec.knobs[name])}"
+        for name in names
+        if name in row_spec.knobs and name not in bench.varied
+    )
+
+
+def _published_gain(row: Row) -> str:
+    """Return the published gain over the published baseline: it is comparable across machines, the figures are not."""
+    gain = row.published_vs_baseline_percent
+    return "" if gain is None else fmt.signed_percent(gain)
+
+
+def _figure_cell(row: Row, cell_of: Callable[[Row, Result], str]) -> str:
+    return "" if row.result is None or not row.samples_per_s else cell_of(row, row.result)
+
+
+def _measured_gain(row: Row) -> str:
+    gain = "" if row.vs_baseline_percent is None else fmt.signed_percent(row.vs_baseline_percent)
+    remark = {NOISE: " (noise)", DOUBTFUL: f" {DOUBT_SIGN}"}.get(row.verdict or "", "")
+    return f"{gain}{remark}" if gain else ""
+
+
+def process_word(row: Row) -> str:
+    """Return `warm` for a row that shared its process with others, `cold` for one of its own, else empty."""
+    return {None: "", True: "warm", False: "cold"}[row.warm]
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else fmt.number(value)
+
+
+FIGURE_CELLS: dict[str, Callable[[Row, Result], str]] = {
+    "samples/s": lambda row, result: _figure(row.rate),
+    "vs baseline": lambda row, result: _measured_gain(row),
+    "95 % CI": lambda row, result: "" if row.interval_percent is None else fmt.signed_interval(*row.interval_percent),
+    "step ms": lambda row, result: _figure(result.step_ms.p50),
+    "peak MiB": lambda row, result: "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.0f}",
+    "TFLOP/s": lambda row, result: _figure(result.flops.model_tflops_per_device),
+    "notebook's TFLOP/s": lambda row, result: _figure(result.flops.notebook_tflops_per_device),
+}
+"""The cell of each measured figure by its heading; empty for an absent reading."""
+
+
+def _state(row: Row) -> str:
+    if row.state == "finished":
+        return " ".join(filter(None, ("finished", doubt_words(doubts(row.result) if row.result is not None else ()))))
+    return f"{state_text(row.state)}: {row.reason}"
+
+
+def table_notes(table: Table) -> Iterator[str]:
+    """Yield the notes for the reader of the table, one sentence at a time."""
+    results = [row.result for row in table.rows if row.result is not None]
+    if any(row.published for row in table.rows):
+        yield "Published figures were measured on other hardware and software; they are facts to compare with."
+    if table.unpublished:
+        yield table.unpublished
+    if any(result.memory.device_peak_used_bytes is None for result in results):
+        yield "Peak MiB is the worst rank's allocations; no device memory could be read."
+    if any(result.synthetic_data for result in results):
+        yield "Some rows trained on synthetic data: their losses say nothing."
+    if any(row.warm for row in table.rows):
+        yield "Warm rows trained one after another in one process; --cold gives every row a process of its own."
+    if any(not result.conditions.clean for result in results):
+        yield "Some runs started before their device had freed the last run's memory; see `trainfast-tui runs show`."

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.doctor.examine import examine, is_healthy
-from trainfast_runner.machine.doctor.finding import Finding
+from trainfast_runner.machine.doctor import Finding, examine, is_healthy
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.units import counted
-from trainfast_tui.cli.printing.output import print_json, print_line
-from trainfast_tui.cli.printing.progress import progress_when_slow
+from trainfast_tui.cli.printing import print_json, print_line
+from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.format import milliseconds, number, to_width
 
 if TYPE_CHECKING:

@@ -5,34 +5,41 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.gpu_health import defects
+from trainfast_runner.machine.links import link_advice
+from trainfast_runner.machine.process_list import command_line, owner_uid, user_name
+from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick, take_tick
 from trainfast_runner.machine.telemetry.throttle import slows_down_at_c
+from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_tui.cli.arguments import finite
-from trainfast_tui.cli.printing.monitor_details import ecc_errors, lines_below
-from trainfast_tui.cli.printing.output import can_redraw, print_json, print_lines
+from trainfast_tui.cli.printing import can_redraw, print_json, print_line, print_lines
 from trainfast_tui.text.format import (
     ABSENT,
+    FigureHeading,
     beside_limit,
     celsius,
+    count,
+    figure_headings,
     megahertz,
     number,
     percent,
     size,
+    table,
     watts,
 )
 from trainfast_tui.text.memory_words import no_memory_words
-from trainfast_tui.text.tables import figure_headings, table
-from trainfast_tui.text.topology import pcie_link
+from trainfast_tui.text.topology import pcie_link, topology_sections
 
 FIGURES = figure_headings("MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "PCIE", "ECC ERRORS")
 HEADER = ("GPU", "NAME", *FIGURES, "THROTTLED")
@@ -146,3 +153,59 @@ def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
         ecc_errors(gpu),
         ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.cause_text, gpu.throttle_reasons)) or "no",
     )
+
+
+def ecc_errors(gpu: DeviceReading) -> str:
+    """Return the uncorrected ECC errors since the driver was loaded, and the corrected ones if there are any."""
+    if gpu.ecc_uncorrected_errors is None:
+        return ABSENT
+    corrected = f" (+{count(gpu.ecc_corrected_errors)})" if gpu.ecc_corrected_errors else ""
+    return count(gpu.ecc_uncorrected_errors) + corrected
+
+
+def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
+    """Return the lines below the table: the processes on the GPUs, then each problem with its cure."""
+    answering = [gpu for gpu in gpus if not gpu.error]
+    processes = [row for gpu in answering for row in _processes(gpu)]
+    lines = []
+    if processes:
+        lines = ["", *table(("GPU", "PID", "OWNER", FigureHeading("MEMORY"), "COMMAND"), processes, max_cells=48)]
+    wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
+    return [*lines, *([""] if lines and wrong else []), *wrong]
+
+
+def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
+    """Return a GPU's processes.
+
+    Inside a container the driver gives host process ids, whose owner and command are unknown.
+    """
+    rows: list[tuple[str, ...]] = []
+    for process in gpu.processes or ():
+        uid = owner_uid(process.pid) if sees_host_pids() else None
+        owner = ABSENT if uid is None else user_name(uid)
+        command = ABSENT if uid is None else command_line(process.pid) or ABSENT
+        rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
+    return rows
+
+
+def topo_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print {devices, matrix, p2p, legend, advice}")
+
+
+def topo(arguments: argparse.Namespace) -> int:
+    """Print matrix, links, legend and advice; return 0 with and without a GPU."""
+    topology = read_topology()
+    if arguments.json:
+        print_json({**msgspec.to_builtins(topology), "legend": LEGEND, "advice": link_advice(topology)})
+        return 0
+    if not topology.devices:
+        print_lines(link_advice(topology))
+        return 0
+    for index, section in enumerate(topology_sections(topology)):
+        if index:
+            print_line()
+        print_line(section.title)
+        for line in section.lines:
+            print_line(f"  {line}")
+    return 0

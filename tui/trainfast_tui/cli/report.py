@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import Exported, export_run, read_oom_warning
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.units import counted
-from trainfast_tui.cli.printing.output import print_json, print_line
-from trainfast_tui.cli.printing.output_file import output_path, write_output
-from trainfast_tui.report.as_html import as_html
-from trainfast_tui.report.as_markdown import as_markdown
-from trainfast_tui.report.report_document import report_document
+from trainfast_tui.cli.arguments import add_run, directory_of
+from trainfast_tui.cli.printing import (
+    EXIT_FAILED,
+    output_path,
+    print_exact,
+    print_json,
+    print_line,
+    print_lines,
+    print_notice,
+    write_output,
+)
+from trainfast_tui.report.document import as_html, as_markdown, report_document
 from trainfast_tui.text.format import size
 
 REPORT_SUFFIXES = (".html", ".md")
@@ -38,3 +50,69 @@ def report(arguments: argparse.Namespace) -> int:
         return 0
     print_line(f"{path}: {counted(len(run_ids), 'run')}, {size(size_bytes)}")
     return 0
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run(parser)
+    parser.add_argument(
+        "--to",
+        metavar="FORM",
+        required=True,
+        help="training-args, accelerate, deepspeed (zero runs), torchrun (for a script), command or preset;"
+        " of a script's own run training-args, command or preset",
+    )
+    parser.add_argument("-o", metavar="DIR", dest="output", help="write the form's files into DIR, replacing none")
+    parser.add_argument("--json", action="store_true", help="print {run_id, to, text, left_out, files}")
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Print the export, and notes on stderr."""
+    directory = directory_of(arguments)
+    run_file = read_run_file(directory)
+    if run_file is None:
+        raise UserError(f"{directory.name} has no readable run.json", key=arguments.reference)
+    exported = export_run(run_file, directory, arguments.to)
+    warning = read_oom_warning(run_file, directory)
+    if warning is not None:
+        print_notice(f"warning: {warning}")
+    paths = [] if arguments.output is None else _write(exported, Path(arguments.output))
+    _print_exported(exported, paths, arguments.json)
+    return 0
+
+
+def _print_exported(exported: Exported, paths: Sequence[Path], as_json: bool) -> None:
+    """Print the files written, else the text of the export."""
+    if as_json:
+        print_json(exported)
+        return
+    if paths:
+        print_lines(map(str, paths))
+    else:
+        print_exact(exported.text + "\n")
+    if exported.to == "deepspeed":
+        # JSON has no comments, so this line goes to stderr.
+        for line in _left_out(exported):
+            print_notice(line)
+
+
+def _left_out(exported: Exported) -> list[str]:
+    names = ", ".join(exported.left_out)
+    return [f"cannot be expressed in this format: {names}"] if names else []
+
+
+def _write(exported: Exported, folder: Path) -> list[Path]:
+    """Write the form's files and return their paths. Raises UserError if one exists or cannot be written."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file", key="-o", advice="a folder")
+    paths = [folder / name for name in exported.files]
+    for path in paths:
+        if path.exists():
+            raise UserError(f"{path} exists already", key="-o", advice="another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            path.write_text(exported.files[path.name], encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror}", key="-o", exit_code=EXIT_FAILED) from None
+    return paths

@@ -10,22 +10,26 @@ import os
 from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.memory.oom import with_newer_explanation
+from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.running import planning
+from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.present_state import run_state
+from trainfast_runner.running.present_state import run_state, unfinished_host
+from trainfast_runner.running.recovery import result_or_none_while_live
+from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import preset_files
-from trainfast_runner.settings.scripts import script_preset
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, positive
-from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP
-from trainfast_tui.cli.launching.follow_run import follow
-from trainfast_tui.cli.launching.start_run import predict_memory, run_started_when_free
+from trainfast_tui.cli.arguments import add_python, add_run, add_settings, add_wait, directory_of, positive
+from trainfast_tui.cli.launching import follow, predict_memory, run_started_when_free
 from trainfast_tui.cli.parser import refuse_script_word
-from trainfast_tui.cli.printing.output import print_json, print_line, print_notice
-from trainfast_tui.cli.printing.progress import progress_when_slow
-from trainfast_tui.text.script_notices import script_notices
+from trainfast_tui.cli.printing import EXIT_HUNG_UP, EXIT_INTERRUPTED, print_json, print_line, print_notice
+from trainfast_tui.cli.progress import live_record, print_result, progress_when_slow
+from trainfast_tui.cli.signals import caught_signals
+from trainfast_tui.text.event_words import script_notices
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def prepare(plan: RunPlan) -> RunPlan:
         predict_memory(plan, home)
-        from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
+        from trainfast_runner.search.predicted_speed import with_predicted_speed
 
         return with_predicted_speed(plan, home)
 
@@ -86,10 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
     if result is None:
         return EXIT_HUNG_UP
     if result.state == "oom":
-        from trainfast_tui.cli.launching.traced_changes import print_out_of_memory
+        from trainfast_tui.cli.launching import print_out_of_memory
 
         return print_out_of_memory(directory, result, arguments.python, arguments.json)
-    from trainfast_tui.cli.printing.summary import print_result
+    from trainfast_tui.cli.progress import print_result
 
     return print_result(result, arguments.json)
 
@@ -143,3 +147,30 @@ def _print_detached(directory: Path, as_json: bool) -> int:
     else:
         print_line(directory.name)
     return 0
+
+
+def attach_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
+
+
+def attach(arguments: argparse.Namespace) -> int:
+    """Follow the run and return its exit code; 130 if Ctrl-C left it running, 129 if the terminal was closed."""
+    directory = directory_of(arguments)
+    result = result_or_none_while_live(directory)
+    if result is not None:
+        return print_result(with_newer_explanation(directory, result), arguments.json)
+    host = unfinished_host(directory, read_run_file(directory))
+    if host is not None and not is_alive(directory):
+        raise UserError(f"{directory.name} is a run of host {host}: attach to it there", key=directory.name)
+    with caught_signals() as signals:
+        result = follow(directory, signals, interrupt_stops=False)
+    if result is not None:
+        return print_result(with_newer_explanation(directory, result), arguments.json)
+    if signals.must_leave:
+        return EXIT_HUNG_UP
+    print_notice(f"left {directory.name} running")
+    if arguments.json:
+        print_json(live_record(Follower(directory).poll()))
+    return EXIT_INTERRUPTED

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.records.run_directory import is_alive_after_grace
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.running import pruning
 from trainfast_runner.running.present_state import refuse_left_alone
-from trainfast_tui.cli.printing.output import print_json, print_line
+from trainfast_runner.running.pruning import PrunePlan
+from trainfast_runner.units import counted
+from trainfast_tui.cli.arguments import whole
+from trainfast_tui.cli.printing import EXIT_FAILED, print_json, print_line, print_lines, write_to_stderr
+from trainfast_tui.text.format import size
 
 
 def runs_rm_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,3 +45,94 @@ def runs_rm(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"removed": ids})
     return 0
+
+
+MAX_NAMED = 12
+"""Name at most this many runs and searches; count the rest."""
+
+
+def runs_prune_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Without --keep or --older-than no run or search is deleted: only stale locks, and cache entries that were not"
+        " read or changed for 30 days. With both, a run is deleted only if neither option keeps it. Live runs and"
+        " searches, and what belongs to them, are never deleted. Caches are rebuilt when needed. Exit code 4 if"
+        " something could not be deleted."
+    )
+    parser.add_argument("--keep", type=whole, metavar="N", help="delete runs and searches before the newest N runs")
+    parser.add_argument(
+        "--older-than", metavar="AGE", help="delete runs, searches and cache entries older than AGE, such as 30d"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only print what it would free")
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
+    parser.add_argument("--json", action="store_true", help="print what was deleted, or would be, as one JSON object")
+
+
+def runs_prune(arguments: argparse.Namespace) -> int:
+    """Print the bytes to be freed, ask, and delete."""
+    older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
+    home = Home()
+    plan = pruning.plan_prune(home, cache_directory(), arguments.keep, older_than_s)
+    if arguments.json and not (arguments.yes or arguments.dry_run or plan.is_empty):
+        raise UserError("--json does not ask: add --yes, or --dry-run to only look", key="--json")
+    if not arguments.json:
+        print_lines(_lines(plan))
+    left_bytes: dict[str, int] = {}
+    deletes = not (arguments.dry_run or plan.is_empty) and (arguments.yes or _agreed(plan))
+    if deletes:
+        left_bytes = pruning.prune(home, plan)
+    if arguments.json:
+        print_json(_as_json(plan, deleted=deletes, left_bytes=left_bytes))
+    elif deletes:
+        print_line(f"freed {size(_freed_bytes(plan, left_bytes))}")
+        if left_bytes:
+            print_line(f"not deleted, in use again or no permission: {', '.join(left_bytes)}")
+    return EXIT_FAILED if left_bytes else 0
+
+
+def _freed_bytes(plan: PrunePlan, left_bytes: dict[str, int]) -> int:
+    return max(0, plan.total_bytes - sum(left_bytes.values()))
+
+
+def _agreed(plan: PrunePlan) -> bool:
+    """Return the person's answer at the terminal; raises UserError without a terminal."""
+    if not sys.stdin.isatty():
+        raise UserError(
+            "nothing was deleted: there is no terminal to ask on; add --yes, or --dry-run to only look", key="--yes"
+        )
+    write_to_stderr(f"Delete all of this, {size(plan.total_bytes)}? [y/N]", end=" ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _lines(plan: PrunePlan) -> Iterator[str]:
+    for noun, plural, entries in (("run", "runs", plan.runs), ("search", "searches", plan.searches)):
+        for name, size_bytes in list(entries.items())[:MAX_NAMED]:
+            yield f"{noun} {name}  {size(size_bytes)}"
+        if len(entries) > MAX_NAMED:
+            yield f"and {counted(len(entries) - MAX_NAMED, f'more {noun}', f'more {plural}')}"
+    yield from (f"{name} is live and stays" for name in plan.live)
+    parts = [
+        f"{counted(len(sizes), noun, plural)}, {size(sum(sizes))}"
+        for noun, plural, sizes in (
+            ("run", "runs", list(plan.runs.values())),
+            ("search", "searches", list(plan.searches.values())),
+            ("cache entry", "cache entries", [entry.size_bytes for entry in plan.caches]),
+            ("stale lock", "stale locks", [entry.size_bytes for entry in plan.locks]),
+        )
+        if sizes
+    ]
+    yield f"to delete: {'; '.join(parts)}" if parts else "nothing to delete"
+
+
+def _as_json(plan: PrunePlan, *, deleted: bool, left_bytes: dict[str, int]) -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in plan.runs.items()],
+        "searches": [{"search_id": name, "bytes": size_bytes} for name, size_bytes in plan.searches.items()],
+        "caches": [{"path": str(entry.path), "bytes": entry.size_bytes, "why": entry.reason} for entry in plan.caches],
+        "locks": [{"path": str(entry.path), "bytes": entry.size_bytes} for entry in plan.locks],
+        "live": plan.live,
+        "total_bytes": _freed_bytes(plan, left_bytes),
+        "deleted": deleted,
+        "left": list(left_bytes),
+    }

@@ -12,32 +12,30 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.best.best_so_far import BestSoFar
-from trainfast_runner.search.best.conduct import conduct_best
-from trainfast_runner.search.best.planning.best_plan import BestPlan
-from trainfast_runner.search.best.planning.estimate import estimate, estimate_beside_others
-from trainfast_runner.search.best.planning.opening import open_best
-from trainfast_runner.search.best.planning.plan_preset import plan_preset_best
-from trainfast_runner.search.best.planning.plan_script import plan_script_best
-from trainfast_runner.search.best.planning.request import BestRequest, read_budget
-from trainfast_runner.search.best.report import best_report
-from trainfast_runner.search.journal.best import BestEnded, ColdRun, Trial, read_best_journal
-from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.settings.scripts import script_preset
+from trainfast_runner.search.best.conductor import conduct_best
+from trainfast_runner.search.best.estimate import estimate, estimate_beside_others
+from trainfast_runner.search.best.opening import open_best
+from trainfast_runner.search.best.plan import BestPlan, BestRequest, plan_preset_best, plan_script_best, read_budget
+from trainfast_runner.search.best.report import BestSoFar, best_report
+from trainfast_runner.search.best_journal import BestEnded, ColdRun, Trial, read_best_journal
+from trainfast_runner.search.searches import SearchOptions
+from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.settings.vary import read_vary
+from trainfast_runner.settings.typed_settings import read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
-from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.launching.waits import await_devices
-from trainfast_tui.cli.printing.best_printer import BestPrinter
-from trainfast_tui.cli.printing.journal_printer import print_earlier_search
-from trainfast_tui.cli.printing.output import print_json, print_lines, print_notice
-from trainfast_tui.cli.printing.output_file import refuse_unwritable, write_output
-from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
+from trainfast_tui.cli.launching import await_devices
+from trainfast_tui.cli.printing import (
+    SEARCH_EXIT_CODES,
+    print_json,
+    print_lines,
+    print_notice,
+    refuse_unwritable,
+    write_output,
+)
+from trainfast_tui.cli.progress import BestPrinter, Progress, print_earlier_search, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.text.search.best_answer import answer_lines
-from trainfast_tui.text.search.best_question import busy_lines, estimate_lines, question_lines
+from trainfast_tui.text.best_words import answer_lines, busy_lines, estimate_lines, question_lines
 
 
 def search_best_arguments(parser: argparse.ArgumentParser) -> None:

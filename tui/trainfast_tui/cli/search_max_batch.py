@@ -9,28 +9,21 @@ from functools import partial
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.batch_follower import BatchFollower
-from trainfast_runner.search.batch.batch_plan import BatchPlan, plan_preset_batch, plan_script_batch
-from trainfast_runner.search.batch.conduct import conduct_batch
-from trainfast_runner.search.batch.opening import open_batch
-from trainfast_runner.search.batch.report import batch_report
-from trainfast_runner.search.conducting.conductor import SearchCaller
-from trainfast_runner.search.journal.batch import BatchEnded, BatchLine, Probe, read_batch_journal
-from trainfast_runner.search.options import BatchSearchOptions
-from trainfast_runner.settings import presets
-from trainfast_runner.settings.scripts import script_preset
-from trainfast_runner.settings.set_by_searches import SET_BY_A_BATCH_SEARCH
-from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.search.batch.answer import BatchFollower, batch_report
+from trainfast_runner.search.batch.conductor import conduct_batch
+from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_preset_batch, plan_script_batch
+from trainfast_runner.search.batch_journal import BatchEnded, BatchLine, Probe, read_batch_journal
+from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.searches import BatchSearchOptions
+from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, resolve
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
-from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
-from trainfast_tui.cli.launching.waits import await_devices
-from trainfast_tui.cli.printing.batch_printer import BatchPrinter
-from trainfast_tui.cli.printing.journal_printer import print_earlier_search
-from trainfast_tui.cli.printing.output import print_json, print_lines, print_notice
-from trainfast_tui.cli.printing.progress import Progress, progress_when_slow
+from trainfast_tui.cli.launching import await_devices
+from trainfast_tui.cli.printing import SEARCH_EXIT_CODES, print_json, print_lines, print_notice
+from trainfast_tui.cli.progress import BatchPrinter, Progress, print_earlier_search, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.text.search.batch_answer import batch_answer_lines
+from trainfast_tui.text.batch_words import batch_answer_lines
 
 
 def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:

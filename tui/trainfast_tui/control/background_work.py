@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import Post, TrainingPython
-from trainfast_tui.control.oom_explainer import OomExplainer
-from trainfast_tui.control.prediction.next_run_predictions import NextRunPredictions
-from trainfast_tui.control.prediction.prediction_request import SpeedKey
-from trainfast_tui.control.prediction.predictor import Predictor
-from trainfast_tui.control.prediction.shared_tracer import SharedTracer
-from trainfast_tui.control.situation_gatherer import SituationGatherer
-from trainfast_tui.live.search_kind import SearchKind
+from trainfast_tui.control.prediction import NextRunPredictions, Predictor, SharedTracer, SpeedKey
+from trainfast_tui.control.run_control import OomExplainer
+from trainfast_tui.control.threads import SituationGatherer
+from trainfast_tui.live.snapshot import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine

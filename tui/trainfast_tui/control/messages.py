@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from trainfast_tui.live.search_kind import SearchKind
+from trainfast_tui.live.snapshot import SearchKind
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.records.result import OomExplanation, Result
-    from trainfast_runner.search.advice.facts import Situation
+    from trainfast_runner.search.advice import Situation
     from trainfast_tui.live.snapshot import Snapshot
-    from trainfast_tui.next_run.memory_and_speed import NextRunMemory, NextRunSpeed
+    from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
 
 Severity = Literal["information", "warning", "error"]
 

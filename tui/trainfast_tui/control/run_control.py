@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import UserError
+from trainfast_runner.errors import UserError, highest
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.records.worker_lines import ExceptionLine, error_of
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import Notified, Post, RunGivenUp, RunRefused, RunStarted, TrainingPython
-from trainfast_tui.control.pending_start import PendingStart
-from trainfast_tui.control.threads import start_thread
-from trainfast_tui.text.keys import STOP_KEY
-from trainfast_tui.text.script_notices import script_notices
+from trainfast_tui.control.messages import (
+    Notified,
+    OomExplained,
+    Post,
+    RunGivenUp,
+    RunRefused,
+    RunsCompared,
+    RunStarted,
+    TrainingPython,
+)
+from trainfast_tui.control.threads import CancellableWork, start_thread
+from trainfast_tui.text.event_words import script_notices
+from trainfast_tui.text.keys import RUN_KEY, STOP_KEY
+
+if TYPE_CHECKING:
+    from trainfast_runner.memory.oom import OutOfMemory
+    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.records.result import OomExplanation, Result, RunError
+    from trainfast_runner.running.follower import RunSnapshot
+
 
 GONE_POLL_S = 0.1
 GONE_WITHIN_S = 60.0
@@ -59,10 +78,10 @@ class RunControl:
         start_thread("kill", partial(self._kill, directory), self._post)
 
     def _start(self, spec: RunSpec, run_to_stop: Path | None) -> RunStarted | RunGivenUp:
-        from trainfast_runner.machine.worker_programs import ProgramCancelled
+        from trainfast_runner.machine.training_python import ProgramCancelled
         from trainfast_runner.running import launch
         from trainfast_runner.running.scripts.script_plan import plan_spec
-        from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
+        from trainfast_runner.search.predicted_speed import with_predicted_speed
 
         # A refusal comes before anything is stopped for this run.
         plan = plan_spec(spec, self._python)
@@ -120,3 +139,188 @@ class RunControl:
             if time.monotonic() > deadline:
                 raise UserError(f"{directory.name} is still there: {STOP_KEY} again kills it", key=directory.name)
             time.sleep(GONE_POLL_S)
+
+
+class PendingStart:
+    """A start of a run or a search: begun, then started or refused, then seen."""
+
+    def __init__(self) -> None:
+        self._is_begun = False
+        self._unseen_directory: Path | None = None
+        """The run or search that was started and that the reader does not show yet."""
+
+    @property
+    def is_pending(self) -> bool:
+        """True if a start was begun that has neither been refused nor seen."""
+        return self._is_begun or self._unseen_directory is not None
+
+    def begin(self) -> None:
+        """Record that a thread is starting a run or a search."""
+        self._is_begun = True
+
+    def note_started(self, directory: Path) -> None:
+        """Record that the run or search holds its lock; the reader may still show an earlier one."""
+        self._is_begun, self._unseen_directory = False, directory
+
+    def note_refused(self) -> None:
+        """Record that nothing was started."""
+        self._is_begun = False
+
+    def note_seen(self, directory: Path | None) -> bool:
+        """Record the shown run or search; return True if it was started here."""
+        unseen = self._unseen_directory
+        if unseen is not None and (directory == unseen or not unseen.exists()):
+            self._unseen_directory = None
+        return unseen is not None and directory == unseen
+
+    def stop_waiting(self) -> None:
+        """Stop waiting for the started run or search: a person chose to see another."""
+        self._unseen_directory = None
+
+
+class OomExplainer:
+    """Posts `OomExplained` each time more is known.
+
+    `python` is the path of the training Python, None for the run's own; `tracer` traces.
+    """
+
+    def __init__(self, post: Post, python: str | None, tracer: Callable[[], WarmTracer]) -> None:
+        self._post = post
+        self._tracer = tracer
+        self._python = python
+        self._explained_run_id: str | None = None
+        self._newest_message: OomExplained | None = None
+        self._work = CancellableWork("explain")
+
+    @property
+    def is_tracing(self) -> bool:
+        """True until the trace under way has ended, also after it was cancelled."""
+        return self._work.is_running
+
+    def explanation_of(self, run: RunSnapshot) -> tuple[OomExplanation | None, int]:
+        """Return the explanation of an out-of-memory run, traced if it is, and the number of traces left.
+
+        The explanation is None for a run that ended otherwise, or that cannot be explained.
+        """
+        if run.state != "oom":
+            return None, 0
+        explanation = _recorded_explanation(run)
+        traced = self._newest_message
+        if traced is None or traced.run_id != run.run_id:
+            return explanation, 0
+        if explanation is None or explanation.needed_bytes is None or traced.explanation.needed_bytes is not None:
+            explanation = traced.explanation
+        return explanation, traced.traces_left
+
+    def explain_if_oom(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
+        """Explain this run if it ran out of memory; give up the trace under way unless `may_trace`.
+
+        Nothing is traced for a script, which has no model here.
+        """
+        is_oom = run is not None and run.state == "oom" and run.run_file is not None and run.run_file.script is None
+        if not may_trace or not is_oom:
+            self.cancel()
+        elif run is not None and run.run_id != self._explained_run_id:
+            self._explained_run_id = run.run_id
+            self._work.start(partial(self._explain, run), self._post)
+
+    def cancel(self, wait_s: float = 0.0) -> None:
+        """End the trace under way and wait at most `wait_s` seconds until its process is gone.
+
+        The same run may be explained again afterwards.
+        """
+        self._explained_run_id = None
+        self._work.cancel(wait_s)
+
+    def note(self, message: OomExplained) -> None:
+        """Keep the newest explanation."""
+        self._newest_message = message
+
+    def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
+        from trainfast_runner.memory.oom import trace_changes
+
+        oom_run = _out_of_memory(run)
+        assert oom_run is not None
+        python = self._python or oom_run.run.python or None
+        try:
+            for traces_left in trace_changes(oom_run, python, cancelled, self._tracer()):
+                self._post(OomExplained(run.run_id, _explanation(oom_run, python), traces_left))
+        except UserError:
+            pass  # a change that cannot be traced stays an estimate
+        return OomExplained(run.run_id, _explanation(oom_run, python), 0)
+
+
+def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
+    from trainfast_runner.memory.oom import explain_run, models_of
+
+    return explain_run(oom_run, models_of(oom_run.run, python))
+
+
+def _recorded_explanation(run: RunSnapshot) -> OomExplanation | None:
+    """Return the explanation in the result, else the one that the records of the run give."""
+    if run.result is not None and run.result.oom is not None:
+        return run.result.oom
+    from trainfast_runner.memory.oom import explain_run
+
+    oom_run = _out_of_memory(run)
+    return None if oom_run is None else explain_run(oom_run, lambda spec: None)
+
+
+def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
+    """Return the error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
+    from trainfast_runner.memory.oom import OutOfMemory
+
+    if run.run_file is None:
+        return None
+    held_bytes = run.error.held_bytes if isinstance(run.error, ExceptionLine) else None
+    available_bytes = highest(tick.host.memory_available_bytes for tick in run.ticks)
+    return OutOfMemory(
+        run=run.run_file,
+        reason=run.reason,
+        error=_error_of(run),
+        held_bytes=held_bytes,
+        host_bytes=available_bytes,
+        events=run.events,
+        tried=run.tried,
+        in_first_step=not run.steps,
+    )
+
+
+def _error_of(run: RunSnapshot) -> RunError | None:
+    """Return the exception in the result, or else the one that a rank recorded."""
+    if run.result is not None and run.result.error is not None:
+        return run.result.error
+    line = run.error
+    return None if line is None else error_of(line, line.rank or 0)
+
+
+def compared_runs(home: Home, a: str, b: str) -> RunsCompared:
+    """Return the results of two runs. Raises UserError for a run that has not ended."""
+    from trainfast_runner.running.recovery import final_result
+
+    return RunsCompared(final_result(home, a), final_result(home, b))
+
+
+def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
+    """Return a run and the newest finished run before it, else the newest one after it; A is the older.
+
+    Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
+    """
+    from trainfast_runner.running.recovery import final_result, recover_result
+
+    ids = home.run_ids()
+    before = [other_id for other_id in ids if other_id < run_id]
+    after = [other_id for other_id in ids if other_id > run_id]
+    ended: Result | None = None
+    for other_id in (*reversed(before), *reversed(after)):
+        result = recover_result(home.directory(other_id))
+        if result is not None and result.role in WARM_ROLES:
+            continue  # a warm process tries many settings, so it has no result of one
+        ended = ended or result
+        if result is not None and result.state == "finished":
+            ended = result
+            break
+    if ended is None:
+        raise UserError(f"There is no other ended run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)
+    result_of_run = final_result(home, run_id)
+    return RunsCompared(ended, result_of_run) if ended.run_id < run_id else RunsCompared(result_of_run, ended)

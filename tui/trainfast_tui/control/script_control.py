@@ -12,7 +12,7 @@ from trainfast_tui.control.threads import CancellableWork
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError
-    from trainfast_runner.records.discovered import Discovered
+    from trainfast_runner.records.run_file import Discovered
 
 
 class ScriptDiscovered(ScreenMessage, frozen=True):

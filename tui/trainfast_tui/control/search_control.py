@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Generic
+from typing import TYPE_CHECKING, ClassVar, Generic
 
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.search_states import PAUSE_STATES
+import msgspec
+from msgspec.structs import replace
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import PAUSE_STATES, Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import Notified, Post, SearchEnded, SearchRefused, SearchStarted, TrainingPython
-from trainfast_tui.control.pending_start import PendingStart
+from trainfast_tui.control.messages import (
+    Notified,
+    Post,
+    ScreenMessage,
+    SearchEnded,
+    SearchRefused,
+    SearchStarted,
+    TrainingPython,
+)
+from trainfast_tui.control.run_control import PendingStart
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.live.snapshot import SearchSnapshotT
+from trainfast_tui.live.snapshot import SearchKind, SearchSnapshotT, Snapshot
+from trainfast_tui.text.format import Piece, plain
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.batch.answer import BatchSnapshot
+    from trainfast_runner.search.best.plan import BestRequest
+    from trainfast_runner.search.best.report import BestSnapshot
+    from trainfast_runner.search.best_journal import BestQuestion
+    from trainfast_runner.settings.knob_values import KnobValue
+
 
 NOT_LIVE = Notified("There is no live search.", "warning")
 STILL_STARTING = Notified("The search is starting; press the key again once it runs.", "warning")
@@ -165,3 +184,142 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         from trainfast_runner.search.control import cancel
 
         return None if cancel(directory) else Notified("The search has already ended.", "warning")
+
+
+class Searches:
+    """The controls of both kinds of search."""
+
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
+        self.batch = BatchControl(home, post, python)
+        self.best = BestControl(home, post, python)
+
+    def of(self, kind: SearchKind) -> BestControl | BatchControl:
+        """Return the control of this kind of search."""
+        return self.best if kind is SearchKind.BEST else self.batch
+
+    @property
+    def running_kind(self) -> SearchKind | None:
+        """The kind of the search that uses the device; None without one."""
+        return next((kind for kind in SearchKind if self.of(kind).is_active), None)
+
+    def note_snapshot(self, snapshot: Snapshot) -> None:
+        """Note the followed search of each kind."""
+        self.batch.note_seen(snapshot.batch_search)
+        self.best.note_seen(snapshot.best_search)
+
+
+class BatchControl(SearchControl["BatchSnapshot"]):
+    """Batch searches."""
+
+    KIND = SearchKind.BATCH
+
+    def _describe(self, search: BatchSnapshot) -> str:
+        from trainfast_tui.text.batch_words import batch_search_words
+
+        return batch_search_words(search)
+
+    def _starter(self, spec: RunSpec, *, fresh: bool) -> Callable[[], Path]:
+        def start() -> Path:
+            from trainfast_runner.search.control import start_search
+
+            return start_search(spec, self._home, self._python, fresh=fresh)
+
+        return start
+
+
+class BestOptions(msgspec.Struct, frozen=True):
+    """The options of the next search."""
+
+    request: BestRequest | None = None
+    """The options typed; None for the defaults."""
+    is_fresh: bool = False
+    """True if the search ignores earlier ones: it continues no unfinished one and uses no measured effects."""
+
+
+class BestPlanned(ScreenMessage, frozen=True):
+    """The plan of a best-fit search, in paragraphs with their tones."""
+
+    plan_id: int
+    """The number that `BestControl.plan` gave this plan."""
+    texts: list[Piece]
+    vary: Mapping[str, Sequence[KnobValue]] = msgspec.field(default_factory=dict)
+    """The varied values; empty if the search is refused."""
+    global_batch: int | None = None
+
+
+class BestControl(SearchControl["BestSnapshot"]):
+    """Best-fit searches."""
+
+    KIND = SearchKind.BEST
+
+    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
+        super().__init__(home, post, python)
+        self.options = BestOptions()
+        """The next search."""
+        self._plan_id = 0
+
+    def _describe(self, search: BestSnapshot) -> str:
+        from trainfast_tui.text.best_words import best_search_words
+
+        return best_search_words(search)
+
+    def plan(self, spec: RunSpec, post: Post) -> int:
+        """Plan a search of `spec` and return the plan's number, with which `post` gets BestPlanned."""
+        self._plan_id += 1
+        plan_id = self._plan_id
+
+        def refusal(error: UserError) -> BestPlanned:
+            return BestPlanned(plan_id, [(f"Refused: {error.line_without_option()}", "error")])
+
+        start_thread("plan", partial(self._plan, spec, self.options, plan_id), post, refusal)
+        return plan_id
+
+    def note_started(self, directory: Path) -> None:
+        """Record that the started search holds its lock; the next one is not fresh again."""
+        super().note_started(directory)
+        self.options = replace(self.options, is_fresh=False)
+
+    @property
+    def request(self) -> BestRequest:
+        """The next search's request; the default before one is typed."""
+        from trainfast_runner.search.best.plan import BestRequest
+
+        return self.options.request or BestRequest()
+
+    def _starter(self, spec: RunSpec, *, fresh: bool) -> Callable[[], Path]:
+        request = self.request
+
+        def start() -> Path:
+            from trainfast_runner.search.control import start_search
+
+            return start_search(spec, self._home, self._python, fresh=fresh, best=request)
+
+        return start
+
+    def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
+        from trainfast_runner.search.best.estimate import estimate
+        from trainfast_runner.search.best.plan import BestRequest, plan_spec_best
+        from trainfast_runner.search.searches import SearchOptions
+        from trainfast_tui.text.best_words import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line
+
+        search_options = SearchOptions(fresh=options.is_fresh)
+        plan = plan_spec_best(spec, options.request or BestRequest(), search_options, self._python)
+        best_estimate = estimate(plan, self._home, search_options)
+        lines = [varied_line(best_estimate.vary, best_estimate.global_batch), *estimate_lines(best_estimate)]
+        texts: list[Piece] = [(plain(line), "text") for line in lines]
+        # The smallest screen may have no room for the knobs left alone: they come last.
+        texts += [(plain(line), "muted") for line in left_alone_lines(best_estimate.left_alone, to_name=NAMED_BY_KEYS)]
+        return BestPlanned(plan_id, texts, best_estimate.vary, best_estimate.global_batch)
+
+
+def request_of(question: BestQuestion) -> BestRequest:
+    """Return the request that would ask this question again."""
+    from trainfast_runner.search.best.plan import BestRequest
+
+    return BestRequest(
+        vary=question.vary,
+        global_batch=question.global_batch,
+        objective=question.objective,
+        for_steps=question.for_steps,
+        budget_s=question.budget_s,
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from statistics import fmean, median
 from typing import TYPE_CHECKING
@@ -11,14 +13,17 @@ import msgspec
 
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, mean_loss
 from trainfast_runner.results.distributions import median_rate
-from trainfast_runner.worker.shared.phases import STEP_PHASES
-from trainfast_tui.live.recent_conditions import RECENT_STEPS
+from trainfast_runner.worker.shared.words import STEP_PHASES
+from trainfast_tui.text.event_words import EVENTS_KEPT, DescribedEvent, EventDescriber
 from trainfast_tui.text.format import count
-from trainfast_tui.text.speed_words import few_steps_note
+from trainfast_tui.text.next_run_words import few_steps_note
 
 if TYPE_CHECKING:
+    from trainfast_runner.machine.device_events import DeviceChanges
     from trainfast_runner.records.result import Result
-    from trainfast_runner.records.run_lines import Step
+    from trainfast_runner.records.run_lines import Event, Step
+    from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
+    from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
 
@@ -151,3 +156,85 @@ def seconds_left(run: RunSnapshot) -> float | None:
         return None
     step_ms = _median([step.step_ms for step in steps])
     return None if step_ms is None else max(0, planned - run.steps[-1].step) * step_ms / 1e3
+
+
+class MachineEvents:
+    """Finds and describes the changes between ticks; each tick is looked at once."""
+
+    def __init__(self) -> None:
+        self._seen_until_ns = 0
+        """Time of the newest tick that was looked at."""
+        self._processes: dict[int, dict[int, DeviceProcess]] = {}
+        self._describer = EventDescriber()
+        self._events: deque[DescribedEvent] = deque(maxlen=EVENTS_KEPT)
+
+    def update(self, ticks: Sequence[Tick], xids: Sequence[Event] = ()) -> list[DescribedEvent]:
+        """Return all events up to the last of these ticks, and the Xid errors, in order of time."""
+        new_ticks: list[Tick] = []
+        for tick in reversed(ticks):
+            if tick.t_ns <= self._seen_until_ns:
+                break
+            new_ticks.append(tick)
+        for tick in reversed(new_ticks):
+            self._events += self._describer.describe(self._changes(tick))
+        if ticks:
+            self._seen_until_ns = max(self._seen_until_ns, ticks[-1].t_ns)
+        events = [*self._events, *EventDescriber().describe(xids)]
+        return sorted(events, key=lambda event: event.t_ns)
+
+    @cached_property
+    def _device_changes(self) -> DeviceChanges:
+        from trainfast_runner.machine.device_events import DeviceChanges
+
+        return DeviceChanges()
+
+    def _changes(self, tick: Tick) -> Iterator[Event]:
+        for device in tick.devices:
+            yield from self._device_changes.lost_or_back(device, tick.t_ns)
+            yield from self._process_changes(device, tick.t_ns)
+            yield from self._device_changes.throttling(device, tick.t_ns)
+
+    def _process_changes(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
+        from trainfast_runner.machine.device_events import process_event
+
+        if device.processes is None:
+            return
+        after = {process.pid: process for process in device.processes}
+        before = self._processes.get(device.index)
+        self._processes[device.index] = after
+        if before is None:
+            return  # processes of the first look did not just appear
+        for state, processes, other_processes in (("left", before, after), ("appeared", after, before)):
+            for pid in sorted(processes.keys() - other_processes.keys()):
+                yield process_event(device.index, t_ns, state, processes[pid], kind="process")
+
+
+RECENT_STEPS = 20
+"""A live run's figures are of this many newest steps. Conditions are means: a median would hide brief throttling."""
+
+
+def counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
+    """Return the steps after the timing warm-up, or all if there are none; only the newest of a live run."""
+    warmup = {step.step for step in run.steps if step.warmup}
+    steps = [step for step in run.conditions if step.step not in warmup] or list(run.conditions)
+    return steps[-RECENT_STEPS:] if run.is_live else steps
+
+
+def silent_gpus(steps: Sequence[StepConditions]) -> list[int | None]:
+    """Return the GPUs that reported in earlier steps but not in the newest; their earlier readings are out of date."""
+    spoke = {device.uuid for step in steps for device in step.devices if not _has_no_reading(device)}
+    return [device.index for device in steps[-1].devices if device.uuid in spoke and _has_no_reading(device)]
+
+
+def _has_no_reading(device: DeviceConditions) -> bool:
+    readings = (device.sm_clock_mhz, device.energy_joules, *device.throttled_ms.values())
+    return all(reading is None for reading in readings)
+
+
+def worst_gpu(steps: Sequence[StepConditions], cause: str) -> int | None:
+    """Return the index of the GPU that this cause throttled most over the steps; None for a single device."""
+    totals: dict[int | None, float] = {}
+    for step in steps:
+        for device in step.devices:
+            totals[device.index] = totals.get(device.index, 0.0) + (device.throttled_ms.get(cause) or 0.0)
+    return None if len(totals) < 2 else max(totals, key=lambda index: totals[index])

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from trainfast_tui.text.keys import key_of
+
 if TYPE_CHECKING:
     from trainfast_runner.machine.process_list import ProcessRow
     from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_runner.search.batch.batch_follower import BatchSnapshot
-    from trainfast_runner.search.best.best_follower import BestSnapshot
+    from trainfast_runner.search.batch.answer import BatchSnapshot
+    from trainfast_runner.search.best.report import BestSnapshot
 
 
 class SearchSnapshot(Protocol):
@@ -124,3 +127,20 @@ def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
     if run is None or run.run_file is None:
         return frozenset()
     return frozenset((*run.run_file.device_uuids, *run.run_file.watch_uuids))
+
+
+class SearchKind(StrEnum):
+    """A kind of search; in `text.keys` its value is the action that opens its screen, and the scope of that screen."""
+
+    BATCH = "batch"
+    BEST = "best"
+
+    @property
+    def label(self) -> str:
+        """The name in front of "search"."""
+        return "batch" if self is SearchKind.BATCH else "best-fit"
+
+    @property
+    def key(self) -> str:
+        """The key of the main screen that opens the search."""
+        return key_of("main", self.value)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.settings.knob_type import KnobValues
-from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.scripts.script_reach import LAUNCH_KNOBS
-from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.next_run.same_settings import asks_for_same, has_same_model
-from trainfast_tui.text.overrides import typed_overrides
+from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
+from trainfast_runner.records.run_file import RecordedSpec, RunFile
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS, Way, reach_of
+from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, with_setting
+from trainfast_tui.text.keys import SCRIPT_KEY
+from trainfast_tui.text.next_run_words import typed_overrides
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.search.advice.facts import Situation
-    from trainfast_runner.settings.scripts.script_preset import ScriptPreset
+    from trainfast_runner.search.advice import Situation
+    from trainfast_runner.search.batch.answer import BatchSnapshot
+    from trainfast_runner.settings.script_preset import ScriptPreset
+
 
 LAUNCH_DEFAULTS = {name: KNOBS_BY_NAME[name].default for name in LAUNCH_KNOBS if name != "steps"}
 """Defaults of the knobs that are not the script's; without `steps` it runs to completion."""
@@ -136,7 +143,7 @@ class NextRun(ABC):
         """
         if machine is None:
             return {}
-        from trainfast_runner.settings.compatibility.check import refused_values
+        from trainfast_runner.settings.compatibility import refused_values
 
         return refused_values(name, self.spec, machine)
 
@@ -175,3 +182,182 @@ class NextRun(ABC):
 
 def _value_or_default(knobs: KnobValues, name: str) -> KnobValue:
     return knobs.get(name, LAUNCH_DEFAULTS.get(name))
+
+
+@dataclass(frozen=True)
+class PresetNextRun(NextRun):
+    """A model's preset with its overrides."""
+
+    def text_of(self, name: str) -> str:
+        return KNOBS_BY_NAME[name].text_of(self.spec.knobs[name])
+
+    def headings(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: KNOBS_BY_NAME[name].group for name in names if self.matters(name)}
+
+    def matters(self, name: str) -> bool:
+        """True if turning the knob changes anything with this strategy and this kind of data."""
+        classifies_images = self.spec.data.get("objective") == "image-classification"
+        return KNOBS_BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
+
+    def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
+        entry = KNOBS_BY_NAME[name]
+        value = entry.turn(self.spec.knobs[name], by, around=around, skipped=skipped)
+        return self.with_value(name, entry.text_of(value))
+
+    def with_value(self, name: str, text: str) -> Self:
+        """Return a copy with a typed value of the knob; a new strategy resets knobs without use. Raises UserError."""
+        next_run = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
+        return next_run._with_useful_knobs() if name == "strategy" else next_run
+
+    def reset(self, name: str) -> Self:
+        """Return a copy with the knob at its preset's value; that of the strategy resets knobs without use."""
+        next_run = super().reset(name)
+        return next_run._with_useful_knobs() if name == "strategy" else next_run
+
+    def _with_useful_knobs(self) -> Self:
+        """Return a copy in which every override that does nothing with this strategy is reset."""
+        next_run = self
+        for override in self.spec.overrides:
+            entry = KNOBS_BY_NAME.get(override)
+            if entry is not None and entry.only_with and not entry.applies(self.spec.knobs):
+                next_run = next_run.reset(override)
+        return next_run
+
+    def save(self, name: str) -> Path:
+        from trainfast_runner.settings.saving import save_preset
+
+        return save_preset(name, self.spec, overwrite=True)
+
+    def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
+        if machine is None:
+            return {}
+        from trainfast_runner.search.advice import Situation, advise
+
+        advised = advise(self.spec, self.preset_knobs, machine, situation or Situation())
+        texts = {advice.knob: advice.text for advice in advised}
+        shapes = texts.pop("model", None)
+        if shapes is not None:
+            texts["batch_size"] = " ".join(filter(None, (texts.get("batch_size"), shapes)))
+        return texts
+
+    def _ranks(self, machine: Machine) -> int | None:
+        from trainfast_runner.settings.device_counts import world_size
+
+        return world_size(self.spec, machine)
+
+    def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
+        if machine is None:
+            return None
+        from trainfast_runner.settings.device_counts import device_count, global_batch
+
+        try:
+            devices = device_count(self.spec, machine)
+        except UserError:
+            return None
+        per_rank = global_batch(self.spec.knobs, 1)
+        total = global_batch(self.spec.knobs, devices)
+        return total, total // per_rank if per_rank else 1
+
+
+SCRIPTS_OWN = "script's own"
+"""The value of a knob that is left to the script."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptNextRun(NextRun):
+    """A script with the knobs asked of it."""
+
+    @property
+    def script(self) -> ScriptPreset:
+        """The user's own script."""
+        assert self.spec.script is not None
+        return self.spec.script
+
+    def text_of(self, name: str) -> str:
+        values = {**LAUNCH_DEFAULTS, **self.spec.knobs}
+        return KNOBS_BY_NAME[name].text_of(values[name]) if name in values else SCRIPTS_OWN
+
+    def headings(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the way of every knob into the script, by the knob's name: those with a flag first."""
+        ways = {entry.name: reach_of(entry.name, self.script).way for entry in KNOBS}
+        in_order = dict.fromkeys((*self.script.flag_words, *ways))
+        return {name: way.value for way in Way for name in in_order if ways[name] is way}
+
+    def matters(self, name: str) -> bool:
+        """True if the knob reaches the script."""
+        return reach_of(name, self.script).way is not Way.NONE
+
+    def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
+        return self.with_value(name, self._turned(name, by, around=around, skipped=skipped))
+
+    def _turned(self, name: str, by: int, *, around: bool, skipped: Container[KnobValue]) -> str:
+        """Return the value `by` stops along those of the script's flag, as typed; the default before any is set."""
+        entry, place = KNOBS_BY_NAME[name], self.script.flag_words.get(name)
+        current = self.spec.knobs.get(name, entry.default)
+        ladder = [
+            value
+            for value in entry.values.ladder(current)
+            if (not isinstance(place, dict) or entry.text_of(value) in place)
+            and (value == current or value not in skipped)
+        ]
+        if not ladder:
+            return entry.text_of(current)
+        if name not in self.spec.knobs:
+            return entry.text_of(entry.default if entry.default in ladder else ladder[0])
+        index = (ladder.index(current) if current in ladder else 0) + by
+        return entry.text_of(ladder[index % len(ladder) if around else max(0, min(len(ladder) - 1, index))])
+
+    def with_value(self, name: str, text: str) -> Self:
+        """Return a copy with a typed value of the knob. Raises UserError for one that cannot reach the script."""
+        if text.strip() in ("", SCRIPTS_OWN):
+            return self.reset(name)
+        name = knob(name).name
+        reach = reach_of(name, self.script)
+        if reach.way is Way.NONE:
+            raise UserError(f"{name} cannot reach {self.script.name}: {reach.text}; {SCRIPT_KEY} maps a flag", key=name)
+        spec = with_setting(self.spec, f"{name}={text}")
+        self.script.applied(list(self.script.command), {name: spec.knobs[name]})
+        return dataclasses.replace(self, spec=spec)
+
+    def save(self, name: str) -> Path:
+        from trainfast_runner.settings.saving import save_script_preset
+
+        script = msgspec.structs.replace(self.script, name=name, knobs=dict(self.spec.knobs))
+        return save_script_preset(script, {}, overwrite=True)
+
+    def _ranks(self, machine: Machine) -> int | None:
+        from trainfast_runner.running.scripts.command import read_command
+
+        return read_command(self.script.command, cwd=self.script.cwd).process_count
+
+
+def asks_for_same(name: str, reference: object, value: object) -> bool:
+    """True if a run with this value of a knob would equal a run with `reference`.
+
+    An unset `devices` or `watch` equals every recorded value; paths are equal if they lead to the same place.
+    """
+    if name == "offload_path" and isinstance(reference, str) and isinstance(value, str):
+        return os.path.abspath(os.path.expanduser(value)) == os.path.abspath(os.path.expanduser(reference))
+    if name == "devices" and value == CPU:
+        return asks_for_cpu(reference)
+    return reference == value or (name in ("devices", "watch") and value is None)
+
+
+def has_same_model(record: RecordedSpec, spec: RunSpec) -> bool:
+    """True if the record names the same preset and model, whatever its knobs."""
+    return (record.preset, record.variant, record.model) == (spec.preset, spec.variant, spec.model)
+
+
+def has_same_settings(search: BatchSnapshot, spec: RunSpec) -> bool:
+    """True if the search was for these knobs, apart from the knobs that a search sets itself."""
+    question = search.question
+    return (
+        question is not None
+        and has_same_model(question, spec)
+        and (spec.script is None or not set(question.knobs) - set(spec.knobs) - set(SET_BY_A_BATCH_SEARCH))
+        and all(
+            asks_for_same(name, question.knobs.get(name), value)
+            for name, value in spec.knobs.items()
+            if name not in SET_BY_A_BATCH_SEARCH
+        )
+    )

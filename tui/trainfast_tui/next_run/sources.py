@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.roles import COLD
 from trainfast_runner.records.run_file import RecordedSpec, RunFile
-from trainfast_runner.settings import presets
-from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.records.warm_process import COLD
+from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob
-from trainfast_runner.settings.scripts import script_preset
-from trainfast_runner.settings.scripts.script_preset import ScriptPreset
-from trainfast_runner.settings.scripts.script_reach import Way, reach_of
-from trainfast_runner.settings.set_by_searches import SET_BY_A_SEARCH
-from trainfast_runner.settings.spec import RunSpec, resolve, spec_of_record
-from trainfast_runner.worker.shared.search_roles import CONFIRMATION
-from trainfast_tui.next_run.next_run import NextRun
-from trainfast_tui.next_run.preset_next_run import PresetNextRun
-from trainfast_tui.next_run.script_next_run import ScriptNextRun
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, resolve, spec_of_record
+from trainfast_runner.worker.shared.words import CONFIRMATION
+from trainfast_tui.live.figures import predicted_peak_bytes
+from trainfast_tui.next_run.next_run import NextRun, PresetNextRun, ScriptNextRun
+from trainfast_tui.text.format import percent_change
+
+if TYPE_CHECKING:
+    from trainfast_runner.memory.headroom import PredictedFit
+    from trainfast_runner.records.run_file import PredictedSpeed
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.settings.spec import RunSpec
+    from trainfast_tui.next_run.next_run import NextRun
 
 
 def preset_choices() -> list[tuple[str, str]]:
@@ -106,8 +114,8 @@ def _searched_settings(run_file: RunFile, home: Home) -> RecordedSpec | None:
     """Return the settings that the run's search was started with; None if its journal cannot be read."""
     if run_file.search_id is None:
         return None
-    from trainfast_runner.search.journal.batch import BatchQuestion, read_batch_journal
-    from trainfast_runner.search.journal.best import BestQuestion, read_best_journal
+    from trainfast_runner.search.batch_journal import BatchQuestion, read_batch_journal
+    from trainfast_runner.search.best_journal import BestQuestion, read_best_journal
 
     directory = home.search_directory(run_file.search_id)
     try:
@@ -173,3 +181,73 @@ def spec_to_continue(record: RecordedSpec, spec: RunSpec) -> RunSpec:
     if spec.script is None:
         return spec_of_record(record)
     return replace(spec, knobs=dict(record.knobs), overrides=tuple(record.overrides))
+
+
+class MeasuredMemory(msgspec.Struct, frozen=True):
+    """The measured memory of the run on the screen."""
+
+    peak_bytes: int
+    """The worst rank's peak."""
+    predicted_bytes: int | None
+    """The peak that was predicted for that run; None without a prediction."""
+    has_same_knobs: bool
+    """True if the next run repeats that run, so that both predictions are about the same settings."""
+
+
+class NextRunMemory(msgspec.Struct, frozen=True):
+    """The predicted memory of the next run, beside the measured memory of the run on the screen."""
+
+    fit: PredictedFit | None = None
+    spec: RunSpec | None = None
+    """The predicted settings, with their number of devices; None without a prediction."""
+    reason: str = ""
+    """Why there is no prediction, or none yet."""
+    failed: bool = False
+    """True if there will be no prediction."""
+    since_ns: int | None = None
+    """CLOCK_MONOTONIC at which the trace under way began."""
+    measured: MeasuredMemory | None = None
+    reference_bytes: int | None = None
+    """The peak predicted for the knobs of the run on the screen, or of the preset; None if all are the same."""
+
+
+def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> MeasuredMemory | None:
+    """Return the shown run's peak memory; None before the second step, when the optimizer's states are allocated."""
+    if run is None or run.run_file is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
+        return None
+    return MeasuredMemory(
+        run.peak_allocated_bytes, predicted_peak_bytes(run), next_run is not None and next_run.repeats(run.run_file)
+    )
+
+
+class MeasuredSpeed(msgspec.Struct, frozen=True):
+    """The measured speed of the run on the screen."""
+
+    samples_per_s: float
+    predicted: PredictedSpeed | None
+    """The speed that was predicted before that run; None without a prediction."""
+
+
+class NextRunSpeed(msgspec.Struct, frozen=True):
+    """The predicted speed of the next run, beside the measured speed of the run on the screen."""
+
+    predicted: PredictedSpeed | None = None
+    reason: str = ""
+    """Why there is no prediction."""
+    reference_samples_per_s: float | None = None
+    """The predicted median for the knobs of the run on the screen, or of the preset; None if all are the same."""
+    measured: MeasuredSpeed | None = None
+
+    @property
+    def change_percent(self) -> float | None:
+        """The predicted change from the run on the screen, or from the preset; None without a prediction of both."""
+        return None if self.predicted is None else percent_change(self.predicted.median, self.reference_samples_per_s)
+
+
+def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:
+    """Return the speed of the ended run on the screen; None for a live one, and where it ranks against no other run."""
+    result = run.result if run is not None else None
+    if result is None or result.provisional or result.measured_under is not None:
+        return None
+    rate = result.throughput.samples_per_s.typical
+    return None if rate is None else MeasuredSpeed(rate, result.throughput.predicted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from trainfast_tui.text.tables import without_empty_columns
+from trainfast_tui.text.format import without_empty_columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,74 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from trainfast_tui.charts.chart_data import ChartData, ThrottledSpan, worst_last
-from trainfast_tui.charts.y_range import YRange, update_y_range
+from trainfast_tui.charts.chart_data import (
+    ChartData,
+    ThrottledSpan,
+    YRange,
+    extremes,
+    time_columns,
+    update_y_range,
+    worst_last,
+)
 from trainfast_tui.report.blocks import Picture, Prose
-from trainfast_tui.report.page_style import COLOUR_RULES, LIGHT_COLOURS
-from trainfast_tui.report.sparkline import sparklines
+from trainfast_tui.text.event_words import severity_rank, shade_of
 from trainfast_tui.text.format import Formatter, duration, number, plain, truncate
-from trainfast_tui.text.shades import shade_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+LIGHT_COLOURS = {
+    "paper": "#ffffff",
+    "ink": "#1b1f24",
+    "muted": "#59636e",
+    "rule": "#d1d9e0",
+    "primary": "#1d5fbf",
+    "secondary": "#8a3fa8",
+    "accent": "#0b7285",
+    "success": "#2b7a2b",
+    "warning": "#9a5b00",
+    "error": "#c0232c",
+}
+DARK_COLOURS = {
+    "paper": "#14171c",
+    "ink": "#e6e9ee",
+    "muted": "#9aa4b0",
+    "rule": "#3a424c",
+    "primary": "#6ea8ff",
+    "secondary": "#d79bf0",
+    "accent": "#55c7d9",
+    "success": "#6fcf6f",
+    "warning": "#f0b45a",
+    "error": "#ff7b81",
+}
+
+
+def _colours(colours: dict[str, str]) -> str:
+    return "".join(f"--{name}:{value};" for name, value in colours.items())
+
+
+COLOUR_RULES = (
+    f":root{{{_colours(LIGHT_COLOURS)}}}@media (prefers-color-scheme:dark){{:root{{{_colours(DARK_COLOURS)}}}}}"
+)
+"""The colours by name, of the page and of each picture in it."""
+STYLE_SHEET = "\n".join(
+    [
+        ":root{color-scheme:light dark}",
+        COLOUR_RULES,
+        "body{max-width:62rem;margin:2rem auto;padding:0 1rem;background:var(--paper);color:var(--ink);"
+        "font:16px/1.5 system-ui,sans-serif}",
+        "h1{font-size:1.6rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid var(--rule)}"
+        "h3{font-size:1.05rem}",
+        ".wide{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;font-size:.9rem}",
+        "th,td{text-align:left;vertical-align:top;padding:.3rem .7rem;border-bottom:1px solid var(--rule)}"
+        "th{color:var(--muted);font-weight:600}.figure{text-align:right;font-variant-numeric:tabular-nums}"
+        "td.figure{white-space:nowrap}",
+        "figure{margin:1.2rem 0}figcaption{font-weight:600}img{width:100%;height:auto}",
+        "details{margin:.6rem 0}summary{cursor:pointer}pre{overflow-x:auto;padding:.8rem;border:1px solid var(--rule)}",
+    ]
+)
+
 
 WIDTH_IN, ROW_IN, MARGIN_IN, SCATTER_IN, STRIP_IN = 7.2, 0.32, 1.0, 3.4, 2.4
 """The width of a picture, the height of a row of bars, the height around rows, and the heights of other pictures."""
@@ -344,3 +402,56 @@ def _svg(height_in: float, draw: Callable[[Axes], None]) -> str:
         svg = svg.replace(colour, f"var(--{name})")
     theme = f"{COLOUR_RULES}text{{font-family:sans-serif!important}}"
     return svg.replace('<style type="text/css">', f'<style type="text/css">{theme}', 1)
+
+
+SPARKLINE_COLUMNS = 64
+BLOCK_GLYPHS = "▁▂▃▄▅▆▇█"
+
+
+def sparklines(data: ChartData, origin_ns: int) -> tuple[str, ...]:
+    """Return a line for each series with values, its ends in the unit, then throttled time and the time axis."""
+    # One more than the quotient, so that a sample at the end falls in the last column.
+    column_ns = (data.axis.end_ns - data.axis.start_ns) // SPARKLINE_COLUMNS + 1
+    names = [series.name for series in data.series]
+    name_width = max(map(len, [*names, "throttled"]))
+    lines = []
+    for series in data.series:
+        columns = time_columns(
+            series.times_ns, series.values, data.axis.start_ns, column_ns, SPARKLINE_COLUMNS, data.gap_ns
+        )
+        ends = extremes(columns)
+        if ends is None:
+            continue
+        # The middle of a column, so that a spike does not stand for all of its time.
+        drawn = "".join(
+            " " if column is None else _block((column[0] + column[1]) / 2, ends, data.y_min) for column in columns
+        )
+        range_words = " to ".join(map(data.format_value, ends))
+        lines.append(f"{series.name.ljust(name_width)}  {drawn}  {range_words}")
+    causes = sorted({span.cause for span in data.spans}, key=lambda cause: severity_rank(shade_of(cause)))
+    if causes:
+        words = ", ".join(f"{shade_of(cause).letter} {shade_of(cause).words}" for cause in causes)
+        lines.append(f"{'throttled'.ljust(name_width)}  {_letters(data, column_ns)}  {words}")
+    begin, end = (duration((t_ns - origin_ns) / 1e9) for t_ns in (data.axis.start_ns, data.axis.end_ns))
+    lines.append(f"{'time'.ljust(name_width)}  {begin}{end.rjust(SPARKLINE_COLUMNS - len(begin))}")
+    if data.cursor_ns is not None:
+        measured_from = duration((data.cursor_ns - origin_ns) / 1e9)
+        lines.append(f"{''.ljust(name_width)}  measured from {measured_from}")
+    return tuple(lines)
+
+
+def _block(value: float, ends: tuple[float, float], y_min: float | None) -> str:
+    """Return the block of a value between zero, or the lowest value, and the highest."""
+    low = ends[0] if y_min is None else min(y_min, ends[0])
+    share = (value - low) / (ends[1] - low) if ends[1] > low else 0.0
+    return BLOCK_GLYPHS[min(len(BLOCK_GLYPHS) - 1, int(share * len(BLOCK_GLYPHS)))]
+
+
+def _letters(data: ChartData, column_ns: int) -> str:
+    letters = [" "] * SPARKLINE_COLUMNS
+    for span in worst_last(data.spans):
+        first = max(0, (span.start_ns - data.axis.start_ns) // column_ns)
+        last = min(SPARKLINE_COLUMNS - 1, (span.end_ns - data.axis.start_ns) // column_ns)
+        for column in range(first, last + 1):
+            letters[column] = shade_of(span.cause).letter
+    return "".join(letters)

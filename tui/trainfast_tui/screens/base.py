@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,10 +13,10 @@ from textual.message import Message as TextualMessage
 from textual.screen import Screen
 
 from trainfast_tui.control.messages import Message, Notified, SnapshotTaken
+from trainfast_tui.painting import PaintedWidget
+from trainfast_tui.panels.header_footer import Footer, StatusLine
+from trainfast_tui.text.format import Line, Tone, clamp_scroll
 from trainfast_tui.text.keys import actions_of
-from trainfast_tui.text.lines import Line, Tone
-from trainfast_tui.widgets.header_footer import Footer, StatusLine
-from trainfast_tui.widgets.page import Page
 
 if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
@@ -131,3 +133,33 @@ class PageScreen(AppScreen):
     def repaint(self) -> None:
         """Paint the text again."""
         self.query_one(Page).repaint()
+
+
+class Page(PaintedWidget):
+    """Shows the lines that fit of `body`, the whole text in lines of a width; its keys scroll."""
+
+    DEFAULT_CSS = "Page { height: 1fr; }"
+
+    def __init__(self, body: Callable[[int], list[Line]]) -> None:
+        super().__init__()
+        self._body = body
+        self._top = 0
+
+    def action_scroll(self, by: int) -> None:
+        """Scroll down by `by` lines."""
+        self._top += by
+        self.repaint()
+
+    def action_page(self, by: int) -> None:
+        """Scroll `by` pages down."""
+        self.action_scroll(by * self.size.height)
+
+    def action_end(self, direction: int) -> None:
+        """Scroll to the top (-1) or to the bottom (1)."""
+        self._top = 0 if direction < 0 else sys.maxsize
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        body = self._body(width)
+        self._top = clamp_scroll(self._top, len(body), height)
+        return body[self._top :]

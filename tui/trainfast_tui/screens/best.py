@@ -3,35 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import replace as replaced_struct
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.search_states import UNFINISHED_STATES
-from trainfast_runner.search.best.planning.request import BestRequest
-from trainfast_runner.settings.knob_type import whole_number
-from trainfast_runner.settings.knobs import defaults
-from trainfast_tui.control.best_control import BestControl, BestOptions, BestPlanned, request_of
-from trainfast_tui.control.instruction_choices import InstructionChoices, pin_choices, skip_choices
+from trainfast_runner.records.home import UNFINISHED_STATES
+from trainfast_runner.search.best.person_instructions import instructions_in_force
+from trainfast_runner.search.best.plan import BestRequest
+from trainfast_runner.settings.knob_values import whole_number
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
+from trainfast_runner.units import counted
+from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter_chart
 from trainfast_tui.control.messages import Notified
+from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned, request_of
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.next_run.same_settings import has_same_model
+from trainfast_tui.next_run.next_run import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
+from trainfast_tui.panels.ask import ask_choice
+from trainfast_tui.panels.best_dialogs import InstructionChoices, QuestionDialogs, pin_choices, skip_choices
+from trainfast_tui.panels.devices import bar
 from trainfast_tui.screens.base import PostedMessage
-from trainfast_tui.screens.search import SearchScreen
+from trainfast_tui.screens.search import SearchScreen, SearchView
 from trainfast_tui.session import Session
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.best_words import (
+    ABOUT_SCRIPT_SEARCH,
+    ABOUT_SEARCH,
+    NAMED_BY_KEYS,
+    START_HINT,
+    best_label,
+    best_question_rows,
+    best_search_words,
+    best_words,
+    candidate_knob_texts,
+    candidate_words,
+    chance_words,
+    figure_with_interval_text,
+    gain_text,
+    instruction_words,
+    is_doubtful,
+    objective_of,
+    precision_words,
+    question_lines,
+    unit_of,
+    verdict_counts,
+)
+from trainfast_tui.text.format import DOUBT_SIGN, Line, Piece, Tone, labelled, paragraph, search_sign
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, RUN_KEY, key_of
-from trainfast_tui.text.search.best_question import ABOUT_SCRIPT_SEARCH, ABOUT_SEARCH, START_HINT, best_question_rows
-from trainfast_tui.text.search.best_state import candidate_knob_texts
-from trainfast_tui.widgets.dialogs.ask import ask_choice
-from trainfast_tui.widgets.dialogs.ask_best_question import QuestionDialogs
-from trainfast_tui.widgets.search.best_view import BestView
+from trainfast_tui.text.search_words import outcome_of, role_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.best_follower import BestSnapshot
+    from trainfast_runner.search.best.report import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best_journal import BestAnswer, ColdRun, Effect, Trial
     from trainfast_runner.settings.spec import RunSpec
+
 
 NO_PLAN = 0
 """The `plan_id` before a plan was asked for."""
@@ -263,7 +291,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         return control.request
 
     def _plan_request(self, request: BestRequest) -> None:
-        self._plan_question(replace(self.search_control.options, request=request))
+        self._plan_question(replaced_struct(self.search_control.options, request=request))
 
     def _plan_question(self, options: BestOptions) -> None:
         """Show the plan of a search with these options, in place of a search that has ended."""
@@ -286,7 +314,308 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if search is not None and question is not None:
             if not has_same_model(question, spec):
                 spec = next_run_from_search(question).spec
-            control.options = replace(control.options, request=request_of(question))
+            control.options = replaced_struct(control.options, request=request_of(question))
             if search.state in UNFINISHED_STATES:
                 spec = spec_to_continue(question, spec)
         return spec, search is None and control.options.is_fresh
+
+
+MIN_CHART_LINES, MAX_CHART_LINES = 7, 20
+"""The least lines of a useful chart, and the most."""
+SIGN_MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
+"""The signs of the chart; a measured candidate on the line is ● instead of •."""
+MIN_TABLE_LINES = 4
+"""Lines of the table that the chart leaves."""
+MAX_TIES, MAX_TIES_IN_FEW_LINES = 6, 2
+MANY_TIES_FROM = 40
+"""Settings within the noise that an answer names, and the lines of the screen from which it names the more."""
+MIN_EFFECT_LINES, LINES_BESIDE_ANSWER = 4, 6
+"""The least lines of the effects, and those that the answer leaves to the rest of the screen."""
+
+
+class BestView(SearchView["BestSnapshot"]):
+    """The view of a best-fit search."""
+
+    TITLE = "best fit"
+
+    def search_lines(self, search: BestSnapshot, notice: list[Line], width: int, height: int) -> list[Line]:
+        name = search.so_far.question.name if search.so_far.question is not None else self._spec_name
+        head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width), *_varied_lines(search, width)]
+        foot = [*_answer_lines(search, width, height), *_instruction_lines(search, width)]
+        table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
+        line = waiting_line(search.so_far, width) if search.is_live else []
+        step_lines = [line] if line else []
+        end = [[], *foot, *notice] if foot or notice else []
+        room = height - len(head) - len(end)
+        if room < 0:
+            text = [*head, [], *foot, [], *table, *step_lines]
+            return [*self.scrolled_text(text, height - len(notice)), *notice]
+        self._top = 0
+        table_rows = len(table) + len(step_lines) + 1 if len(table) > 1 or step_lines else 0
+        points = candidate_points(search.so_far, is_live=search.is_live)
+        max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
+        chart = (
+            scatter_chart(points, search.so_far.limit_bytes, width, max_chart - 1)
+            if max_chart > MIN_CHART_LINES
+            else []
+        )
+        if chart:
+            chart = [[], _chart_title(search.so_far, points), *chart]
+        room -= len(chart) + 1 + len(step_lines)
+        shown, hidden = self.scrolled_table(table, room) if len(table) > 1 and room >= 2 else ([], [])
+        body = [hidden, *shown, *step_lines] if shown or step_lines else []
+        return [*head, *chart, *body, *end]
+
+
+def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
+    """Return the state of the search, the best setting so far, and the time."""
+    so_far = search.so_far
+    sign, tone = search_sign(search.state)
+    mark: Piece = (f"{DOUBT_SIGN} ", "warning") if is_doubtful(search) else (f"{sign} ", tone)
+    lines = labelled(mark, best_search_words(search), width, "title")
+    if so_far.best is not None and so_far.space is not None:
+        label = best_label(so_far.answer, search.state)
+        best = candidate_words(so_far.space, so_far.best.number)
+        lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), best, width)
+    for doubt in so_far.answer_doubts:
+        lines += labelled((f"{DOUBT_SIGN} ", "warning"), doubt.text, width, "warning")
+    facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
+    words = "; ".join(filter(None, facts))
+    return [*lines, *paragraph(words, width, "muted", 2)]
+
+
+def _chart_title(so_far: BestSoFar, points: list[CandidatePoint]) -> Line:
+    """Return the axes, and the meaning of each sign on the chart."""
+    title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
+    title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
+    for sign, words in SIGN_MEANINGS.items():
+        tone = next((point.tone for point in points if point.sign == sign), None)
+        if tone is not None:
+            title += [(f"  {sign} ", tone), (words, "muted")]
+    return title
+
+
+def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
+    """Return the varied knobs and the knobs left alone; empty after the first measurement."""
+    question = search.so_far.question
+    if question is None or search.so_far.attempts:
+        return []
+    lines = question_lines(question.vary, question.left_alone, question.global_batch, to_name=NAMED_BY_KEYS)
+    return [[], *(row for line in lines for row in paragraph(line, width, "text", 2))]
+
+
+def _time_words(search: BestSnapshot, now_ns: int) -> str:
+    so_far = search.so_far
+    measured = counted(len(so_far.attempts), "measurement")
+    counts = f"{counted(len(so_far.candidates), 'setting')}, {measured}" if so_far.candidates else measured
+    if not search.is_live:
+        return f"{counts}, took {fmt.duration(so_far.spent_s())}"
+    budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
+    return f"{counts}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
+
+
+def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
+    """Return the effects, the runner-ups and the verdict counts; empty before there is an answer."""
+    ended = search.so_far.ended
+    if ended is None or ended.answer is None or search.so_far.space is None:
+        return []
+    effects = effect_lines(ended.answer, width)
+    max_ties = MAX_TIES if height >= MANY_TIES_FROM else MAX_TIES_IN_FEW_LINES
+    rest = footnote_lines(search.so_far, ended.answer, width, max_ties)
+    max_rows = max(MIN_EFFECT_LINES, height - LINES_BESIDE_ANSWER - len(rest))
+    if len(effects) > max_rows:
+        effects = [*effects[: max_rows - 1], [(f"and {len(effects) - max_rows + 1} values that gave less", "muted")]]
+    return [*effects, *rest]
+
+
+def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
+    """Return the instructions in force, and those that wait for the next step."""
+    space = search.so_far.space
+    in_force = instructions_in_force(search.so_far.instructions)
+    words = [instruction_words(instruction, space) for instruction in in_force]
+    words += [
+        f"{instruction_words(instruction, space)} (before the next step)" for instruction in search.untaken_instructions
+    ]
+    return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
+
+
+def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint]:
+    """Return the candidates as points of the chart, the best last; the one under way stands at the bottom."""
+    rates: dict[int, float | None] = {}
+    signs: dict[int, Piece] = {}
+    for index, attempt in enumerate(so_far.attempts):
+        if attempt.outcome == "oom":
+            rates[attempt.candidate_number], signs[attempt.candidate_number] = None, ("✗", "error")
+        elif attempt.outcome in ("measured", "slow"):
+            # A time is no throughput: the chart then shows samples/s.
+            figures = so_far.rates if so_far.objective == "time" else so_far.values
+            if (figure := figures.get(index)) is not None:
+                rates[attempt.candidate_number], signs[attempt.candidate_number] = figure.median, ("•", "text")
+    step = so_far.newest_step
+    if is_live and step is not None and step.candidate_number is not None and so_far.is_under_way:
+        signs[step.candidate_number] = ("○", "accent")
+        rates.setdefault(step.candidate_number, None)
+    answer, best, per_joule = so_far.answer, so_far.best, so_far.objective == "samples_per_joule"
+    for verdict in answer.verdicts if answer is not None and not per_joule else ():
+        number = verdict.candidate_number
+        if verdict.rate is not None and rates.get(number) is not None:
+            is_time = so_far.objective == "time"
+            rates[number] = (verdict.rate if is_time else so_far.value_of(number, verdict.rate)).median
+    if best is not None and rates.get(best.number) is not None:
+        # The mark stands at the figure of the headline.
+        rates[best.number] = (best.rate if so_far.objective == "time" else best.value).median
+        signs[best.number] = ("■", "accent")
+    points = []
+    for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best.number):
+        needed = so_far.memory_bytes(number)
+        if needed is not None:
+            points.append(CandidatePoint(needed, rate, *signs[number]))
+    front = front_of(points)
+    return [
+        replace(point, sign="●", tone="success") if point.sign == "•" and point in front else point for point in points
+    ]
+
+
+RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS = 26, 6, 12, 11
+"""Cells of the columns right of the candidate."""
+NARROW_RATE_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS = 22, 9, 9
+WIDE_COLUMNS_FROM = 100
+"""Width of the table from which its columns are wide and its words long."""
+MIN_EFFECT_CELLS, GAIN_CELLS = 16, 50
+"""The least cells of the names of effects, and those that names leave to the bars and gains."""
+MIN_BAR_CELLS, MAX_BAR_CELLS = 6, 40
+BASIS_CELLS = 18
+"""Cells that the bar of an effect leaves to its basis and to gaps."""
+LABEL_CELLS = 18
+"""Cells of the labels below the answer."""
+
+
+def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
+    """Return a title, and a row for each trial or run in their order."""
+    title = f"{_unit(so_far)[0]} (95 % CI)"
+    rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
+    for index, attempt in enumerate(so_far.attempts):
+        rows.append(_attempt_row(so_far, index, attempt, width))
+        if attempt.reason and attempt.outcome not in ("oom", "slow"):
+            rows += labelled(("  └ ", "muted"), fmt.with_sizes(attempt.reason), width, "muted")
+    return rows
+
+
+def _unit(so_far: BestSoFar) -> tuple[str, float]:
+    """Return the unit of the table and its divisor, chosen for the first figure and kept for all."""
+    first = next(iter(so_far.values.values()), None)
+    return unit_of(so_far.objective, first.median if first is not None else 0.0)
+
+
+def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width: int) -> Line:
+    from trainfast_runner.search.best_journal import Trial
+
+    outcome = outcome_of(attempt.outcome)
+    sign: Piece = (DOUBT_SIGN, "warning") if attempt.counts_disturbed else (outcome.sign, outcome.tone)
+    words = "" if attempt.outcome in ("measured", "slow") else outcome.noun
+    assert so_far.space is not None
+    candidate = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
+    value, divisor = so_far.values.get(index), _unit(so_far)[1]
+    if value is not None:
+        words = figure_with_interval_text(value, divisor)
+    if isinstance(attempt, Trial):
+        steps = f"{len(attempt.step_ms)}" if attempt.step_ms else fmt.ABSENT
+        process = "repeat" if attempt.repeats else "warm" if attempt.warm else "new"
+    else:
+        if attempt.knob is not None:
+            candidate = f"{attempt.knob} of {candidate}"
+        steps, process = fmt.ABSENT, role_of(attempt.role).short if width >= WIDE_COLUMNS_FROM else "cold"
+    if attempt.outcome == "slow":
+        words = f"{words}, given up" if width >= WIDE_COLUMNS_FROM else words
+    elif attempt.outcome == "void" and words != "void":
+        words = f"void: {words}"
+    return _row(sign, (candidate, words, steps, fmt.duration(attempt.seconds), process), width)
+
+
+def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: Tone = "text") -> Line:
+    """Return a sign and the cells of candidate, rate, steps, time and process."""
+    candidate, *figures, process = cells
+    widths = (
+        (RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS)
+        if width >= WIDE_COLUMNS_FROM
+        else (NARROW_RATE_CELLS, STEPS_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS)
+    )
+    room = max(12, width - 2 - sum(widths))
+    right = "".join(fmt.to_width(cell, cell_width, "right") for cell, cell_width in zip(figures, widths, strict=False))
+    last = fmt.to_width(f"  {process}", widths[3])
+    return [(f"{sign[0]} ", sign[1]), (fmt.to_width(candidate, room) + right + last, tone)]
+
+
+def waiting_line(so_far: BestSoFar, width: int) -> Line:
+    """Return the candidate under way, with its reason; empty without one."""
+    step, space = so_far.newest_step, so_far.space
+    if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
+        return []
+    return [
+        ("▸ ", "accent"),
+        (candidate_words(space, step.candidate_number, short=width < WIDE_COLUMNS_FROM), "title"),
+        (f"  {step.why}", "muted"),
+    ]
+
+
+def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
+    """Return a row for each value of a knob: a bar of its gain over the baseline's value, and the gain's interval."""
+    if not answer.effects:
+        return []
+    names = [_effect_name(effect) for effect in answer.effects]
+    label_width = min(max(map(len, names)), max(MIN_EFFECT_CELLS, width - GAIN_CELLS))
+    gains = [effect.gain_percent for effect in answer.effects]
+    words = [gain_text(gain) for gain in gains]
+    bar_room = width - label_width - max(map(len, words)) - BASIS_CELLS
+    bar_width = max(MIN_BAR_CELLS, min(MAX_BAR_CELLS, bar_room))
+    largest = max(gain.median for gain in gains)
+    largest = largest if largest > 0 else 1.0
+    rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
+    for name, text, effect in sorted(
+        zip(names, words, answer.effects, strict=True), key=lambda row: -row[2].gain_percent.median
+    ):
+        gain = effect.gain_percent
+        tone: Tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "secondary"
+        basis = "  in a run" if effect.measured else "  earlier" if effect.earlier else ""
+        # Only a gain has a bar: one as long for a loss would look like a gain.
+        share = max(gain.median, 0.0) / largest
+        rows.append(
+            [
+                (fmt.to_width(name, label_width + 1), "text"),
+                *bar(share, bar_width, tone),
+                (f" {text}", tone),
+                (basis, "muted"),
+            ]
+        )
+    return rows
+
+
+def _effect_name(effect: Effect) -> str:
+    text_of = KNOBS_BY_NAME[effect.knob].text_of
+    return f"{effect.knob}={text_of(effect.value)} for {text_of(effect.before)}"
+
+
+def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, max_ties: int) -> list[Line]:
+    """Return the runner-ups within the noise, the verdict counts, and the notes on the claim."""
+    assert so_far.space is not None
+    rows: list[Line] = []
+    for number in answer.tied_numbers[:max_ties]:
+        rows.append([_label("within the noise"), (candidate_words(so_far.space, number), "text")])
+    if len(answer.tied_numbers) > max_ties:
+        rows.append([_label("within the noise"), (f"and {len(answer.tied_numbers) - max_ties} more", "text")])
+    counts = verdict_counts(verdict.verdict for verdict in answer.verdicts)
+    rows += labelled(_label("settings"), f"{len(answer.verdicts):,}: {counts}", width)
+    if so_far.ended is not None:
+        rows += labelled(_label("stopped because"), so_far.ended.stopped_because, width)
+    if answer.changes_training:
+        words = f"trains differently from the baseline, by {', '.join(answer.changes_training)}"
+        rows += labelled(_label("note", "warning"), words, width)
+    elif words := precision_words(so_far, answer):
+        rows += labelled(_label("note"), f"trains the same as the baseline, {words}", width)
+    for note in answer.notes:
+        rows += labelled(_label("note"), note, width)
+    return rows
+
+
+def _label(text: str, tone: Tone = "muted") -> Piece:
+    return f"{text:<{LABEL_CELLS}}", tone

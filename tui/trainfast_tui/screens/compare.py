@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_states import state_text
-from trainfast_runner.results.comparison.difference import BETTER, DOUBTFUL, WORSE, Comparison, compare
+from trainfast_runner.records.run_directory import state_text
+from trainfast_runner.results.comparison import BETTER, DOUBTFUL, WORSE, Comparison, compare
 from trainfast_runner.units import counted
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.comparison_words import (
+from trainfast_tui.text.diagnosis_words import diagnosis_section, no_bottleneck_in_run, overlap_words
+from trainfast_tui.text.format import DOUBT_SIGN, SYNTHETIC_BADGE, Line, Tone, labelled, paragraph, rule
+from trainfast_tui.text.result_words import (
     difference_text,
     figure_with_unit,
     interval_text,
@@ -17,8 +21,12 @@ from trainfast_tui.text.comparison_words import (
     verdict_reasons,
     verdict_words,
 )
-from trainfast_tui.text.lines import Line, Tone, labelled, paragraph, rule
-from trainfast_tui.text.signs import DOUBT_SIGN, SYNTHETIC_BADGE
+
+if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.session import Session
+
 
 VERDICT_TONES: dict[str, Tone] = {BETTER: "success", WORSE: "error", DOUBTFUL: "warning"}
 DIFFERENCES_FROM, INTERVALS_FROM = 100, 132
@@ -166,3 +174,39 @@ def _no_speed_words(comparison: Comparison) -> str:
         return ""
     run_words = "Neither run has" if len(missing_letters) == 2 else f"{missing_letters[0]} has not"
     return f"{run_words} measured a step: there is no speed to compare."
+
+
+class DiagnosisScreen(PageScreen):
+    """Follows the run that is on the main screen when it is opened."""
+
+    SCOPE = "diagnosis"
+
+    def __init__(self, session: Session, run: RunSnapshot) -> None:
+        super().__init__(session)
+        self._run = run
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Paint the newest snapshot of this run, and none of another run."""
+        run = snapshot.run
+        if run is not None and run.run_id == self._run.run_id:
+            self._run = run
+            self.repaint()
+
+    def body(self, width: int) -> list[Line]:
+        period_words = "now" if self._run.is_live else "in all"
+        return [
+            rule(f"bottlenecks of {self._run.run_id}, {period_words}", width),
+            [],
+            *_diagnosis_lines(self._run, width),
+        ]
+
+
+def _diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:
+    """Return every diagnosis with its figures, in lines of `width` cells."""
+    if not run.diagnosis:
+        return [[(no_bottleneck_in_run(run), "text")]]
+    lines = paragraph(overlap_words(run.diagnosis), width, "muted")
+    for index, diagnosis in enumerate(run.diagnosis):
+        title, section = diagnosis_section(diagnosis, width)
+        lines += [*([[]] if index else []), rule(title, width), *section]
+    return lines

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_tui.screens.base import PageScreen
-from trainfast_tui.text.event_words import OTHER_REASON_LETTER
-from trainfast_tui.text.keys import SCRIPT_KEY, actions_of, key_of
-from trainfast_tui.text.knob_groups import knobs_by_group
-from trainfast_tui.text.lines import Line, Section, Tone, has_all_words, labelled, line_text, paragraph, rule
-from trainfast_tui.text.shades import SHADES
-from trainfast_tui.widgets.dialogs.ask import ask_text
-from trainfast_tui.widgets.page import Page
+from trainfast_tui.panels.ask import ask_text
+from trainfast_tui.screens.base import Page, PageScreen
+from trainfast_tui.text.event_words import OTHER_REASON_LETTER, SHADES
+from trainfast_tui.text.format import Line, Section, Tone, has_all_words, labelled, line_text, paragraph, rule
+from trainfast_tui.text.keys import SCRIPT_KEY, actions_of, key_of, knobs_by_group
 
 if TYPE_CHECKING:
     from trainfast_tui.session import Session

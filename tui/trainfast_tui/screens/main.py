@@ -15,26 +15,24 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.run_states import state_text
+from trainfast_runner.records.run_directory import state_text
 from trainfast_tui.charts.chart_column import ChartColumn
-from trainfast_tui.live.search_kind import SearchKind
-from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.live.snapshot import SearchKind, Snapshot
 from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.panels.ask import ask_yes
+from trainfast_tui.panels.devices import DevicesPanel
+from trainfast_tui.panels.ending_panel import EndingPanel
+from trainfast_tui.panels.header_footer import Header, StatusLine
+from trainfast_tui.panels.knob_panel import KnobPanel
+from trainfast_tui.panels.log_pane import LogPane
+from trainfast_tui.panels.memory_and_speed import MemoryBar, SpeedBar
+from trainfast_tui.panels.run_lines import DiagnosisLine
+from trainfast_tui.panels.step_panel import StepPanel
+from trainfast_tui.panels.welcome import MIN_HEIGHT, MIN_WIDTH, TooSmall, Welcome
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import with_sizes
 from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, STOP_KEY, key_of
 from trainfast_tui.text.memory_words import swap_notice
-from trainfast_tui.widgets.devices import DevicesPanel
-from trainfast_tui.widgets.dialogs.ask import ask_yes
-from trainfast_tui.widgets.header_footer import Header, StatusLine
-from trainfast_tui.widgets.main.diagnosis_line import DiagnosisLine
-from trainfast_tui.widgets.main.ending_panel import EndingPanel
-from trainfast_tui.widgets.main.knob_panel import KnobPanel
-from trainfast_tui.widgets.main.log_pane import LogPane
-from trainfast_tui.widgets.main.memory_bar import MemoryBar
-from trainfast_tui.widgets.main.speed_bar import SpeedBar
-from trainfast_tui.widgets.main.step_panel import StepPanel
-from trainfast_tui.widgets.main.welcome import MIN_HEIGHT, MIN_WIDTH, TooSmall, Welcome
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -351,7 +349,7 @@ class MainScreen(AppScreen):
         if run is None or not run.steps:
             self.notify("No step was measured yet: the bottleneck is unknown.")
             return
-        from trainfast_tui.screens.diagnosis import DiagnosisScreen
+        from trainfast_tui.screens.compare import DiagnosisScreen
 
         self.app.push_screen(DiagnosisScreen(self.session, run))
 

@@ -9,7 +9,7 @@ from trainfast_tui.control.messages import ScreenMessage
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.screens.base import PageScreen, PostedMessage
 from trainfast_tui.session import Session
-from trainfast_tui.text.lines import Line, labelled, paragraph, rule
+from trainfast_tui.text.format import Line, labelled, paragraph, rule
 from trainfast_tui.text.topology import TopologySection, topology_sections
 
 

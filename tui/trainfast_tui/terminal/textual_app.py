@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
+import select
 import sys
-from collections.abc import Sequence
-from functools import partial
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
+from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual._xterm_parser import XTermParser
 from textual.app import App
+from textual.color import Color
 from textual.dom import DOMNode
 from textual.driver import Driver
+from textual.events import Key
 from textual.filter import LineFilter, Monochrome, NoColor
+from textual.keys import KEY_NAME_REPLACEMENTS, _character_to_key
+from textual.message import Message
+from textual.theme import BUILTIN_THEMES, Theme
 from textual.widget import Widget
 
-from trainfast_tui.terminal import escape_key, frame_output, themes
-from trainfast_tui.terminal.line_filters import AsciiFilter, NoHueFilter
+from trainfast_tui.terminal import cells
+from trainfast_tui.text.format import to_ascii
 
 AFTER_ESCAPE_S = 0.05
 """Time for Esc to leave a screen before the key typed right after it goes to the screen below."""
@@ -45,13 +56,13 @@ class TerminalApp(App[int]):
         self.ascii = ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         self.no_color = bool(os.environ.get("NO_COLOR"))  # Textual takes an empty one too, against no-color.org
         self._own_filters = [*([NoHueFilter()] if self.no_color else []), *([AsciiFilter()] if self.ascii else [])]
-        themes.register(self)
-        frame_output.install(plain=plain_output)
+        register(self)
+        cells.install(plain=plain_output)
 
     def get_driver_class(self) -> type[Driver]:
         """Return Textual's driver with our key parser."""
         driver = super().get_driver_class()
-        escape_key.install(driver, plain=self.plain_output)
+        install(driver, plain=self.plain_output)
         return driver
 
     def get_line_filters(self) -> Sequence[LineFilter]:
@@ -62,7 +73,7 @@ class TerminalApp(App[int]):
     async def on_event(self, event: events.Event) -> None:
         """Split Esc and a key that arrived as one, then pass the event on."""
         if isinstance(event, events.Key) and not event.is_forwarded:
-            later = escape_key.after_escape(event)
+            later = after_escape(event)
             if later is not None:
                 self.set_timer(AFTER_ESCAPE_S, partial(self.post_message, later))
                 event = events.Key("escape", "\x1b")
@@ -100,3 +111,151 @@ def part_style(widget: Widget, name: str) -> Style:
     part._attach(widget)
     widget.app.stylesheet.apply(part, animate=False)
     return part.rich_style
+
+
+ESC = "\x1b"
+# Enter and printable ASCII without letters and without the characters of control sequences: [ \ ] ^ _
+_KEY = "[\r -@`{-~]"
+_ESC_AND_KEY = re.compile(f"{ESC}({_KEY})")
+_CHARACTERS = {
+    KEY_NAME_REPLACEMENTS.get(name, name): character
+    for character in map(chr, range(ord(" "), ord("~") + 1))
+    for name in (character if character.isalnum() else _character_to_key(character),)
+}
+"""Printable ASCII by Textual's names of the keys."""
+
+
+class KeyReader(XTermParser):
+    """Textual's parser of terminal input; Esc and a key are given to it in kitty's spelling of Alt."""
+
+    _ends_with_esc = False
+    """True if the last read ended with Esc."""
+
+    def feed(self, data: str) -> Iterable[Message]:
+        """Yield the events in `data`."""
+        # Until its delay is over, Textual takes the next read as part of the sequence.
+        continues = self._ends_with_esc and self._timeout_time is not None and re.match(_KEY, data)
+        typed = _ESC_AND_KEY.sub(_as_alt, ESC + data if continues else data)
+        self._ends_with_esc = data.endswith(ESC)
+        return super().feed(typed[1:] if continues else typed)
+
+
+def _as_alt(typed: re.Match[str]) -> str:
+    return f"{ESC}[{ord(typed[1])};3u"
+
+
+def install(driver: type[Driver], *, plain: bool = False) -> None:
+    """Make the driver read keys with `KeyReader`, or with `plain` as Textual does, which has no such setting."""
+    module = sys.modules[driver.__module__]
+    if hasattr(module, "XTermParser"):
+        module.XTermParser = XTermParser if plain else KeyReader  # type: ignore[attr-defined]
+
+
+def after_escape(event: Key) -> Key | None:
+    """Return the key typed right after Esc if the two arrived as one `alt+` key; the app binds no such key itself."""
+    alt, _, name = event.key.partition("alt+")
+    name, shifted = name.removeprefix("shift+"), name.startswith("shift+")
+    if alt or not name:
+        return None
+    name = name.upper() if shifted else name
+    character = "\r" if name == "enter" else _CHARACTERS.get(name)
+    return Key(name, character) if character is not None else None
+
+
+GRACE_S = 3.0
+"""Seconds that the app has to leave by itself once its terminal is gone."""
+EXIT_STATUS = 129
+"""128 + SIGHUP, as `EXIT_HUNG_UP` of the command line, which imports this package."""
+
+
+def watch_for_hangup(fd: int, on_lost: Callable[[], object]) -> None:
+    """Call `on_lost` from a thread when the terminal behind `fd` hangs up, then end the process."""
+    if os.isatty(fd):
+        threading.Thread(target=_wait, args=(fd, on_lost), name="terminal-watch", daemon=True).start()
+
+
+def _wait(fd: int, on_lost: Callable[[], object]) -> None:
+    poll = select.poll()
+    # No input events: only a hang-up or an error ends the wait.
+    poll.register(fd, 0)
+    poll.poll()
+    on_lost()
+    # The last output goes to a terminal that no longer reads it.
+    threading.Event().wait(GRACE_S)
+    os._exit(EXIT_STATUS)
+
+
+class AsciiFilter(LineFilter):
+    """Replace signs outside ASCII by their likeness."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """Return the same segments in ASCII."""
+        return [Segment(to_ascii(text), style, control) for text, style, control in segments]
+
+
+class NoHueFilter(LineFilter):
+    """Leave the terminal's own two colours; a background of its own becomes reverse."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """Return the same segments without colours."""
+        return [Segment(text, _without_hue(style), control) for text, style, control in segments]
+
+
+@lru_cache(maxsize=1024)
+def _without_hue(style: Style | None) -> Style | None:
+    if style is None:
+        return None
+    is_filled = style.bgcolor is not None and not style.bgcolor.is_default
+    return style.without_color + Style(reverse=bool(style.reverse) or is_filled)
+
+
+TERMINAL_DARK, TERMINAL_LIGHT = "terminal-dark", "terminal-light"
+THEME_ORDER = (TERMINAL_DARK, TERMINAL_LIGHT, "textual-dark", "textual-light")
+
+
+def _terminal(name: str, *, dark: bool) -> Theme:
+    base = BUILTIN_THEMES["ansi-dark" if dark else "ansi-light"]
+    return Theme(
+        name=name,
+        ansi=True,
+        dark=dark,
+        # Plain blue is hard to read on black in many palettes.
+        primary="ansi_bright_blue" if dark else "ansi_blue",
+        secondary="ansi_magenta",
+        success="ansi_green",
+        accent="ansi_cyan",
+        warning="ansi_yellow" if dark else "ansi_red",
+        error="ansi_red",
+        foreground="ansi_default",
+        background="ansi_default",
+        surface="ansi_default",
+        panel="ansi_default",
+        boost="ansi_default",
+        variables={
+            **base.variables,
+            "block-cursor-foreground": "ansi_bright_white",
+            "block-cursor-background": "ansi_blue",
+        },
+    )
+
+
+def register(app: App[Any]) -> None:
+    """Register our themes and select the one that fits the terminal."""
+    app.register_theme(_terminal(TERMINAL_DARK, dark=True))
+    app.register_theme(_terminal(TERMINAL_LIGHT, dark=False))
+    app.theme = TERMINAL_LIGHT if is_light(os.environ.get("COLORFGBG", "")) else TERMINAL_DARK
+
+
+def is_light(colorfgbg: str) -> bool:
+    """True if COLORFGBG (`foreground;background`) names a light background: 7 or 9 to 15."""
+    background = colorfgbg.rpartition(";")[2]
+    return background.isdecimal() and (int(background) == 7 or 9 <= int(background) <= 15)
+
+
+def next_theme(app: App[Any]) -> str:
+    """Switch to the next theme and return its name; NO_COLOR leaves the terminal's own colours alone."""
+    if app.no_color:
+        return "NO_COLOR is set"
+    at = THEME_ORDER.index(app.theme) if app.theme in THEME_ORDER else -1
+    app.theme = THEME_ORDER[(at + 1) % len(THEME_ORDER)]
+    return app.theme

@@ -13,11 +13,11 @@ from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, labelled, paragraph
+from trainfast_tui.text.format import Line, labelled, paragraph
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis, Result
-    from trainfast_runner.results.bottleneck.rules import FigureCondition
+    from trainfast_runner.results.bottleneck_rules import FigureCondition
     from trainfast_runner.running.follower import RunSnapshot
 
 FORMATTERS: dict[str, Callable[[float], str]] = {
@@ -42,7 +42,7 @@ FORMATTERS: dict[str, Callable[[float], str]] = {
 
 def diagnosis_section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
     """Return a title with the cost, and the lines: figures beside their thresholds, advice, source."""
-    from trainfast_runner.results.bottleneck.rules import matching_rule
+    from trainfast_runner.results.bottleneck_rules import matching_rule
 
     matched = matching_rule(diagnosis.rule, diagnosis.figures)
     rule_title = matched.title if matched is not None else diagnosis.rule
@@ -123,7 +123,7 @@ def no_bottleneck_in_result(result: Result) -> str:
 
 def _nothing_found(*, is_live: bool, measured: int, is_diagnosed: bool) -> str:
     """Explain an empty diagnosis of a run with so many measured steps; `is_diagnosed` is False if no rule was asked."""
-    from trainfast_runner.results.bottleneck.diagnose import MIN_STEPS_TO_DIAGNOSE
+    from trainfast_runner.results.bottleneck import MIN_STEPS_TO_DIAGNOSE
 
     if measured < MIN_STEPS_TO_DIAGNOSE:
         return f"too few measured steps {'yet ' if is_live else ''}to find a bottleneck"

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.binding import takes_long
-from trainfast_runner.records.run_states import state_text
+from trainfast_runner.records.run_directory import state_text
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Tone
-from trainfast_tui.text.shades import shade_of
+from trainfast_tui.text.format import Tone, plain
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_lines import Event, Step
     from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.running.planning import RunPlan
+
 
 EVENTS_KEPT = 500
 OTHER_REASON_LETTER = "O"
@@ -134,3 +135,77 @@ DESCRIPTIONS: dict[str, Describe] = {
     "trouble": _detail("!", "warning", "trouble"),
 }
 """Sign, tone and words of each kind of event that is shown."""
+
+
+class Shade(msgspec.Struct, frozen=True):
+    """The drawing of one cause of throttling."""
+
+    cause: str
+    letter: str
+    """Stands below the chart, a letter for each throttled cell."""
+    glyph: str
+    """Fills the free cells of the chart."""
+    words: str
+    """The words of the legend."""
+    tone: Tone
+    """The colour of the glyph."""
+
+
+SHADES: tuple[Shade, ...] = (
+    Shade("thermal", "T", "░", "throttled by heat", "error"),
+    Shade("brake", "B", "▒", "power brake", "error"),
+    Shade("hardware", "H", "╱", "hardware slowdown", "error"),
+    Shade("power", "P", "·", "at the power limit", "warning"),
+    Shade("sync_boost", "S", "┊", "sync boost", "secondary"),
+)
+"""The worst first: of two causes at once the worse is drawn."""
+
+_BY_CAUSE = {shade.cause: shade for shade in SHADES}
+
+
+def shade_of(cause: str) -> Shade:
+    """Return the shade of a cause that `throttle.causes_of` names."""
+    return _BY_CAUSE[cause]
+
+
+def severity_rank(shade: Shade) -> int:
+    """Return the rank of the shade, 0 for the worst."""
+    return SHADES.index(shade)
+
+
+START_WORDS = {
+    "import": "importing the training stack",
+    "data": "preparing the data",
+    "compile": "compiling an extension",
+    "model": "building the model",
+    "train": "first step",
+}
+"""Words by the phase that the worker writes."""
+
+
+def start_words(phase: str, detail: str | None) -> str:
+    """Return the phase of a run without steps, with its detail, in words."""
+    words = START_WORDS.get(phase, phase or "starting the training process")
+    return words + (f" ({detail})" if detail else "")
+
+
+def importing_words(executable: str) -> str:
+    """Return the reason a trace waits while this Python imports the training stack; empty once imported."""
+    return f"importing torch and transformers in {executable} (first time: some seconds)" if executable else ""
+
+
+def wait_words(waits_for: str | None) -> str:
+    """Return the wait of a live search for the run `waits_for`; empty if it waits for none."""
+    return f"waiting for {plain(waits_for)} to end" if waits_for is not None else ""
+
+
+def script_notices(plan: RunPlan) -> Iterator[str]:
+    """Yield a line on the knobs that the script may replace, and the reason its steps will not be seen."""
+    script = plan.script
+    if script is None:
+        return
+    if script.unconfirmed:
+        names = ", ".join(script.unconfirmed)
+        yield f"{names}: set without a flag, so the script may keep its own; the result lists what ran"
+    if script.hooks_blocked and not script.steps_from_log:
+        yield plain(f"its steps are not seen: {script.hooks_blocked}")

@@ -3,14 +3,21 @@
 An absent reading is `None` and reads as `ABSENT`, never as zero. A value that is not finite is absent too.
 """
 
+from __future__ import annotations
+
 import math
 import re
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from trainfast_runner import plain_text, units
+from trainfast_runner import units
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.result import Doubt
+    from trainfast_runner.running.follower import RunSnapshot
+
 
 Formatter = Callable[[float | None], str]
 """Turns a value, or None when absent, into text with its unit."""
@@ -184,7 +191,7 @@ def plain(text: str, width: int | None = None) -> str:
 
     A cut is marked by `…`.
     """
-    text = plain_text.plain(text)
+    text = units.plain(text)
     return text if width is None else truncate(text, width)
 
 
@@ -208,3 +215,272 @@ def to_width(text: str, width: int, align: Literal["left", "right"] = "left") ->
     text = truncate(text, width)
     padding = " " * (width - cell_len(text))
     return text + padding if align == "left" else padding + text
+
+
+_RIGHT_DOTS = 0xB8
+"""The right column of a braille cell (Unicode 16.0, chapter 21.1)."""
+_BRAILLE = {chr(0x2800 + mask): "*" if mask & _RIGHT_DOTS else "o" for mask in range(1, 256)}
+"""A solid line has dots in both columns, a dotted one in the left column alone."""
+_LIKENESS = str.maketrans(
+    _BRAILLE
+    | {
+        **dict(zip("–…°µ×²·≥≤“”\u00a0", '-~ ux2.><"" ', strict=True)),
+        **dict(zip("▸•●○■✓✗↑↓←→Δ±≈", ">*@O#vx^v<>d+~", strict=True)),
+        **dict(zip("█▓▒░▚╱╲┊", "#%+:&/\\!", strict=True)),
+        **dict(zip("▏▎▍▌▋▊▉", "...####", strict=True)),
+        **dict(zip("─━╌┄┈│┃┤├└╭╮╰╯", "-=--_||||+++++", strict=True)),
+    }
+)
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+
+
+def to_ascii(text: str) -> str:
+    """Replace every sign outside ASCII by its likeness, or by `?` where it has none; the width stays the same."""
+    if text.isascii():
+        return text
+    return _NOT_ASCII.sub(lambda match: "?" * cell_len(match[0]), text.translate(_LIKENESS))
+
+
+Tone = Literal[
+    "text",
+    "title",
+    "muted",
+    "primary",
+    "secondary",
+    "accent",
+    "success",
+    "warning",
+    "error",
+    "key",
+    "cursor",
+    "badge",
+    "alarm",
+]
+"""The name of a style; `cursor`, `badge` and `alarm` have a background of their own."""
+Piece = tuple[str, Tone]
+"""A text with its tone."""
+Line = list[Piece]
+"""A line of text, in pieces from left to right."""
+LabelledText = tuple[str, str, Tone]
+"""A label, a text beside it, and the tone of the text."""
+
+
+class Section(NamedTuple):
+    """A titled part of a text; an entry is kept or left out as a whole."""
+
+    title: str
+    entries: list[list[Line]]
+
+
+def rule(title: str, width: int, note: str = "") -> Line:
+    """Return a section title with a line to the right edge, or to a note there."""
+    end = f" {note}" if note else ""
+    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1 - cell_len(end)) + end, "muted")]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Break one paragraph into lines of at most `width` cells; a longer path is broken, another longer word cut."""
+    lines: list[str] = []
+    line = ""
+    for word in plain(text).split():
+        # A path that is too long for a line may be broken after any slash.
+        parts = re.findall("[^/]*/|[^/]+", word) if cell_len(word) > width else [word]
+        for index, part in enumerate(parts):
+            longer = f"{line}{'' if index or not line else ' '}{part}"
+            if line and cell_len(longer) > width:
+                lines.append(line)
+                line = ""
+            line = longer if line else truncate(part, width)
+    return [*lines, line] if line else lines
+
+
+def paragraph(text: str, width: int, tone: Tone, max_lines: int | None = None) -> list[Line]:
+    """Return one paragraph in lines of `width` cells; the last of `max_lines` has a sign that more would follow."""
+    lines = wrap(text, max(1, width))
+    if max_lines is not None and len(lines) > max_lines:
+        lines = [*lines[: max_lines - 1], with_more(lines[max_lines - 1], width)]
+    return [[(line, tone)] for line in lines]
+
+
+def with_more(line: str, width: int) -> str:
+    """Return the line, cut to `width` cells with a sign that more would follow."""
+    return f"{set_cell_size(line, width - 2).rstrip()} …"
+
+
+def clamp_scroll(first: int, count: int, room: int) -> int:
+    """Return `first` clamped so that `room` of `count` lines can be shown.
+
+    Counted from the end, `first` is the number of lines below.
+    """
+    return max(0, min(first, count - room))
+
+
+def moved_cursor(cursor: int, by: int, count: int) -> int:
+    """Return the cursor moved `by` of `count` entries, and not past the first or the last."""
+    return max(0, min(cursor + by, count - 1))
+
+
+def hidden_words(above: int, below: int) -> str:
+    """Return how many lines are hidden: `4 above, 20 below`; empty if none is."""
+    return ", ".join(f"{count} {side}" for count, side in ((above, "above"), (below, "below")) if count)
+
+
+def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[Line]:
+    """Return the text beside its label, in lines of `width` cells; empty without a text."""
+    indent = cell_len(label[0])
+    first, *rest = wrap(text, max(8, width - indent)) or [""]
+    return [[label, (first, tone)], *([(" " * indent + line, tone)] for line in rest)] if text else []
+
+
+def join_pieces(cells: Iterable[Piece]) -> Line:
+    """Join neighbours of one tone into one piece."""
+    line: Line = []
+    for text, tone in cells:
+        if line and line[-1][1] == tone:
+            line[-1] = line[-1][0] + text, tone
+        else:
+            line.append((text, tone))
+    return line
+
+
+def has_all_words(text: str, words: str) -> bool:
+    """True if the text contains every one of these words; case does not count."""
+    lowered = text.lower()
+    return all(word in lowered for word in words.lower().split())
+
+
+def line_text(line: Line) -> str:
+    """Return the line without its tones."""
+    return "".join(text for text, _ in line)
+
+
+def line_length(line: Line) -> int:
+    """Return the cells that a line takes."""
+    return sum(cell_len(text) for text, _ in line)
+
+
+def first_fitting(lines: Sequence[Line], width: int) -> Line:
+    """Return the first of these lines that fits in `width` cells, else the last."""
+    return next((line for line in lines if line_length(line) <= width), lines[-1])
+
+
+SYNTHETIC_MARK = "synthetic data"
+"""The mark of a run on data drawn at random, whose loss means nothing."""
+SYNTHETIC_BADGE: Line = [("  ", "text"), (f" {SYNTHETIC_MARK} ", "badge")]
+DOUBT_SIGN = "?"
+"""The sign of a figure in doubt, in the tone `warning`."""
+STRICT_MALLOC_NOTE = f"{DOUBT_SIGN} strict malloc: its speed is not comparable"
+"""Explains the sign at the speeds of a search on a CPU."""
+PHASE_TONES: dict[str, Tone] = {
+    "data": "warning",
+    "forward": "primary",
+    "backward": "secondary",
+    "optimizer": "accent",
+    "other": "muted",
+}
+"""The tone of each phase of a step."""
+_RUN_SIGNS: dict[str, Piece] = {
+    "starting": ("○", "secondary"),
+    "running": ("●", "success"),
+    "stopping": ("●", "warning"),
+    "finished": ("✓", "success"),
+    "oom": ("✗", "error"),
+    "failed": ("✗", "error"),
+    "failed_to_start": ("✗", "error"),
+    "stopped": ("■", "warning"),
+    "killed": ("✗", "warning"),
+    "lost": ("✗", "warning"),
+    "unreadable": ("○", "warning"),
+}
+_SEARCH_SIGNS: dict[str, Piece] = {
+    "starting": ("○", "secondary"),
+    "running": ("●", "success"),
+    "pausing": ("●", "warning"),
+    "paused": ("■", "warning"),
+    "interrupted": ("✗", "warning"),
+    "answered": ("✓", "success"),
+    "nothing_fits": ("✗", "error"),
+    "failed": ("✗", "error"),
+    "cancelled": ("■", "warning"),
+}
+_UNKNOWN: Piece = ("○", "text")
+"""A state of a newer version."""
+
+
+def run_sign(state: str, doubts: Sequence[Doubt] | None = None) -> Piece:
+    """Return the sign of a run's state with its tone; that of doubt for a finished run whose figures are in doubt."""
+    if doubts and state == "finished":
+        return DOUBT_SIGN, "warning"
+    return _RUN_SIGNS.get(state, _UNKNOWN)
+
+
+def followed_run_sign(run: RunSnapshot) -> Piece:
+    """Return the sign of a followed run: a finished one looks live until its result says whether it is in doubt."""
+    if run.result is None:
+        return run_sign("running" if run.state == "finished" else run.state)
+    return run_sign(run.state, run.result.doubts)
+
+
+def search_sign(state: str) -> Piece:
+    """Return the sign of a search's state with its tone."""
+    return _SEARCH_SIGNS.get(state, _UNKNOWN)
+
+
+def doubt_words(doubts: Sequence[Doubt] | None) -> str:
+    """Return the kinds of the doubts about a run's figures: `? other processes, few steps`; empty without a doubt."""
+    kinds = dict.fromkeys(doubt.kind.replace("_", " ") for doubt in doubts or ())
+    return f"{DOUBT_SIGN} {', '.join(kinds)}" if kinds else ""
+
+
+GAP_CELLS = 2
+"""Cells between two columns."""
+MAX_COLUMN_CELLS = 120
+
+
+class FigureHeading(str):
+    """The heading of a column of figures, which tables align to the right."""
+
+    __slots__ = ()
+
+
+def figure_headings(*texts: str) -> tuple[FigureHeading, ...]:
+    """Return the headings of neighbouring columns of figures."""
+    return tuple(map(FigureHeading, texts))
+
+
+def figure_columns(header: Iterable[str]) -> frozenset[int]:
+    """Return the indexes of the columns of figures."""
+    return frozenset(column for column, heading in enumerate(header) if isinstance(heading, FigureHeading))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], max_cells: int = MAX_COLUMN_CELLS) -> list[str]:
+    """Return aligned lines, the header first; no column is over `max_cells` wide."""
+    lines = [header, *rows]
+    widths = [min(max_cells, max(map(cell_len, column))) for column in zip(*lines, strict=True)]
+    right = figure_columns(header)
+    return [aligned_line(line, widths, right) for line in lines]
+
+
+def aligned_line(cells: Iterable[str], widths: Iterable[int], right: Container[int]) -> str:
+    """Return one line of a table, each cell as wide as its column; columns in `right` are right-aligned."""
+    padded = [
+        to_width(cell, width, "right" if column in right else "left")
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return (" " * GAP_CELLS).join(padded).rstrip()
+
+
+def without_empty_columns(
+    header: Sequence[str], rows: Iterable[Sequence[str]], empty: str = ""
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows without the columns in which each cell is `empty`; the first column stays."""
+    all_rows = list(rows)
+    columns = [column for column in range(len(header)) if column == 0 or any(row[column] != empty for row in all_rows)]
+    return [header[column] for column in columns], [[row[column] for column in columns] for row in all_rows]
+
+
+def pair_lines(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return `label  value` lines with the values aligned."""
+    listed_rows = list(rows)
+    width = max((cell_len(label) for label, _ in listed_rows), default=0)
+    return [f"{to_width(label, width)}  {value}".rstrip() for label, value in listed_rows]

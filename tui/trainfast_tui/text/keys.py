@@ -7,6 +7,8 @@ from enum import Enum, auto
 import msgspec
 from msgspec.structs import replace
 
+from trainfast_runner.settings.knobs import KNOBS
+
 ASK_VARY, ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET = "ask('vary')", "ask('batch')", "ask('objective')", "ask('budget')"
 """The actions that change one part of the question of a best-fit search."""
 
@@ -307,3 +309,19 @@ def key_of(scope: str, id: str) -> str:
 RUN_KEY, STOP_KEY, SCRIPT_KEY = key_of("main", "run"), key_of("main", "stop"), key_of("main", "script")
 PRESET_KEY = key_of("main", "KnobPanel.preset")
 """The keys of the main screen that many texts name."""
+
+
+GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")
+"""The most turned first; a group that is not listed comes last."""
+
+
+def knobs_by_group() -> dict[str, list[str]]:
+    """Return the names of all knobs by group."""
+    by_group: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for entry in KNOBS:
+        by_group.setdefault(entry.group, []).append(entry.name)
+    return by_group
+
+
+KNOBS_IN_ORDER = tuple(name for names in knobs_by_group().values() for name in names)
+"""The names of all knobs, group after group."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainfast_runner.machine.link_advice import link_advice
+from trainfast_runner.machine.links import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_tui.text.format import ABSENT, plain, size
-from trainfast_tui.text.tables import FigureHeading, pair_lines, table
+from trainfast_tui.text.format import ABSENT, FigureHeading, pair_lines, plain, size, table
 
 SectionKind = Literal["table", "text", "errors", "prose"]
 """The first line of a table names its columns; errors and prose are sentences of any length."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import deepspeed_engine, knobs_without_flag, trainer_callback
-from .import_hooks import hook_modules
-from .notes import never_raises
+from .import_hooks import hook_modules, sandbox_fields
+from .notes import never_raises, note
+from .step_log import FACTS_AFTER
 
 if TYPE_CHECKING:
     from .script_run import ScriptRun
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 def install(run: ScriptRun) -> None:
     """Hook the Trainer, its arguments, DeepSpeed's engine and the builds of extensions."""
     hooks: dict[str, Callable[[Any, ScriptRun], None]] = {
-        "transformers.trainer": trainer_callback.install,
-        "transformers.training_args": knobs_without_flag.set_trainer_fields,
-        "deepspeed.runtime.engine": deepspeed_engine.install,
+        "transformers.trainer": install_trainer,
+        "transformers.training_args": set_trainer_fields,
+        "deepspeed.runtime.engine": install_deepspeed,
         "torch.utils.cpp_extension": _record_builds,
     }
     hook_modules({name: _of_run(hook, run) for name, hook in hooks.items()})
@@ -59,3 +60,184 @@ def _of_run(hook: Callable[[Any, ScriptRun], None], run: ScriptRun) -> Callable[
         hook(module, run)
 
     return with_run
+
+
+DEEPSPEED = "DeepSpeed"
+"""DeepSpeed, as a run's framework is recorded."""
+
+
+def install_deepspeed(module: Any, run: ScriptRun) -> None:
+    """Follow `DeepSpeedEngine.step` of `module`, which is `deepspeed.runtime.engine`."""
+    step = module.DeepSpeedEngine.step
+
+    @functools.wraps(step)
+    def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begin()
+        steps_before = self.global_steps
+        result = step(self, *args, **kwargs)
+        if self.global_steps != steps_before:
+            count(self)
+        return result
+
+    @never_raises
+    def begin() -> None:
+        # The Trainer and Lightning count their own steps, and report before the engine's first step.
+        if run.steps.framework is None:
+            run.steps.count_steps_of(DEEPSPEED)
+
+    @never_raises
+    def count(engine: Any) -> None:
+        # The engine's optimizer holds flat partitions, which belong to no module of the model.
+        run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
+        asked = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
+        if run.steps.source == DEEPSPEED and run.steps.record_step(samples=run.steps.samples_beside(asked)):
+            raise SystemExit(0)
+
+    module.DeepSpeedEngine.step = followed
+
+
+def set_trainer_fields(module: Any, run: ScriptRun) -> None:
+    """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
+    fields = run.settings.trainer_fields
+    sandbox = sandbox_fields(run)
+    if not fields and not sandbox:
+        return
+    arguments = module.TrainingArguments
+    post_init = arguments.__post_init__
+
+    @functools.wraps(post_init)
+    def with_fields(self: Any) -> None:
+        set_fields(self)
+        post_init(self)
+
+    @never_raises
+    def set_fields(self: Any) -> None:
+        for name, value in fields.items():
+            if hasattr(self, name):
+                setattr(self, name, value)
+            else:
+                note(f"TrainingArguments has no field {name} in this version of transformers")
+        for name, value in sandbox.items():
+            # Versions differ in their fields.
+            given_value = getattr(self, name, value)
+            if given_value != value:
+                setattr(self, name, value)
+                if given_value:
+                    run.suppress(f"{name}={given_value}")
+
+    arguments.__post_init__ = with_fields
+
+
+@never_raises
+def set_loader_defaults(loader_class: Any, run: ScriptRun) -> None:
+    """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
+    new_defaults = run.settings.loader_defaults
+    init = loader_class.__init__
+    if not new_defaults or not init.__defaults__:
+        return
+    names = [
+        parameter.name
+        for parameter in inspect.signature(init).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty
+    ]
+    values = dict(zip(names, init.__defaults__))  # noqa: B905 (Python 3.8 has no strict)
+    init.__defaults__ = tuple(
+        {**values, **{name: new_defaults[name] for name in names if name in new_defaults}}.values()
+    )
+
+
+HF_TRAINER = "HF Trainer"
+"""The Hugging Face Trainer, as a run's framework is recorded."""
+OPTIMIZER_BY_TRAINER_NAME = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw-fused",
+    "adamw_bnb_8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "paged_adamw_8bit": "paged-adamw-8bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+"""The knob's value by the Trainer's name of an optimizer."""
+
+
+def install_trainer(module: Any, run: ScriptRun) -> None:
+    """Add the callback to `transformers.trainer`, the module."""
+
+    class TrainerSteps(module.TrainerCallback):  # type: ignore[misc]
+        """Counts the Trainer's steps. Properties of its arguments, microseconds each, are read once in a training."""
+
+        asked_samples, reads_left = 1, 0
+
+        @never_raises
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
+            run.steps.count_steps_of(HF_TRAINER)
+            # The loss of a step is logged after its end.
+            run.steps.waits_for_loss = True
+            run.ran.update(knobs_of_arguments(args))
+            # `auto_find_batch_size` begins again with a smaller batch.
+            run.steps.turns.restart()
+            batch = getattr(state, "train_batch_size", None) or args.train_batch_size
+            self.asked_samples = batch * args.gradient_accumulation_steps
+            # Under DataParallel the batch is split among the GPUs.
+            run.ran["batch_size"] = batch // max(1, args.n_gpu)
+            self.reads_left = FACTS_AFTER
+
+        @never_raises
+        def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
+            if self.reads_left:
+                self.reads_left -= 1
+                if run.steps.turns.batch_size:
+                    run.ran["batch_size"] = run.steps.turns.batch_size // max(1, args.n_gpu)
+                run.actual.update(compute_dtype_of_arguments(args))
+            if run.steps.record_step(samples=run.steps.samples_beside(self.asked_samples)):
+                control.should_training_stop = True
+            return control
+
+        @never_raises
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_more: Any) -> None:
+            if logs and "loss" in logs:
+                run.steps.add_loss(float(logs["loss"]))
+
+        @never_raises
+        def on_train_end(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
+            run.end_training()
+
+    module.DEFAULT_CALLBACKS.append(TrainerSteps)
+
+
+def knobs_of_arguments(args: Any) -> dict[str, Any]:
+    """Values of the knobs that TrainingArguments set."""
+    optimizer = getattr(args.optim, "value", args.optim)
+    return {
+        "grad_accum": args.gradient_accumulation_steps,
+        "precision": _precision(args),
+        "checkpointing": "full" if args.gradient_checkpointing else "off",
+        "workers": args.dataloader_num_workers,
+        "pin_memory": "on" if args.dataloader_pin_memory else "off",
+        "lr": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "grad_clip": args.max_grad_norm,
+        "seed": args.seed,
+        "prefetch": args.dataloader_prefetch_factor,
+        "lr_schedule": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
+        # With accumulation our max-autotune is the Trainer's mode without CUDA graphs.
+        "compile": (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
+        if args.torch_compile
+        else "off",
+        "optimizer": OPTIMIZER_BY_TRAINER_NAME.get(optimizer, optimizer),
+    }
+
+
+def _precision(args: Any) -> str:
+    if args.bf16:
+        return "bf16"
+    if args.fp16:
+        return "fp16"
+    return "tf32" if getattr(args, "tf32", None) else "fp32"
+
+
+def compute_dtype_of_arguments(args: Any) -> dict[str, str]:
+    """The dtype of mixed precision as a field of `actual`; empty without it."""
+    if args.bf16:
+        return {"compute_dtype": "bfloat16"}
+    return {"compute_dtype": "float16"} if args.fp16 else {}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import dataloader
 
+from .frameworks import set_loader_defaults
 from .import_hooks import hook_modules
-from .knobs_without_flag import set_loader_defaults
 from .model_hook import leading_size
 from .notes import never_raises
 

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .memory_limit import MemoryLimit
-from .notes import RUN_VARIABLE, append_line, never_raises
-from .rank_files import RankFiles
-from .settings import settings_of
-from .step_log import StepLog
+from .notes import RUN_VARIABLE, RankFiles, append_line, never_raises
+from .step_log import StepLog, settings_of
 
 PRECISION_BY_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """The knob's value by the dtype that the model computes in."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .memory_peaks import MemoryPeaks
-from .notes import LineFile, never_raises
-from .rank_files import RankFiles
-from .step_line import step_line
+from .memory_limit import MemoryPeaks
+from .notes import LineFile, RankFiles, never_raises
 from .turns import Turn, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .settings import Settings
-    from .step_line import StepRecord
+    Times = tuple[int, int | None, int | None, int | None]
+    """Nanoseconds of a whole step, and of data, forward and optimizer in it; None for a phase that was not seen."""
+    StepRecord = tuple[int, int, int | None, Times, float | None, dict[str, int] | None, float | None]
+    """End (CLOCK_MONOTONIC) and number of a step, its samples, times, learning rate, memory peaks and loss."""
+
 
 WRITE_EVERY_NS = 100_000_000
 """Steps faster than this share one write."""
@@ -226,3 +229,68 @@ class StepLog:
             self.unknown.pop("samples", None)
         self._sources[source] = steps_before + 1
         return samples
+
+
+NULL = "null"
+"""JSON of an absent figure."""
+NOT_FINITE = 'null,"loss_not_finite":true'
+"""JSON of a loss that is not finite, with the mark that says so."""
+
+
+def step_line(record: StepRecord, warmup: int) -> str:
+    """The line of a step; the first `warmup` steps are marked as such.
+
+    A time is written as its nanoseconds with an exponent, 1234567e-6 ms: decimal places take Python longer than all
+    else here, and its JSON encoder takes 8 us more.
+    """
+    t_ns, step, samples, (step_ns, data_ns, forward_ns, optimizer_ns), lr, peaks, loss = record
+    phases_ns = 0
+    data = forward = optimizer = other = NULL
+    if data_ns is not None:
+        phases_ns += data_ns
+        data = f"{data_ns}e-6"
+    if forward_ns is not None:
+        phases_ns += forward_ns
+        forward = f"{forward_ns}e-6"
+    if optimizer_ns is not None:
+        phases_ns += optimizer_ns
+        optimizer = f"{optimizer_ns}e-6"
+    if phases_ns:
+        other = f"{step_ns - phases_ns if step_ns > phases_ns else 0}e-6"
+    loss_json = NULL if loss is None else loss if math.isfinite(loss) else NOT_FINITE
+    peaks_json = "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else ""
+    return (
+        f'{{"t_ns":{t_ns},"step":{step},"warmup":{"true" if step <= warmup else "false"},'
+        f'"samples":{NULL if samples is None else samples},'
+        f'"tokens":null,"loss":{loss_json},"step_ms":{step_ns}e-6,"data_ms":{data},"forward_ms":{forward},'
+        f'"backward_ms":null,"optimizer_ms":{optimizer},"other_ms":{other},'
+        f'"lr":{NULL if lr is None else lr}{peaks_json}}}\n'
+    )
+
+
+class Settings(NamedTuple):
+    """`script` of `run.json`, as far as the hooks read it; `records.script_run.ScriptAsked` has all its fields."""
+
+    steps: int | None = None
+    """Steps after which the script is ended; None for a script that ends by itself."""
+    timing_warmup: int = 3
+    """First steps that are not measured."""
+    samples_per_step: int | None = None
+    """Samples of each step and rank, as the user gives them: no hook knows better."""
+    steps_from_log: str | None = None
+    """A regular expression that matches a line of output for each step; the hooks then count none."""
+    flagged: Sequence[str] = ()
+    """Knobs that flags of the script's own take."""
+    trainer_fields: Mapping[str, Any] = {}
+    """Fields of TrainingArguments that the hooks set."""
+    loader_defaults: Mapping[str, Any] = {}
+    """Defaults of DataLoader's arguments that the hooks set."""
+    trial: bool = False
+    """True for a trial of a search: its memory is limited, and the trial leaves no files."""
+    longest_first: bool = False
+    """True for a trial of a batch search, whose untimed steps take the longest samples."""
+
+
+def settings_of(recorded: Mapping[str, Any]) -> Settings:
+    """Return the settings in `recorded`, which is `script` of `run.json`."""
+    return Settings(**{name: value for name, value in recorded.items() if name in Settings._fields})

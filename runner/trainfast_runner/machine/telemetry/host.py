@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
-from trainfast_runner.machine.proc_files import read_proc
 from trainfast_runner.machine.process_tree import ProcessTree
-from trainfast_runner.machine.processes import TICKS_PER_S
+from trainfast_runner.machine.processes import TICKS_PER_S, read_proc
 from trainfast_runner.machine.telemetry.plausible import refusal
 from trainfast_runner.records.tick import HostReading
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from trainfast_runner.known_values import lowest
+from trainfast_runner.errors import lowest
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_records import DeviceSample

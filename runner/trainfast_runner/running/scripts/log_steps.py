@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.capped_file import CappedFile
+from trainfast_runner.records.capped_file import CappedFile, GrowingLog
 from trainfast_runner.records.json_lines import Appender
-from trainfast_runner.records.output_log import GrowingLog
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Step

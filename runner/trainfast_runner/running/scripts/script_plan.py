@@ -5,30 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.devices import VISIBLE_DEVICES, GpuChoice, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.devices_knob import asks_for_cpu
-from trainfast_runner.machine.gpus.choice import GpuChoice
-from trainfast_runner.machine.gpus.visible import VISIBLE_DEVICES, visible_gpus
-from trainfast_runner.records.script_run import FIRST_TORCH, ScriptAsked
+from trainfast_runner.records.run_file import FIRST_TORCH, ScriptAsked
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.hooks import HOOKS_FOLDER
-from trainfast_runner.running.scripts.knobs_without_flag import (
-    framework_environment,
-    hook_trainer_fields,
-    loader_defaults,
-)
 from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.device_counts import device_choice
-from trainfast_runner.settings.knob_type import KnobValues, whole_number
-from trainfast_runner.settings.knob_values import bytes_of_ranks
+from trainfast_runner.settings.knob_values import KnobValues, bytes_of_ranks, whole_number
 from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.scripts.script_preset import ScriptPreset
-from trainfast_runner.settings.scripts.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
+from trainfast_runner.settings.other_tools import loader_arguments, trainer_fields
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.typed_settings import setting_of, settings_of
 
@@ -232,3 +226,35 @@ def _blocked_by_version(torch: str | None) -> str | None:
 
 def _version_numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+
+
+HOOKS_FOLDER = Path(__file__).parents[2] / "door"
+"""The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""
+RUN_VARIABLE = "TRAINFAST_RUN"
+"""The variable that names the run directory to a script."""
+
+
+def framework_environment(knobs: KnobValues) -> dict[str, str]:
+    """Variables by which accelerate and Lightning (PL_TRAINER_*) take these knobs."""
+    env = {}
+    precision = str(knobs.get("precision"))
+    if precision in ACCELERATE_NAMES:
+        env["ACCELERATE_MIXED_PRECISION"] = ACCELERATE_NAMES[precision]
+    if precision in LIGHTNING_NAMES:
+        env["PL_TRAINER_PRECISION"] = LIGHTNING_NAMES[precision]
+    if "grad_accum" in knobs:
+        env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(knobs["grad_accum"])
+        env["PL_TRAINER_ACCUMULATE_GRAD_BATCHES"] = str(knobs["grad_accum"])
+    if "grad_clip" in knobs:
+        env["PL_TRAINER_GRADIENT_CLIP_VAL"] = str(knobs["grad_clip"])
+    return env
+
+
+def hook_trainer_fields(knobs: KnobValues) -> dict[str, object]:
+    """Fields of TrainingArguments, which the hooks set before its `__post_init__`."""
+    return trainer_fields({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
+
+
+def loader_defaults(knobs: KnobValues) -> dict[str, object]:
+    """Defaults of DataLoader's arguments; `prefetch_factor` has none that suits a loader without workers."""
+    return {name: value for name, value in loader_arguments(knobs).items() if name in ("num_workers", "pin_memory")}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from trainfast_runner.machine.processes import Identity, descendants, send
 from trainfast_runner.records.run_lines import Event
@@ -64,3 +66,40 @@ class StopLadder:
         self.begun, self.granted_s = True, grace_s
         self._deadline_ns = time.monotonic_ns() + round(grace_s * 1e9)
         send(child, signal.SIGTERM)
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+WAKING_SIGNALS = (*STOP_SIGNALS, signal.SIGCHLD, signal.SIGHUP)
+
+
+class StopRequests:
+    """Takes SIGTERM, SIGINT and SIGUSR1 as requests, wakes up for SIGCHLD, and ignores SIGHUP.
+
+    Handlers, not SIG_IGN: an ignored signal would stay ignored in the training.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[int] = []
+        self._readable, self._writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        for signum in WAKING_SIGNALS:
+            signal.signal(signum, self._note)
+
+    def wait(self, timeout_s: float, others: Iterable[int] = ()) -> None:
+        """Sleep until a signal comes, one of `others` is readable, or the time is over."""
+        poll = select.poll()
+        for fd in (self._readable, *others):
+            poll.register(fd, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._readable, 512):
+                continue
+
+    def take(self) -> list[int]:
+        """The requests since the last call, in order."""
+        requests, self._requests = self._requests, []
+        return requests
+
+    def _note(self, signum: int, _frame: object) -> None:
+        if signum in STOP_SIGNALS:
+            self._requests.append(signum)

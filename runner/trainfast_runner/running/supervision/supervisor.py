@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainfast_runner.machine.processes import (
     Identity,
+    UnkillableProcess,
     become_subreaper,
     collect_orphans,
     descendants,
@@ -20,34 +23,35 @@ from trainfast_runner.machine.processes import (
     send,
     unended_below,
 )
-from trainfast_runner.machine.worker_programs import own_environment
+from trainfast_runner.machine.resource_limits import oom_kills
+from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import with_prediction
-from trainfast_runner.records.capped_file import CAP_BYTES
+from trainfast_runner.records.capped_file import CAP_BYTES, OUTPUT_FILE, read_log
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.results.ended_result import (
+    add_trouble,
     read_records_or_note_trouble,
     result_with_figures,
     write_provisional_result,
     write_result,
 )
+from trainfast_runner.results.verdict import EndFacts, Verdict, judge
+from trainfast_runner.running.recovery import lost_verdict
 from trainfast_runner.running.scripts.sandbox import remove_sandbox
 from trainfast_runner.running.stopping import STOP_GRACE_S
-from trainfast_runner.running.supervision.capped_records import CappedRecords
-from trainfast_runner.running.supervision.event_log import EventLog
-from trainfast_runner.running.supervision.offload import remove_offloaded
-from trainfast_runner.running.supervision.ranks import Ranks
-from trainfast_runner.running.supervision.script_watch import NO_STEP_S, ScriptWatch
-from trainfast_runner.running.supervision.stop_ladder import StopLadder
-from trainfast_runner.running.supervision.stop_requests import StopRequests
-from trainfast_runner.running.supervision.telemetry_log import TelemetryLog
-from trainfast_runner.running.supervision.training_end import TrainingEnd
-from trainfast_runner.settings.strategy_of_run import offload_folder
-from trainfast_runner.units import counted
+from trainfast_runner.running.supervision.ranks import NO_STEP_S, LostRank, Ranks, ScriptWatch
+from trainfast_runner.running.supervision.record_files import CappedRecords, EventLog, TelemetryLog
+from trainfast_runner.running.supervision.stop_ladder import StopLadder, StopRequests
+from trainfast_runner.settings.spec import offload_folder
+from trainfast_runner.units import counted, mebibytes
+from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, free_bytes, remove_leftovers
 
 LOST_RANK_GRACE_S = 5.0
 """Time for a training that has lost a rank to end after SIGTERM."""
@@ -348,3 +352,138 @@ def supervise(directory: Path, bounds: SupervisorBounds) -> None:
             # The launcher died before this process had the lock, and a reader wrote the result of a lost run.
             sys.exit(f"{directory} has ended already")
         Supervisor(directory, run, bounds).run()
+
+
+TAIL_LINES = 400
+"""Lines at the end of the output that the verdict looks through."""
+KERNEL_STATES = {
+    "D": "state D (uninterruptible sleep)",
+    "Z": "state Z (ended, but its tracer keeps it)",
+}
+
+
+@dataclass
+class TrainingEnd:
+    """The facts that only the supervisor sees, noted as they come; `verdict` joins them with the records."""
+
+    unkillable_s: float
+    """Seconds that a process may take to end after SIGKILL."""
+    exit_code: int | None = None
+    """Exit code of the direct child, negative for a signal; None until the child has ended, or if it never started."""
+    spawn_error: str | None = None
+    """The reason that the training did not start."""
+    lost_ranks: list[LostRank] = field(default_factory=list)
+    torn_down_reason: str | None = None
+    """The reason that the supervisor ended the training without a request."""
+    unended: list[UnkillableProcess] = field(default_factory=list)
+    """Processes that outlived SIGKILL by more than `unkillable_s`."""
+    no_step_reason: str | None = None
+    """The reason that a user's own script has reported no step; None for a preset's run."""
+    oom_kills_before: int | None = field(default_factory=oom_kills)
+    """The kernel's out-of-memory kills before the training."""
+
+    def verdict(
+        self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder, events: EventLog
+    ) -> Verdict:
+        """Judge the run: lost if a process cannot be ended, unless every rank had finished.
+
+        Then the hanging process is recorded as a trouble in `events` and `records`.
+        """
+        facts = self._facts(directory, run, records, ladder)
+        if not self.unended:
+            return judge(facts)
+        reason = unkillable_reason(self.unended, records, self.unkillable_s)
+        # A hanging process keeps its parent from exiting with status 0: the ranks' own records count.
+        verdict = judge(replace(facts, exit_code=0))
+        if verdict.state != "finished":
+            return lost_verdict(records, reason)
+        events.record_trouble(reason)
+        add_trouble(records, reason)
+        return verdict
+
+    def _facts(self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder) -> EndFacts:
+        kills_before, kills_after = self.oom_kills_before, oom_kills()
+        return EndFacts(
+            run=run,
+            exit_code=self.exit_code,
+            spawn_error=self.spawn_error,
+            worker_lines=records.worker_lines,
+            last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
+            lost_ranks=tuple(lost.rank for lost in self.lost_ranks),
+            oom_kills=kills_after - kills_before if kills_before is not None and kills_after is not None else 0,
+            output_tail="\n".join(read_log(directory / OUTPUT_FILE, TAIL_LINES)),
+            stop_ns=ladder.asked_ns,
+            sigkill=ladder.killing,
+            grace_s=ladder.granted_s,
+            torn_down_reason=self.torn_down_reason,
+            full_disk_text=full_disk_text(offload_folder(run.knobs)),
+            no_step_reason=self.no_step_reason,
+        )
+
+
+def unkillable_reason(processes: Iterable[UnkillableProcess], records: RunRecords, waited_s: float) -> str:
+    """A sentence for the run's reason or troubles: each process with its pid, state and GPU.
+
+    A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
+    """
+    ranks = {
+        line.pid: rank
+        for rank, lines in records.worker_lines.items()
+        for line in lines
+        if isinstance(line, StartedLine)
+    }
+    sentences = []
+    for process in processes:
+        rank = ranks.get(process.pid)
+        label = process.name if rank is None else ", ".join([f"rank {rank}", *_gpu_labels(rank, records)])
+        sentences.append(
+            f"pid {process.pid} ({label}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}"
+        )
+    return f"{'; '.join(sentences)} and did not end within {waited_s:g} s of SIGKILL"
+
+
+def _gpu_labels(rank: int, records: RunRecords) -> list[str]:
+    """The GPUs of a rank by NVML index, by UUID where telemetry gave none; empty on a CPU."""
+    run = records.run
+    if run is None:
+        return []
+    uuids = run.device_uuids if run.world_size == 1 else run.device_uuids[rank : rank + 1]
+    indexes = [
+        next((sample.index for _, sample in records.device_samples.get(uuid, []) if sample.index is not None), None)
+        for uuid in uuids
+    ]
+    return [uuid if index is None else f"GPU {index}" for uuid, index in zip(uuids, indexes, strict=True)]
+
+
+DISK_ANSWERS_S = 5.0
+"""Time for `offload_path` to answer with its free space."""
+
+
+def full_disk_text(path: Path | None) -> str | None:
+    """The path with its free space if its disk is full; None otherwise."""
+    if path is None:
+        return None
+    free_readings: list[int] = []
+
+    def read_free() -> None:
+        with suppress(OSError):
+            free_readings.append(free_bytes(path))
+
+    # A dead NFS server never answers, and the verdict does not wait for it.
+    reading = threading.Thread(target=read_free, daemon=True)
+    reading.start()
+    reading.join(DISK_ANSWERS_S)
+    return (
+        f"offload_path={path} is full ({mebibytes(free_readings[0])} free)"
+        if free_readings and free_readings[0] < DISK_FULL_BELOW_BYTES
+        else None
+    )
+
+
+def remove_offloaded(path: Path | None) -> str | None:
+    """Delete files that the run offloaded and could not delete itself; the trouble in words if they are locked."""
+    if path is not None:
+        with suppress(OSError):
+            if not remove_leftovers(path):
+                return f"offload_path={path} is locked: the next run frees its disk"
+    return None

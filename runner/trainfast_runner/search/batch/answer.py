@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
-from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.known_values import highest, lowest
-from trainfast_runner.records.script_run import BatchWidths
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.errors import UserError, highest, lowest
+from trainfast_runner.memory.oom import OutOfMemory, explain_run, held_bytes_of, models_of, trace_changes
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.result import STRICT_SPEED, Doubt, OomExplanation, RunError
+from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_file import BatchWidths
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.doubts import doubts
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.decide import (
     ALIGNED_UNIT,
+    LARGEST_BATCH,
     MAX_PROBES,
     TOLERANCE_BYTES,
     TOLERANCE_SHARE,
-    deciding_size,
-    no_more_sizes_reason,
-    tolerance_bytes,
-)
-from trainfast_runner.search.batch.state import (
-    LARGEST_BATCH,
     BatchState,
+    deciding_size,
     memory_fits_by_rank,
+    no_more_sizes_reason,
     tightest,
+    tolerance_bytes,
     uncounted_bytes,
 )
-from trainfast_runner.search.journal.batch import BatchAnswer, ConfirmationRun, Margin, refuted_by
-from trainfast_runner.search.journal.fitted_memory import MemoryFit
-from trainfast_runner.units import mebibytes
+from trainfast_runner.search.batch_journal import (
+    BatchAnswer,
+    BatchEnded,
+    BatchJournal,
+    BatchLaunched,
+    BatchLine,
+    BatchQuestion,
+    BatchStep,
+    Change,
+    ConfirmationRun,
+    Margin,
+    Probe,
+    read_batch_journal,
+    refuted_by,
+)
+from trainfast_runner.search.conductor import wait_until
+from trainfast_runner.search.fitted_memory import MemoryFit
+from trainfast_runner.search.followed_journal import FollowedJournal, SearchSnapshot, state_of_search
+from trainfast_runner.search.journal import Conducted, Paused, Resumed, Waiting, fields_of, first_fields
+from trainfast_runner.units import largest_fitting, mebibytes
 
 LARGE_ALIGNED_UNIT, LARGE_ALIGNED_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64, which is best for large sizes (NVIDIA's matrix multiplication
@@ -272,3 +306,237 @@ def _peak_in_confirmation(confirmation: ConfirmationRun, rank: int) -> int | Non
     if not confirmation.ranks:
         return confirmation.peak_allocated_bytes
     return next((peaks.peak_allocated_bytes for peaks in confirmation.ranks if peaks.rank == rank), None)
+
+
+TRACE_CHANGES_WITHIN_S = 30.0
+"""If nothing fits, changes that would help are traced for at most this long."""
+
+
+def explain_nothing_fits(
+    plan: RunPlan, home: Home, state: BatchState, reason: str, raise_if_cancelled: Callable[[], None]
+) -> BatchEnded:
+    """Return the end of a search without an answer. `raise_if_cancelled` is called throughout the traces."""
+    failed_run = _smallest_failure(state)
+    run = read_run_file(home.directory(failed_run.run_id)) if failed_run is not None else None
+    if failed_run is None or run is None:
+        return BatchEnded(state="nothing_fits", reason=reason)
+    phase = failed_run.phase if isinstance(failed_run, Probe) else None
+    # No changes are explained for a probe, so the run has no role here.
+    run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
+    result = read_result(home.directory(failed_run.run_id))
+    rank = failed_run.rank if isinstance(failed_run, Probe) else None
+    error = (result.error if result is not None else None) or RunError(
+        rank=rank, phase=phase, message=failed_run.reason
+    )
+    held_bytes = failed_run.peak_allocated_bytes if isinstance(failed_run, Probe) else None
+    if held_bytes is None and failed_run.batch_size == 1:
+        held_bytes = held_bytes_of(read_records(home.directory(failed_run.run_id)), error)
+    oom_run = OutOfMemory(run=run_of_one, reason=failed_run.reason, error=error, held_bytes=held_bytes)
+    _trace_changes(oom_run, plan.python, raise_if_cancelled)
+    explained = explain_run(oom_run, models_of(run_of_one, plan.python))
+    least_missing_bytes = missing_bytes(explained, failed_run)
+    changes = [
+        Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
+    ]
+    return BatchEnded(state="nothing_fits", reason=reason, missing_bytes=least_missing_bytes, changes=changes)
+
+
+def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callable[[], None]) -> None:
+    """Trace the memory models of changes that may be enough; those not traced in time are listed unpredicted."""
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        traces = pool.submit(lambda: list(trace_changes(oom_run, python, cancelled)))
+        try:
+            wait_until(traces.done, raise_if_cancelled, time.monotonic() + TRACE_CHANGES_WITHIN_S)
+        finally:
+            cancelled.set()
+    with suppress(UserError):
+        traces.result()
+
+
+def missing_bytes(explained: OomExplanation, failed_run: Probe | ConfirmationRun) -> int | None:
+    """Return the missing bytes by the prediction, the peak beyond the limit, or the last request; None if unknown."""
+    if explained.missing_bytes is not None:
+        return explained.missing_bytes
+    excess_bytes = 0
+    if explained.limit_bytes is not None and failed_run.peak_allocated_bytes is not None:
+        excess_bytes = failed_run.peak_allocated_bytes - explained.limit_bytes
+    return excess_bytes if excess_bytes > 0 else explained.asked_bytes
+
+
+def _smallest_failure(state: BatchState) -> Probe | ConfirmationRun | None:
+    """Return the smallest size that ran out of memory; None if none did."""
+    failed_runs: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
+    failed_runs += [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
+    return min(failed_runs, key=lambda probe: probe.batch_size, default=None)
+
+
+PROBE_FIELDS = (
+    "batch_size",
+    "outcome",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "phase_peaks",
+    "samples_per_s",
+    "step_ms",
+    "seconds",
+    "phase",
+    "rank",
+    "reason",
+    "run_id",
+)
+"""Fields of a `Probe` in the report."""
+CONFIRMATION_FIELDS = (
+    "batch_size",
+    "state",
+    "peak_allocated_bytes",
+    "samples_per_s",
+    "step_ms",
+    "seconds",
+    "reason",
+    "run_id",
+    "refutes",
+)
+"""Fields of a `ConfirmationRun` in the report."""
+PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "reason")
+"""Fields of a `Predicted` line in the report."""
+
+
+def batch_report(directory: Path) -> dict[str, Any]:
+    """Return the whole search as one object; absent figures are None."""
+    journal = BatchJournal(tuple(read_batch_journal(directory)))
+    question, prediction, end = journal.question, journal.prediction, newest(journal.lines, BatchEnded)
+    assert question is not None, "a journal begins with its question"
+    answer = end.answer if end is not None else None
+    return {
+        **first_fields(question, end),
+        **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
+        "measured_under": measured_under(question),
+        "doubts": _doubts(directory, question, answer),
+        "recommended_reason": answer.recommended_why if answer else None,
+        "margins": answer.margins if answer else [],
+        "fastest": _fastest_report(answer),
+        "probes": [_probe(probe, journal.confirmations) for probe in journal.probes],
+        "model": fields_of(answer, "fixed_bytes", "bytes_per_sample", "phase"),
+        "predicted": None if prediction is None else fields_of(prediction, *PREDICTED_FIELDS),
+        "limit": question.limit_words,
+        "limit_bytes": answer.limit_bytes if answer else question.lowest_limit_bytes,
+        "limits_bytes": question.limits_bytes,
+        "world_size": question.world_size,
+        **fields_of(answer, "tightest_rank"),
+        "proof_run_id": answer.confirmation_run_id if answer else None,
+        "proofs": [fields_of(confirmation, *CONFIRMATION_FIELDS) for confirmation in journal.confirmations],
+        **fields_of(answer, "headroom_bytes", "certainty", "too_large"),
+        "widths": _widths_report(answer),
+        "changes": end.changes if end is not None else [],
+        **fields_of(end, "missing_bytes", "seconds"),
+    }
+
+
+def measured_under(question: BatchQuestion) -> str | None:
+    """Return the condition under which the search measures speed; None if the condition does not change speed."""
+    return STRICT_SPEED if question.device == "cpu" else None
+
+
+def _doubts(directory: Path, question: BatchQuestion, answer: BatchAnswer | None) -> list[Doubt]:
+    """The doubts about the speeds: the condition of all of them, then those of the confirmation run."""
+    run_id = None if answer is None else answer.confirmation_run_id
+    result = None if run_id is None else read_result(directory.parent.parent / "runs" / run_id)
+    found = {doubt.kind: doubt for doubt in (doubts(result) if result is not None else ())}
+    if (condition := measured_under(question)) is not None:
+        found["strict_malloc"] = Doubt(kind="strict_malloc", text=f"speeds were measured under {condition}")
+    return [*found.values()]
+
+
+def _probe(probe: Probe, confirmations: Sequence[ConfirmationRun]) -> dict[str, Any]:
+    """One probe; `refuted_by` is the confirmation run that ran out of memory although this size had fitted."""
+    refuting_run = refuted_by(probe, confirmations)
+    return {**fields_of(probe, *PROBE_FIELDS), "refuted_by": None if refuting_run is None else refuting_run.run_id}
+
+
+def _widths_report(answer: BatchAnswer | None) -> dict[str, Any] | None:
+    """Return the widths of a script's batches that the answer holds for; None if none was seen."""
+    if answer is None or answer.widths is None:
+        return None
+    return {**msgspec.structs.asdict(answer.widths), "note": answer.widths_note or None}
+
+
+def _fastest_report(answer: BatchAnswer | None) -> dict[str, Any] | None:
+    if answer is None or answer.fastest_batch is None:
+        return None
+    return {"batch_size": answer.fastest_batch, "samples_per_s": answer.fastest_samples_per_s}
+
+
+@dataclass(frozen=True)
+class BatchSnapshot(BatchJournal, SearchSnapshot):
+    """The state of a batch search at one moment, and its journal's lines so far."""
+
+    unreadable_lines: int
+
+    @cached_property
+    def is_decided(self) -> bool:
+        """False if the newest step is done and the next is not decided yet."""
+        steps = (line for line in reversed(self.lines) if isinstance(line, BatchStep | Probe | ConfirmationRun))
+        return isinstance(next(steps, None), BatchStep | None)
+
+    @property
+    def memory_fits(self) -> tuple[MemoryFit, ...]:
+        """The newest fits, one for each rank; empty before the first probe."""
+        return () if self._fitted_step is None else tuple(self._fitted_step.memory_fits)
+
+    @cached_property
+    def tightest_fit(self) -> MemoryFit | None:
+        """The newest fit of the rank with the least memory left; None before the first probe."""
+        if self._fitted_step is None:
+            return None
+        rank = self._fitted_step.tightest_rank if self.answer is None else self.answer.tightest_rank
+        return next((fit for fit in self.memory_fits if fit.rank == rank), self.memory_fits[0])
+
+    @cached_property
+    def _fitted_step(self) -> BatchStep | None:
+        """The newest step that was decided by a fit."""
+        return next((line for line in reversed(self.lines) if isinstance(line, BatchStep) and line.memory_fits), None)
+
+    @cached_property
+    def run_id(self) -> str | None:
+        """The search's current run; None between conductors and after the end."""
+        last_line = next(
+            (line for line in reversed(self.lines) if isinstance(line, BatchLaunched | Conducted | BatchEnded)), None
+        )
+        return last_line.run_id if isinstance(last_line, BatchLaunched) else None
+
+    @cached_property
+    def since_ns(self) -> int | None:
+        """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor began."""
+        starts = BatchStep | Conducted | Paused | Waiting | Resumed
+        return next((line.t_ns for line in reversed(self.lines) if isinstance(line, starts)), None)
+
+    @cached_property
+    def confirmation_steps(self) -> int | None:
+        """Optimizer steps of a confirmation run; None before a conductor has begun."""
+        conducted = newest(self.lines, Conducted)
+        return None if conducted is None else conducted.confirmation_steps
+
+    @property
+    def answer(self) -> BatchAnswer | None:
+        """The answer; None before the search has one."""
+        return None if self.ended is None else self.ended.answer
+
+
+class BatchFollower:
+    """Reads new journal lines at each `poll`. Not safe to share between threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._journal: FollowedJournal[BatchLine] = FollowedJournal(directory, BatchLine)
+        self._snapshot = BatchSnapshot(directory=directory, state="starting", lines=(), unreadable_lines=0)
+
+    def poll(self) -> BatchSnapshot:
+        """Read the new lines and return a snapshot: the last one if neither the lines nor the state changed."""
+        has_conductor = self._journal.read()
+        lines, unreadable_lines, snapshot = self._journal.lines, self._journal.unreadable_lines, self._snapshot
+        if (len(lines), unreadable_lines) != (len(snapshot.lines), snapshot.unreadable_lines):
+            snapshot = replace(snapshot, lines=lines, unreadable_lines=unreadable_lines)
+        state = state_of_search(self.directory, snapshot, has_conductor=has_conductor)
+        self._snapshot = snapshot if state == snapshot.state else replace(snapshot, state=state)
+        return self._snapshot

@@ -8,15 +8,34 @@ the line. A size near the boundary is tried first only while the error of the li
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.bisection import largest_fitting
-from trainfast_runner.search.batch.state import LARGEST_BATCH, BatchState, memory_fits_by_rank, tightest
-from trainfast_runner.search.journal.batch import CONFIRM_STEP, BatchAction, BatchStep
-from trainfast_runner.search.journal.fitted_memory import MemoryFit
-from trainfast_runner.search.journal.lines import EndState
-from trainfast_runner.units import mebibytes
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.training_python import ProgramCancelled
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.prediction import Prediction
+from trainfast_runner.memory.tracing import TraceProgress, cached_model, trace_model
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch_journal import (
+    CONFIRM_STEP,
+    BatchAction,
+    BatchJournal,
+    BatchLine,
+    BatchStep,
+    ConfirmationRun,
+    Predicted,
+    Probe,
+)
+from trainfast_runner.search.fitted_memory import MemoryFit, fit_lines
+from trainfast_runner.search.journal import EndState
+from trainfast_runner.units import largest_fitting, mebibytes
+from trainfast_runner.worker.shared.host import print_holder
+from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 MAX_PROBES = 16
 """Chosen, not measured: a search that has tried this many sizes confirms the largest that fitted."""
@@ -292,3 +311,202 @@ def _larger_size_reason(state: BatchState, tight_fit: MemoryFit, target: int) ->
     if state.prediction is not None and state.prediction.bytes_per_sample is not None:
         return f"with the predicted growth per sample from here {target} fits: it needs {needs}{rank_text}"
     return f"{target} fits even if all memory grows with the batch: {needs}{rank_text}"
+
+
+LARGEST_BATCH = 1 << 20
+"""The largest batch size that is tried."""
+
+
+@dataclass(frozen=True)
+class BatchState:
+    """State of a search: the question, and every size tried.
+
+    Limits are bytes by rank, empty on a GPU without memory_limit.
+    """
+
+    device: str
+    world_size: int
+    limits_bytes: tuple[int, ...] = ()
+    prediction: Predicted | None = None
+    probes: tuple[Probe, ...] = ()
+    confirmations: tuple[ConfirmationRun, ...] = ()
+    no_oom: bool = False
+
+    @property
+    def probes_that_fit(self) -> list[Probe]:
+        """Probes that fitted, the smallest first."""
+        return sorted((probe for probe in self.probes if probe.outcome == "fits"), key=lambda probe: probe.batch_size)
+
+    @property
+    def largest_fitted(self) -> int:
+        """The largest size that fitted; 0 before any did."""
+        return max((probe.batch_size for probe in self.probes_that_fit), default=0)
+
+    @property
+    def largest_allowed(self) -> int:
+        """The largest size that may be tried: a script's data fills no larger one."""
+        return min((probe.batch_size for probe in self.probes if probe.fills_data), default=LARGEST_BATCH)
+
+    @property
+    def too_large(self) -> int | None:
+        """The smallest size that ran out of memory in a probe."""
+        return min((probe.batch_size for probe in self.probes if probe.outcome == "oom"), default=None)
+
+    @property
+    def counted_probes(self) -> int:
+        """Number of probes that count."""
+        return sum(probe.outcome != "void" for probe in self.probes)
+
+
+def state_of_batch_journal(lines: Sequence[BatchLine], *, no_oom: bool = False) -> BatchState:
+    """Return the state of a search from the lines of its journal."""
+    journal = BatchJournal(tuple(lines))
+    question = journal.question
+    assert question is not None, "a journal begins with its question"
+    return BatchState(
+        device=question.device,
+        world_size=question.world_size,
+        limits_bytes=tuple(question.limits_bytes),
+        prediction=journal.prediction,
+        probes=journal.probes,
+        confirmations=journal.confirmations,
+        no_oom=no_oom,
+    )
+
+
+def memory_fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
+    """Return the fit of each rank; empty before any size fitted."""
+    slope = state.prediction.bytes_per_sample if state.prediction is not None else None
+    memory_fits = _fits_with_slope(state, slope)
+    too_large = state.too_large
+    if (
+        too_large is not None
+        and len(state.probes_that_fit) == 1
+        and all(fit.surely_fits(too_large) for fit in memory_fits)
+    ):
+        # The prediction was wrong: by its slope the size that ran out would fit.
+        memory_fits = _fits_with_slope(state, None)
+    return memory_fits
+
+
+def _fits_with_slope(state: BatchState, slope: float | None) -> tuple[MemoryFit, ...]:
+    memory_fits = []
+    for rank in range(state.world_size):
+        peaks = _counted_peaks(state, rank).by_size
+        limit_bytes = _limit_bytes(state, rank)
+        if peaks and limit_bytes is not None:
+            fit = fit_lines(peaks, state.device, slope)
+            memory_fits.append(MemoryFit(rank=rank, limit_bytes=limit_bytes, **msgspec.structs.asdict(fit)))
+    return tuple(memory_fits)
+
+
+def tightest(memory_fits: Sequence[MemoryFit], batch_size: int) -> MemoryFit:
+    """Return the fit that leaves the least at this batch size."""
+    return min(memory_fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
+
+
+def uncounted_bytes(state: BatchState, rank: int) -> int:
+    """Return the bytes the rank's limit counts beyond its peak, at the largest size where both were measured."""
+    return _counted_peaks(state, rank).uncounted_bytes
+
+
+class _CountedPeaks(NamedTuple):
+    """A rank's peaks as its limit counts them, by batch size and phase, and the part that the phases do not show."""
+
+    by_size: dict[int, dict[str, int]]
+    uncounted_bytes: int
+
+
+def _counted_peaks(state: BatchState, rank: int) -> _CountedPeaks:
+    by_size: dict[int, dict[str, int]] = {}
+    uncounted_bytes = 0
+    for probe in state.probes_that_fit:
+        for peaks in probe.ranks:
+            if peaks.rank == rank and peaks.phase_peaks:
+                if peaks.limit_peak_bytes is not None:
+                    uncounted_bytes = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
+                by_size[probe.batch_size] = {phase: peak + uncounted_bytes for phase, peak in peaks.phase_peaks.items()}
+    return _CountedPeaks(by_size, uncounted_bytes)
+
+
+def _limit_bytes(state: BatchState, rank: int) -> int | None:
+    """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
+    available_bytes = [
+        peaks.available_bytes
+        for probe in state.probes
+        for peaks in probe.ranks
+        if peaks.rank == rank and peaks.available_bytes is not None
+    ]
+    limit_bytes = limit_of_rank(state.limits_bytes, rank)
+    return min([*([] if limit_bytes is None else [limit_bytes]), *available_bytes[-1:]], default=None)
+
+
+BATCH_PHASE = "forward_backward"
+"""The phase that grows with the batch."""
+BEND_BYTES = 4 << 20
+"""A peak up to this far off the line is on the line: measured peaks scatter as much."""
+
+
+@dataclass(frozen=True)
+class SizePrediction:
+    """The memory model of a search's training; None, with the reason, if there is none."""
+
+    model: MemoryModel | None
+    reason: str = ""
+
+    def against(self, plan: RunPlan, limit_bytes: int) -> Predicted:
+        """Predict the largest batch under a limit of bytes per rank."""
+        if self.model is None:
+            return Predicted(reason=f"no prediction ({self.reason}); sizes are found by trying them")
+        max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
+        # The growth below the maximum: a correction by an earlier run bends at that run's size.
+        prediction_below = self._predict_at(plan, max(1, max_batch - 1))
+        return Predicted(
+            fixed_bytes=prediction_below.fixed_bytes,
+            bytes_per_sample=prediction_below.bytes_per_sample,
+            max_batch=max_batch,
+            linear_from=linear_from(
+                lambda size: self._predict_at(plan, size).traced_bytes[BATCH_PHASE], max(1, max_batch)
+            ),
+            basis=prediction_below.basis,
+        )
+
+    def _predict_at(self, plan: RunPlan, batch_size: int) -> Prediction:
+        assert self.model is not None
+        knobs = {**plan.spec.knobs, "batch_size": batch_size}
+        return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
+
+
+def linear_from(traced_peak: Callable[[int], float], max_batch: int) -> int:
+    """Return the smallest batch whose traced peak is on the line through that of `max_batch`.
+
+    A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
+    """
+    highest_peak = traced_peak(max_batch)
+    bytes_per_sample = traced_peak(max_batch + 1) - traced_peak(max_batch)
+
+    def is_bent(size: int) -> bool:
+        return traced_peak(size) > highest_peak - (max_batch - size) * bytes_per_sample + BEND_BYTES
+
+    return min(largest_fitting(is_bent, max_batch) + 1, max_batch)
+
+
+def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
+    """Read the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace."""
+    reason = "the trace took too long"
+
+    def note(tracing: TraceProgress) -> None:
+        nonlocal reason
+        if tracing.waits_for:
+            reason = f"waited for {tracing.waits_for}"
+            print_holder(tracing.waits_for)
+
+    try:
+        model = cached_model(plan.spec, plan.device, plan.python)
+        if model is None:
+            model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, note)
+        return SizePrediction(model.corrected_for(next(iter(plan.device_names), None)))
+    except ProgramCancelled:
+        return SizePrediction(None, reason)
+    except UserError as error:
+        return SizePrediction(None, error.message)

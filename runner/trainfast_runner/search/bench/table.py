@@ -9,14 +9,20 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
-from trainfast_runner.results.comparison.difference import BETTER, NOISE, WORSE, compare
-from trainfast_runner.results.comparison.ranking import STRICT_THRESHOLDS, speeds_rank
-from trainfast_runner.results.comparison.repeats import paired_interval
-from trainfast_runner.running.busy_devices import DevicesBusy
-from trainfast_runner.search.bench.variants import Bench, PlannedRow
-from trainfast_runner.settings.knob_type import KnobValues
+from trainfast_runner.results.comparison import (
+    BETTER,
+    NOISE,
+    STRICT_THRESHOLDS,
+    WORSE,
+    compare,
+    paired_interval,
+    speeds_rank,
+)
+from trainfast_runner.running.planning import DevicesBusy
+from trainfast_runner.search.bench.rows import Bench, PlannedRow
+from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.worker.shared.search_roles import TRIAL
+from trainfast_runner.worker.shared.words import TRIAL
 
 REFUSED = "refused"
 """State of a row that this machine or training Python cannot run."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.global_batch import MAX_CANDIDATES, GlobalBatch
-from trainfast_runner.search.best.too_large import TOO_LARGE, excess_text
-from trainfast_runner.search.candidate_spec import BATCH_KNOBS, candidate_spec, takes_warm_trials
-from trainfast_runner.search.journal.best import Candidate, Space
-from trainfast_runner.settings.device_counts import world_size
-from trainfast_runner.settings.knob_type import KnobValues, whole_number
+from trainfast_runner.memory.oom import asked_and_free
+from trainfast_runner.records.result import Result
+from trainfast_runner.search.best_journal import Attempt, BestQuestion, Candidate, CandidateVerdict, Interval, Space
+from trainfast_runner.search.measured_speeds import relative_error
+from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS, candidate_spec, takes_warm_trials
+from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, world_size
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.vary import Vary, combinations_of, fewest_to_drop
+from trainfast_runner.settings.typed_settings import Vary, combinations_of, fewest_to_drop
+from trainfast_runner.units import mebibytes
 
 Refuse = Callable[[RunSpec], UserError | None]
 """Returns the UserError of a run that cannot start here; None when it can."""
@@ -127,3 +133,287 @@ def _too_many_error(count: int, vary: Vary) -> UserError:
         advice=f"leaving out {' and '.join(dropped_knobs)}",
         option="leaving out " + " and ".join(f"--vary {name}" for name in dropped_knobs),
     )
+
+
+MAX_CANDIDATES = 5000
+"""A search has at most this many candidates."""
+MAX_COUNTED = 1_000_000
+"""Up to this many combinations of batch, accumulation and strategy are tested one by one to count candidates."""
+
+
+def default_global_batch(spec: RunSpec, machine: Machine) -> int:
+    """Return the samples of one optimizer step of the preset. Raises UserError when there are too few devices."""
+    preset_spec = candidate_spec(spec, {})
+    batch, accumulation = (whole_number(preset_spec.knobs, name) for name in BATCH_KNOBS)
+    return batch * accumulation * data_parallel_degree(preset_spec.knobs, device_count(preset_spec, machine))
+
+
+class GlobalBatch:
+    """The combinations of varied values that have a global batch of `size`; None leaves it free."""
+
+    def __init__(self, spec: RunSpec, machine: Machine, vary: Vary, size: int | None) -> None:
+        self._spec, self._machine, self._vary, self.size = spec, machine, vary, size
+        self._degrees: dict[tuple[KnobValue, ...], int] = {}
+        self._deciding = {name: values for name, values in vary.items() if name in (*BATCH_KNOBS, *MESH_KNOBS)}
+        """The varied knobs on which the global batch depends."""
+
+    @property
+    def derives_knobs(self) -> bool:
+        """True if the batch or the accumulation of a combination follows from its other knobs."""
+        return self.size is not None and bool(self._deciding)
+
+    def degree(self, knobs: Mapping[str, KnobValue]) -> int:
+        """Return the data-parallel degree with these knobs; 1 with too few devices, which is refused later."""
+        key = tuple(knobs.get(name, self._spec.knobs[name]) for name in MESH_KNOBS)
+        if key not in self._degrees:
+            run_spec = candidate_spec(self._spec, dict(zip(MESH_KNOBS, key, strict=True)))
+            try:
+                self._degrees[key] = data_parallel_degree(run_spec.knobs, device_count(run_spec, self._machine))
+            except UserError:
+                self._degrees[key] = 1
+        return self._degrees[key]
+
+    def complete(self, values: KnobValues) -> KnobValues | None:
+        """Return a combination with the batch and accumulation of this size; None if it has another global batch."""
+        if self.size is None:
+            return values
+        batch, accumulation = (
+            whole_number(values if name in values else self._spec.knobs, name) for name in BATCH_KNOBS
+        )
+        per_rank, remainder = divmod(self.size, self.degree(values))
+        if remainder:
+            return None
+        if "batch_size" in self._vary and "grad_accum" in self._vary:
+            return values if batch * accumulation == per_rank else None
+        if "batch_size" in self._vary:
+            return None if per_rank % batch else {**values, "grad_accum": per_rank // batch}
+        if per_rank % accumulation == 0:
+            return {**values, "batch_size": per_rank // accumulation, "grad_accum": accumulation}
+        if "grad_accum" in self._vary or per_rank % batch:
+            return None
+        return {**values, "batch_size": batch, "grad_accum": per_rank // batch}
+
+    def baseline_knobs(self) -> KnobValues:
+        """Return the preset's knobs at this size: its batch size, or the next smaller one that divides.
+
+        Raises UserError if the data-parallel degree does not divide the size.
+        """
+        knobs = self._spec.knobs
+        if self.size is None:
+            return knobs
+        degree = self.degree(knobs)
+        per_rank, remainder = divmod(self.size, degree)
+        if remainder:
+            raise self._impossible_error([size for size in (per_rank * degree, (per_rank + 1) * degree) if size])
+        max_batch = min(whole_number(knobs, "batch_size"), per_rank)
+        batch = next(size for size in range(max_batch, 0, -1) if per_rank % size == 0)
+        return {**knobs, "batch_size": batch, "grad_accum": per_rank // batch}
+
+    def count(self) -> int:
+        """Return the number of combinations of this size, without listing them; all of them beyond `MAX_COUNTED`."""
+        other_count = math.prod(len(values) for name, values in self._vary.items() if name not in self._deciding)
+        combination_count = math.prod(map(len, self._deciding.values()))
+        if self.size is None or combination_count > MAX_COUNTED or other_count > MAX_CANDIDATES:
+            return other_count * combination_count
+        return other_count * len(self._possible)
+
+    def occurring_values(self) -> dict[str, list[KnobValue]]:
+        """Return the varied values without those that no combination of this size has."""
+        return {
+            name: [
+                value
+                for value in values
+                if name not in self._deciding or any(knobs[name] == value for knobs in self._possible)
+            ]
+            for name, values in self._vary.items()
+        }
+
+    @cached_property
+    def _possible(self) -> list[KnobValues]:
+        """The combinations of the deciding knobs that have this size."""
+        return [knobs for knobs in combinations_of(self._deciding) if self.complete(knobs) is not None]
+
+    def nearest_error(self) -> UserError:
+        """Return the error about a size that no combination has, with the nearest sizes below and above."""
+        wanted_size = self.size or 0
+        attainable: set[int] = set()
+        for combination in combinations_of(self._deciding):
+            knobs = {**self._spec.knobs, **combination}
+            degree, sizes = self.degree(knobs), {name: whole_number(knobs, name) for name in BATCH_KNOBS}
+            varied_names = [name for name in BATCH_KNOBS if name in self._deciding]
+            if len(varied_names) == len(BATCH_KNOBS):
+                attainable.add(degree * math.prod(sizes.values()))
+                continue
+            # A knob that is not varied makes any multiple of the other one.
+            units = {degree * sizes[name] for name in varied_names or BATCH_KNOBS}
+            attainable |= {
+                unit * count for unit in units for count in (max(1, wanted_size // unit), wanted_size // unit + 1)
+            }
+        size_below = max((size for size in attainable if size < wanted_size), default=None)
+        size_above = min((size for size in attainable if size > wanted_size), default=None)
+        return self._impossible_error([size for size in (size_below, size_above) if size is not None])
+
+    def _impossible_error(self, attainable: list[int]) -> UserError:
+        nearest = min(attainable, key=lambda size: abs(size - (self.size or 0)), default=None)
+        return UserError(
+            f"--global-batch {self.size}: no batch_size x grad_accum x data-parallel degree gives it",
+            key="--global-batch",
+            allowed=[str(size) for size in sorted(attainable)],
+            nearest=None if nearest is None else str(nearest),
+        )
+
+
+TOO_LARGE: Final = "too_large"
+"""The `VerdictWord` on a candidate whose memory exceeds its limit."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The reason a candidate did not run; `missing_bytes` is the least memory that was missing, None if unknown."""
+
+    reason: str
+    missing_bytes: int | None = None
+
+
+def failure_in(message: str) -> Failure:
+    """Return the failure in an allocator's message; the first line of a message without a size."""
+    asked_bytes, free_bytes = asked_and_free(message)
+    if asked_bytes is None:
+        return Failure(message.partition("\n")[0])
+    reason = f"an allocation of {mebibytes(asked_bytes)} failed"
+    if free_bytes is None or free_bytes >= asked_bytes:  # under a limit the free memory does not matter
+        return Failure(reason)
+    return Failure(f"{reason} with {mebibytes(free_bytes)} free", asked_bytes - free_bytes)
+
+
+def oom_failure(result: Result) -> Failure:
+    """Return the failure of a run that ran out of memory, by its explanation."""
+    failure, oom = failure_in(result.reason), result.oom
+    if oom is None:
+        return failure
+    reason = failure.reason
+    if oom.asked_bytes is not None and oom.held_bytes is not None and oom.limit_bytes is not None:
+        held_of_limit = f"{mebibytes(oom.held_bytes)} of {mebibytes(oom.limit_bytes)} held"
+        reason = f"an allocation of {mebibytes(oom.asked_bytes)} failed with {held_of_limit}"
+    return Failure(reason, failure.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
+
+
+def verdict_of(line: Attempt, candidate: Candidate) -> CandidateVerdict:
+    """Return the verdict on a candidate that ran out of memory: its excess by the prediction, else as measured."""
+    reason = line.reason or "ran out of memory"
+    excess_bytes = candidate.excess_bytes
+    predicted_bytes = candidate.predicted_bytes
+    if excess_bytes is not None and predicted_bytes is not None:
+        reason = f"{excess_text(predicted_bytes, predicted_bytes - excess_bytes)}; {reason}"
+    else:
+        excess_bytes = line.missing_bytes
+        reason += "" if excess_bytes is None else f", at least {mebibytes(excess_bytes)} too large"
+        reason += "" if predicted_bytes is None else f"; predicted {mebibytes(predicted_bytes)}"
+    return CandidateVerdict(
+        candidate_number=line.candidate_number, verdict=TOO_LARGE, reason=reason, excess_bytes=excess_bytes
+    )
+
+
+def excess_text(needed_bytes: int, limit_bytes: int) -> str:
+    """Return the text of a prediction beyond the limit: `needs 60 MiB of 48 MiB: 12 MiB too large`."""
+    excess = mebibytes(needed_bytes - limit_bytes)
+    return f"needs {mebibytes(needed_bytes)} of {mebibytes(limit_bytes)}: {excess} too large"
+
+
+def closest_to_fit(verdicts: Iterable[CandidateVerdict]) -> CandidateVerdict:
+    """Return the verdict of the smallest excess, or any verdict if none has a figure; there must be a verdict."""
+    return min(verdicts, key=lambda verdict: math.inf if verdict.excess_bytes is None else verdict.excess_bytes)
+
+
+UNTIMED_TRIAL_STEPS = 2
+"""Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
+MIN_TIMED_STEPS, MAX_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
+"""Timed steps of a trial, and the standard error that is enough."""
+MIN_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
+"""Steps of the shortest trial."""
+Judgement = Literal["more", "enough", "slow"]
+"""`more` steps are needed, `enough` were taken, or the candidate is too `slow`."""
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """The number of timed steps of a trial: from `min_steps` to `max_steps`, as many as their scatter needs."""
+
+    min_steps: int = MIN_TIMED_STEPS
+    max_steps: int = MAX_TIMED_STEPS
+    standard_error: float = ENOUGH_ERROR
+    """The standard error of the median that is enough, as a share of the median."""
+    give_up_ms: float | None = None
+    """A trial whose best step is slower than this ends; None for no bound."""
+
+    def judge(self, step_ms: Sequence[float]) -> Judgement:
+        """Judge a trial by the times of its steps so far, in ms."""
+        if self.give_up_ms is not None and len(step_ms) >= 2 and min(step_ms) > self.give_up_ms:
+            return "slow"
+        if len(step_ms) < self.min_steps:
+            return "more"
+        return "enough" if len(step_ms) >= self.max_steps or relative_error(step_ms) <= self.standard_error else "more"
+
+
+ORDINARY_RULE = StepRule()
+"""The rule of a trial that is never given up."""
+
+
+class LogObjective(NamedTuple):
+    """The ln of an objective, negated for `time`: higher is better."""
+
+    value: float
+    slope: float
+    """Derivative of the value by the ln rate."""
+
+
+class LogGain(NamedTuple):
+    """The predicted ln of one candidate's objective over another's: a normal distribution.
+
+    The difference that cold runs measured is a `cold_runs.Difference`.
+    """
+
+    mean: float
+    deviation: float
+
+    def chance_above(self, log_gain: float) -> float:
+        """Return the probability that the gain exceeds `log_gain`."""
+        return 0.5 * math.erfc((log_gain - self.mean) / self.deviation / math.sqrt(2))
+
+
+def log_objective(question: BestQuestion, candidate: Candidate, log_rate: float, start_s: float) -> LogObjective:
+    """Return the ln of the objective at the ln of a rate, with the units of `objective_at`.
+
+    For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
+    """
+    if question.objective == "tokens_per_s":
+        return LogObjective(log_rate + math.log(seq_len_of(question, candidate)), 1.0)
+    if question.objective == "time":
+        work_s = (question.for_steps or 1) * candidate.samples_per_step / math.exp(log_rate)
+        return LogObjective(-math.log(start_s + work_s), work_s / (start_s + work_s))
+    return LogObjective(log_rate, 1.0)
+
+
+def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
+    """Return tokens/s, seconds of a start and `for_steps` optimizer steps, or the rate itself.
+
+    `rate` is in samples/s, or in samples/J if that is the objective; `start_s` is the time to the first timed step.
+    """
+    if question.objective == "tokens_per_s":
+        return rate * seq_len_of(question, candidate)
+    if question.objective == "time":
+        return start_s + (question.for_steps or 1) * candidate.samples_per_step / rate
+    return rate
+
+
+def objective_interval(question: BestQuestion, candidate: Candidate, rate: Interval, start_s: float) -> Interval:
+    """Return the objective of a rate that is known within an interval; the longest time belongs to the lowest rate."""
+    low, median, high = (
+        objective_at(question, candidate, value, start_s) for value in (rate.low, rate.median, rate.high)
+    )
+    return Interval(median=median, low=min(low, high), high=max(low, high))
+
+
+def seq_len_of(question: BestQuestion, candidate: Candidate) -> int:
+    """Return the tokens of a sample of this candidate."""
+    return whole_number({"seq_len": 1, **question.knobs, **candidate.knobs}, "seq_len")

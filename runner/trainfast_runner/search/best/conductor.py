@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,37 +15,67 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.roles import COLD
+from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.warm_process import COLD
+from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.choose.answer import answer_of, answer_so_far
-from trainfast_runner.search.best.choose.decide import BestDecision, decide
-from trainfast_runner.search.best.choose.state import BestState, state_of_best_journal
-from trainfast_runner.search.best.disturbances import is_usually_disturbed
-from trainfast_runner.search.best.measure.cold_run_record import UNTIMED_COLD_STEPS, cold_run_of
-from trainfast_runner.search.best.orphaned_best_runs import OrphanedBestRuns
+from trainfast_runner.search.best.answer import answer_of, answer_so_far
+from trainfast_runner.search.best.candidates import (
+    UNTIMED_TRIAL_STEPS,
+    Failure,
+    closest_to_fit,
+    oom_failure,
+    seq_len_of,
+)
+from trainfast_runner.search.best.conditions import is_usually_disturbed
+from trainfast_runner.search.best.decide import BestDecision, decide
+from trainfast_runner.search.best.opening import budget_error
 from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best.planning.baseline_cost import budget_error
-from trainfast_runner.search.best.planning.best_plan import BestPlan
-from trainfast_runner.search.best.too_large import Failure, closest_to_fit
-from trainfast_runner.search.conducting.conductor import Conductor, SearchCaller
-from trainfast_runner.search.journal.best import (
+from trainfast_runner.search.best.plan import BestPlan
+from trainfast_runner.search.best.state import BestState, state_of_best_journal
+from trainfast_runner.search.best.survey import ModelSurvey, ScriptSurvey, ceiling_here, flops_of, with_bounds
+from trainfast_runner.search.best.trial import (
+    UNTIMED_COLD_STEPS,
+    WantedTrial,
+    cold_run_of,
+    take_trial,
+    trial_of_run,
+    with_checked_samples,
+)
+from trainfast_runner.search.best_journal import (
     UNDER_LIMIT,
+    Attempt,
     AttemptOutcome,
     BestEnded,
     BestLaunched,
     BestLine,
     BestQuestion,
+    Candidate,
     ColdRun,
     Instruction,
+    ProcessReady,
     Space,
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.journal.lines import EndState, worked_seconds
-from trainfast_runner.search.options import SearchOptions
-from trainfast_runner.search.speed.device_speed_model import with_predicted_speed
-from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.search.conductor import (
+    Conductor,
+    OrphanedRuns,
+    SearchCaller,
+    WarmProcess,
+    conduct_alone,
+    end_if_live,
+    is_usable,
+    raise_if_stopped,
+    wait_until,
+)
+from trainfast_runner.search.journal import EndState, worked_seconds
+from trainfast_runner.search.measured_speeds import steps_for
+from trainfast_runner.search.predicted_speed import with_predicted_speed
+from trainfast_runner.search.searches import SearchOptions, candidate_spec, takes_warm_trials
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues
+from trainfast_runner.worker.shared.words import TRIAL
 
 LIMIT_STEPS = 4
 """Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
@@ -223,3 +256,210 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         spent_s = worked_seconds(self._lines)
         self._previous_state = state_of_best_journal(self._lines, spent_s, warm_run_id, self._previous_state)
         return self._previous_state
+
+
+PREDICTIONS_WAIT_S = 30.0
+"""The first trial, its process ready, waits for predictions at most this long; no trace runs beside a trial."""
+OUTCOME_OF_END_STATE: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
+"""Outcome of a trial by the state in which its process ended without an answer; any other state is a failure."""
+
+
+class PresetBestConductor(BestConductor):
+    """Conducts the best-fit search of a preset."""
+
+    _survey: ModelSurvey
+    """`conduct_best` gives this class only plans that have one."""
+
+    def __init__(
+        self,
+        directory: Path,
+        best_plan: BestPlan,
+        home: Home,
+        options: SearchOptions,
+        caller: SearchCaller[BestLine],
+    ) -> None:
+        super().__init__(directory, best_plan, home, options, caller)
+        self._ceiling = ceiling_here(home, best_plan.plan)
+        self._process_knobs: KnobValues = {}
+        self._process_uuids: list[str] = []
+
+    def list_candidates(self) -> None:
+        """Trace and predict while the baseline's process starts, then write the candidates.
+
+        They come before the first trial, but after the record of a baseline's process that ended while it started.
+        """
+        cancelled = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            prediction = pool.submit(self._survey.predict_candidates, self._question, cancelled)
+            try:
+                self._process_for(self._space.baseline_number)
+                wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
+            finally:
+                cancelled.set()
+        self._space = prediction.result()
+        self._write(self._space)
+
+    def try_candidate(self, decision: BestDecision, number: int) -> None:
+        """Measure a candidate in the warm process of its process knobs, or in a new one."""
+        if decision.needs_new_process:
+            self._runs.end_process()
+        process = self._process_for(number)
+        if process is None:
+            return
+        candidate = self._space.candidates[number]
+        began_s = self._runs.clock_s()
+        knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs}
+        wanted = WantedTrial(
+            candidate_number=number,
+            knobs=knobs,
+            samples_per_step=candidate.samples_per_step,
+            rule=decision.step_rule,
+            needs_energy=self._question.objective == "samples_per_joule",
+            keep_disturbed=is_usually_disturbed(self._lines, number),
+            is_warm=any(isinstance(line, Trial) and line.run_id == process.directory.name for line in self._lines),
+            repeats=decision.step.repeats,
+        )
+        trial = take_trial(process, self._process_uuids, wanted)
+        if trial is None:
+            self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
+            return
+        self._write(trial)
+        if trial.step_ms:  # the setting took a step, with which its FLOPs are recorded
+            self._add_flops_bounds(process, candidate)
+        if process.ended_by_error:
+            self._runs.wait_for_process_end()
+        elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
+            self._runs.end_process()
+
+    def _add_flops_bounds(self, process: WarmProcess, tried: Candidate) -> None:
+        """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of a tried one."""
+        if self._ceiling is None or any(candidate.least_s_per_sample for candidate in self._space.candidates):
+            return
+        if (flops := flops_of(process.directory)) is not None:
+            seq_len = seq_len_of(self._question, tried)
+            self._space = with_bounds(self._space, self._survey, flops, seq_len, self._ceiling)
+            self._write(self._space)
+
+    def _process_for(self, number: int) -> WarmProcess | None:
+        """Return the warm process for a candidate, if need be a new one; None if that ended before it was ready."""
+        candidate = self._space.candidates[number]
+        if self._runs.process is not None and self._process_knobs == candidate.process_knobs:
+            return self._runs.process
+        self._runs.end_process()
+        self._orphans.end_cold_runs()
+        began_s = self._runs.clock_s()
+        plan = self._plan_trial_or_record(number)
+        if plan is None:
+            return None
+        process = self._runs.start_process(plan, TRIAL)
+        self._record_launch(process.directory, TRIAL, number)
+        self._process_knobs, self._process_uuids = candidate.process_knobs, plan.device_uuids
+        if process.ready() is None:
+            self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
+            return None
+        start_s = self._runs.clock_s() - began_s
+        self._write(ProcessReady(run_id=process.directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
+        return process
+
+    def _record_end(self, number: int, result: Result, seconds: float) -> None:
+        """Record a trial whose process ended without an answer."""
+        raise_if_stopped(result)
+        outcome = OUTCOME_OF_END_STATE.get(result.state, "failed")
+        failure = oom_failure(result) if outcome == "oom" else Failure(f"{result.state}: {result.reason}")
+        self._record_failure(number, result.run_id, outcome, failure, seconds)
+
+
+class ScriptBestConductor(BestConductor):
+    """Conducts the best-fit search of a script."""
+
+    _survey: ScriptSurvey
+    """`conduct_best` gives this class only plans that have one."""
+
+    def list_candidates(self) -> None:
+        """Write the candidates; their memory is unknown before two trials of like settings."""
+        self._write(self._space)
+
+    def try_candidate(self, decision: BestDecision, number: int) -> None:
+        """Measure a candidate in its own run, or take the ended run that a killed conductor left.
+
+        The noise so far decides the steps of a new run.
+        """
+        self._orphans.end_cold_runs()
+        candidate = self._space.candidates[number]
+        rule = decision.step_rule
+        began_s = self._runs.clock_s()
+        deviation = self._state().measured.step_deviation
+        steps = UNTIMED_TRIAL_STEPS + steps_for(deviation, rule.standard_error, rule.min_steps, rule.max_steps)
+        plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED_TRIAL_STEPS)
+        if plan is None:
+            return
+        orphan = self._orphans.adopt_trying_run(plan)
+        directory = orphan or self._runs.start(plan, TRIAL)
+        self._record_launch(directory, TRIAL, number)
+        result = self._runs.wait_for_end(directory)
+        process_start_s = read_start_s(directory)
+        seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
+        trial = trial_of_run(
+            number,
+            candidate,
+            directory,
+            result,
+            max(0.0, seconds - process_start_s),
+            keep_disturbed=is_usually_disturbed(self._lines, number),
+        )
+        # The first measured trial shows the samples of a step: a script may accumulate by itself. Others must match.
+        if any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines):
+            trial = with_checked_samples(trial, candidate)
+        if trial.step_ms:
+            self._write(
+                ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=process_start_s)
+            )
+        self._write(trial)
+        self.update_candidates()
+
+    def update_candidates(self) -> None:
+        """Write the candidates again if trials changed their known figures, also trials of a killed conductor."""
+        updated = self._survey.predict_from_trials(self._question, self._space, self._lines)
+        if updated != self._space:
+            self._space = updated
+            self._write(updated)
+
+
+def conduct_best(
+    directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: SearchCaller[BestLine]
+) -> BestEnded:
+    """Conduct the search in `directory` to its end; record and return the end.
+
+    Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
+    pay for the baseline.
+    """
+    conductor_class = PresetBestConductor if best_plan.plan.script is None else ScriptBestConductor
+    return conduct_alone(directory, lambda: conductor_class(directory, best_plan, home, options, caller))
+
+
+class OrphanedBestRuns(OrphanedRuns):
+    """The orphaned runs of a best-fit search: trials, or warm processes, and cold runs."""
+
+    def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
+        recorded_run_ids = {line.run_id for line in lines if isinstance(line, Attempt)}
+        super().__init__(home, search_id, recorded_run_ids, TRIAL, COLD, is_new=len(lines) == 1)
+        self._launched = {line.run_id: line for line in lines if isinstance(line, BestLaunched)}
+
+    def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:
+        """Yield each usable cold run, alive or not, whose launch the journal has."""
+        for run_id in [run_id for run_id in self._measuring if run_id in self._launched]:
+            del self._measuring[run_id]
+            if is_usable(directory := self._home.directory(run_id)):
+                yield self._launched[run_id], directory
+
+    def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
+        """Return the cold run of the plan's settings that was killed before its launch was recorded; end the others."""
+        directory = super().adopt_measuring_run(plan)
+        self._measuring = {}
+        return directory
+
+    def end_cold_runs(self) -> None:
+        """End the cold runs that were not adopted."""
+        for run_id in self._measuring:
+            end_if_live(self._home.directory(run_id))
+        self._measuring = {}

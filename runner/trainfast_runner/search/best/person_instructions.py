@@ -11,8 +11,8 @@ from typing import Final, Literal
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender, read_all
-from trainfast_runner.search.candidate_spec import value_text
-from trainfast_runner.search.journal.best import Candidate, Instruction, InstructionWord
+from trainfast_runner.search.best_journal import Candidate, Instruction, InstructionWord
+from trainfast_runner.search.searches import value_text
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 

@@ -205,7 +205,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="dp",
-        path="data_parallel:DataParallelStrategy",
+        path="ddp:DataParallelStrategy",
         wrapper="DataParallel",
         what="one process, a thread a GPU, the model copied every step",
         speed="slower than ddp, its first GPU does more",

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..invalid import InvalidInput, one_line
-from ..shared.lock_files import wait_for_lock
-from ..shared.private_folder import make_private
+from ..shared.host import make_private, wait_for_lock
 
 ENTRY_VERSION = 3
 """The version of an entry, a part of its key: entries of another version are made again."""

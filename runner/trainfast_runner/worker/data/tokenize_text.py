@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..invalid import InvalidInput, one_line
-from ..shared.recipes import SMALLEST_VOCAB
+from ..shared.words import SMALLEST_VOCAB
 from .corpus import VOCAB_LIMIT, CorpusRequest, describe, texts
 
 PAD_TOKEN, END_TOKEN, MASK_TOKEN = "<pad>", "<end>", "<mask>"

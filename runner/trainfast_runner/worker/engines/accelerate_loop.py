@@ -15,7 +15,7 @@ from ..data.samples import Batch
 from ..loop import to_device
 from ..model.optimizer import build_optimizer, rate_at
 from ..model.weights import init_weights
-from ..records.recorder import StepRecorder
+from ..records.step_log import StepRecorder
 from ..spec import Knobs
 from .base import Engine
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from .. import loop
 from ..data.samples import Batch
 from ..model.objective import Objective
-from ..records.recorder import StepRecorder
+from ..records.step_log import StepRecorder
 from ..spec import Knobs
 from ..strategies.base import Strategy
 

@@ -19,7 +19,7 @@ from ..model.build import CHECKPOINTING_ARGUMENTS
 from ..model.objective import Objective, logits_of
 from ..model.optimizer import optimizer_class
 from ..model.weights import init_weights
-from ..records.recorder import StepRecorder
+from ..records.step_log import StepRecorder
 from ..spec import Knobs
 from ..strategies.base import Strategy
 from .base import Engine

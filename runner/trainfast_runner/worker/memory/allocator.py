@@ -11,9 +11,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..shared.malloc_thresholds import KEPT, ORDINARY, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES, STRICT, malloc_settings
+import torch
+
+from ..shared.memory_limit import KEPT, ORDINARY, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES, STRICT, malloc_settings
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """mallopt's parameters, from glibc's malloc.h."""
@@ -113,3 +116,34 @@ def _kept_reason(name: str, environment: Mapping[str, str]) -> str | None:
         return f"malloc is {name}, which has no thresholds of glibc's"
     malloc_names = malloc_settings(environment)
     return f"{', '.join(malloc_names)} {'is' if len(malloc_names) == 1 else 'are'} set" if malloc_names else None
+
+
+LOW_BYTES = 1 << 30
+"""Memory below this is low: cuBLAS's handles and most workspaces of cuDNN take less."""
+LOW_SHARE = 0.05
+"""Less than this share of a device's memory is low too."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes that a device can still give; `is_low` if a library may just have asked for more."""
+
+    free_bytes: int
+    is_low: bool
+
+
+def fullest_device_memory(devices: list[torch.device], limit_bytes: int | None) -> DeviceMemory | None:
+    """Available memory of the fullest device; None for a CPU, and for a device that no longer answers."""
+    if devices[0].type != "cuda":
+        return None
+    try:
+        return min((_available(device, limit_bytes) for device in devices), key=lambda memory: memory.free_bytes)
+    except RuntimeError:
+        return None
+
+
+def _available(device: torch.device, limit_bytes: int | None) -> DeviceMemory:
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    if limit_bytes is not None:
+        free_bytes = max(0, min(free_bytes, limit_bytes - torch.cuda.memory_allocated(device)))
+    return DeviceMemory(free_bytes, free_bytes < max(LOW_BYTES, LOW_SHARE * total_bytes))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..exit_now import die_with_parent
-from .trace_request import TraceRequest
+from .step_timeline import TraceRequest
 
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
 """Imported before the forks: a thousand modules that each fork would import again, which takes as long as torch."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from .live_bytes import Bytes, TracedSegment
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..shared.words import ACTIVATIONS, TEMPORARY
+from .live_bytes import Bytes, LiveBytes, TracedSegment
 from .step_work import Work
 
 Line = tuple[tuple[float, ...], tuple[float, ...]]
@@ -109,3 +116,160 @@ def _above(bytes_: Bytes, start: Bytes) -> Bytes:
 
 def _key(segment: TracedSegment) -> tuple[str, int, str]:
     return segment.phase, segment.micro, segment.place
+
+
+KEPT_BLOCKS = 3
+"""Blocks kept of a stack: the first, one for all between, and the last."""
+PLACE_ATTRIBUTES = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
+"""Attributes in which blocks of one kind differ: their place."""
+
+
+@dataclass(frozen=True)
+class TracedStack:
+    """An outermost list of blocks: the kept ones, and the number of parameters of each block of the whole model."""
+
+    name: str
+    blocks: tuple[nn.Module, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def repeats(self) -> int:
+        """Number of blocks that the second kept block stands for."""
+        return len(self.sizes) - len(self.blocks) + 1
+
+    def whole_model_names(self, name: str) -> list[str]:
+        """Names in the whole model of the parameters that parameter `name` of the shortened model stands for."""
+        inner_name = name.removeprefix(f"{self.name}.")
+        if inner_name == name:
+            return [name]
+        index, _, rest = inner_name.partition(".")
+        count, kept_count = len(self.sizes), len(self.blocks)
+        first_index = int(index) if int(index) < 2 else int(index) + count - kept_count
+        last_index = first_index + (count - kept_count if int(index) == 1 else 0)
+        return [f"{self.name}.{position}.{rest}" for position in range(first_index, last_index + 1)]
+
+
+def shorten(model: nn.Module, config: Any, keep: int = KEPT_BLOCKS, *, whole: bool) -> list[TracedStack]:
+    """Cut every stack of more than `keep` identical blocks to `keep` blocks, in place; none if `whole`.
+
+    The first block may differ from the others: a T5's alone has the table of relative positions.
+    """
+    stacks: list[TracedStack] = []
+    inside: set[int] = set()
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, nn.ModuleList) or id(module) in inside:
+            continue
+        inside |= {id(nested) for nested in module.modules()}
+        blocks = list(module)
+        sizes = tuple(sum(p.numel() for p in block.parameters()) for block in blocks)
+        if not whole and len(blocks) > keep and _all_identical(blocks, config):
+            kept_blocks = [*blocks[: keep - 1], blocks[-1]]
+            parent, _, child_name = name.rpartition(".")
+            setattr(model.get_submodule(parent), child_name, nn.ModuleList(kept_blocks))
+            blocks = kept_blocks
+        stacks.append(TracedStack(name, tuple(blocks), sizes))
+    return stacks
+
+
+def _all_identical(blocks: list[nn.Module], config: Any) -> bool:
+    for value in config.to_dict().values():
+        # One entry a layer, such as `layer_types`, which the model's own forward may ask instead of the block.
+        if isinstance(value, list) and len(value) == len(blocks) and len({repr(item) for item in value[1:]}) > 1:
+            return False
+    return len({_traits(block) for block in blocks[1:]}) == 1
+
+
+def _traits(block: nn.Module) -> Any:
+    modules = tuple((name, type(module), _plain_attributes(module)) for name, module in block.named_modules())
+    parameters = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in block.named_parameters())
+    return modules, parameters
+
+
+def _plain_attributes(module: nn.Module) -> Any:
+    return tuple(
+        (name, value)
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, bool | int | float | str) and name not in PLACE_ATTRIBUTES
+    )
+
+
+class StepWatch:
+    """Begins a segment at each phase that the loop enters and at each block that hooks report.
+
+    In the backward, a block begins when the gradient of its output is there.
+    """
+
+    def __init__(self, live_bytes: LiveBytes) -> None:
+        self.live_bytes = live_bytes
+        self.phase = ""
+        self.micro = 0
+        self.place = ""
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase of the step, outside of all blocks."""
+        self.micro += phase == "forward"
+        self.phase, self.place = phase, ""
+        self.live_bytes.category = TEMPORARY if phase in ("backward", "optimizer") else ACTIVATIONS
+        self.live_bytes.begin(phase, self.micro, "")
+
+    def enter_block(self, place: str) -> None:
+        """Enter a block; with the empty string, leave it for the operations outside of all blocks."""
+        self.live_bytes.before_next = None
+        if place != self.place:
+            self.place = place
+            self.live_bytes.begin(self.phase, self.micro, place)
+
+    def around_checkpoints(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts that torch's checkpoint enters: one for the forward, one for computing it again."""
+        return nullcontext(), self._recomputation()
+
+    @contextmanager
+    def _recomputation(self) -> Iterator[None]:
+        """Count what the backward recomputes as activations, also when torch stops it by an exception."""
+        self.live_bytes.category = ACTIVATIONS
+        try:
+            yield
+        finally:
+            self.live_bytes.category = TEMPORARY
+
+    def follow(self, stacks: list[TracedStack]) -> list[RemovableHandle]:
+        """Add hooks to every block, and return them for removal."""
+        hooks = []
+        for number, stack in enumerate(stacks):
+            for index, block in enumerate(stack.blocks):
+                is_last = index == len(stack.blocks) - 1
+                follower = _Follower(self, f"{number}:{index}", is_first=index == 0, is_last=is_last)
+                hooks.append(block.register_forward_pre_hook(follower.before, with_kwargs=True))
+                hooks.append(block.register_forward_hook(follower.after))
+        return hooks
+
+
+@dataclass(frozen=True)
+class _Follower:
+    """One block's hooks."""
+
+    watch: StepWatch
+    place: str
+    is_first: bool
+    is_last: bool
+
+    def before(self, _block: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self.watch.phase == "backward":
+            return  # a recomputation, which stays in the block whose backward it is
+        self.watch.enter_block(self.place)
+        if self.is_first:
+            self._when_differentiated([*inputs, *keywords.values()], "")
+
+    def after(self, _block: nn.Module, _inputs: Any, output: Any) -> None:
+        if self.watch.phase == "backward":
+            return
+        self._when_differentiated(output if isinstance(output, tuple | list) else [output], self.place)
+        if self.is_last:
+            # Only with the next operation: the model releases the last block's input after this hook.
+            self.watch.live_bytes.before_next = lambda: self.watch.enter_block("")
+
+    def _when_differentiated(self, values: Any, place: str) -> None:
+        for value in values:
+            if isinstance(value, Tensor) and value.requires_grad:
+                value.register_hook(lambda _gradient: self.watch.enter_block(place))  # type: ignore[no-untyped-call]
+                return

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..shared.traced import ACTIVATIONS, NO_WORK, TEMPORARY, TRACED_CATEGORIES
+from ..shared.words import ACTIVATIONS, NO_WORK, TEMPORARY, TRACED_CATEGORIES
 from .step_work import Work, work_of
 
 CUDA_ROUNDING_BYTES = 512

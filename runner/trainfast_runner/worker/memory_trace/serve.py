@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .trace_request import TraceRequest
+    from .step_timeline import TraceRequest
 
 POLL_S = 0.1
 """Seconds between checks that stdin has not ended."""
@@ -67,7 +67,7 @@ def main() -> None:
     """Import the libraries that the first batch needs, then trace batch after batch."""
     logging.disable(logging.WARNING)
     from .answers import import_for
-    from .trace_request import read_request
+    from .step_timeline import read_request
 
     lines = RequestLines()
     is_first = True

@@ -11,33 +11,27 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_flatten
 
 from ..data.samples import Batch, EncoderDecoderSplit, random_samples
 from ..loop import forward_backward
 from ..model.build import CHECKPOINTING_ARGUMENTS, attention_of, attention_reason, build_model
-from ..model.model_config import (
-    check_seq_len,
-    image_shape,
-    resolve_config,
-    tokens_per_sample,
-    vocab_size,
-)
+from ..model.model_config import check_seq_len, image_shape, resolve_config, tokens_per_sample, vocab_size
 from ..model.objective import Objective
-from ..model.optimizer import build_optimizer
-from ..model.precision import HALF_DTYPE
-from ..shared.sequence_lengths import split_tokens
-from ..shared.traced import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES
-from ..spec import Knobs
+from ..model.optimizer import HALF_DTYPE, build_optimizer
+from ..shared.words import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES, split_tokens
+from ..spec import Knobs, knobs_of
 from ..strategies import make_strategy
 from ..strategies.base import Strategy
-from .envelope import TRACED_BATCH_SIZES
+from ..strategies.pipeline import cut
+from ..strategies.spread_layers import divide
+from ..strategies.tensor_plan import Slice, add_exchanges, plan_for
+from .envelope import KEPT_BLOCKS, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment
-from .repeated_blocks import KEPT_BLOCKS, TracedStack, shorten
-from .step_watch import StepWatch
-from .trace_request import TraceRequest
 
 PAGED_ELEMENTS = 100_000
 """bitsandbytes pages states from this many elements on."""
@@ -71,7 +65,6 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
     stages = None
     if request.stages:
         # Only here: its imports take another second.
-        from .stages import spread_over, stages_of
 
         if request.spread:
             tokens = tokens_per_sample(config, request.objective, knobs.seq_len)
@@ -155,7 +148,6 @@ def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
     model = build_model(config, request.objective, knobs, torch.device("meta"))
     if request.tp_degree:
         # Only here: torch.distributed takes long to import.
-        from .slices import keep_one_slice
 
         keep_one_slice(model, request.tp_degree, request.device)
     if request.half_weights:
@@ -308,3 +300,119 @@ def keep_pages_aside(optimizer: Any) -> None:
         return state
 
     optimizer.get_state_buffer = buffer
+
+
+def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
+    """Return the stages of a pipeline, and the elements that a sample passes between and after them.
+
+    `hidden` are the elements between stages, `output` those at the end. `begin` and `end` are a stage's blocks,
+    `elements` its parameters and `largest` its largest one; `tied` are those that both the first and the last stage
+    have. Raises InvalidInput for a model that cannot be cut into `count` stages.
+    """
+    division = cut(model, count, seq_len)
+    tied = sum(parameter.numel() for parameter in division.tied())
+    stages = []
+    for index in range(count):
+        sizes = [parameter.numel() for parameter in division.stage(index).parameters()]
+        begin, end = division.bounds[index], division.bounds[index + 1]
+        stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
+    return {"stages": stages, "tied": tied, **_passing(model, seq_len)}
+
+
+def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
+    """Return the fields of `stages_of` for layers spread over `count` GPUs of one process, and `head`.
+
+    `head` is the stage that computes the logits. A tied head is computed where the embedding is (`_move_own`).
+    """
+    layers = divide(model, count)
+    first_ids = {id(parameter) for module in layers.before for parameter in module.parameters(recurse=False)}
+    stages = []
+    for index in range(count):
+        begin, end = layers.bounds[index], layers.bounds[index + 1]
+        stage_parameters = {id(p): p for block in layers.blocks[begin:end] for p in block.parameters()}
+        if index == 0:
+            stage_parameters |= {id(p): p for module in layers.before for p in module.parameters(recurse=False)}
+        if index == count - 1:
+            after = [p for module in layers.after for p in module.parameters(recurse=False)]
+            stage_parameters |= {id(p): p for p in after if id(p) not in first_ids}
+        sizes = [parameter.numel() for parameter in stage_parameters.values()]
+        stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
+    hf_model: Any = model
+    output = hf_model.get_output_embeddings()
+    is_tied = output is not None and id(output.weight) in first_ids
+    return {"stages": stages, "tied": 0, "head": 0 if is_tied else count - 1, **_passing(model, seq_len)}
+
+
+def _passing(model: nn.Module, seq_len: int) -> dict[str, int]:
+    config: Any = model.config
+    classifies = type(model).__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
+    output = config.num_labels if classifies else seq_len * config.vocab_size
+    return {"hidden": seq_len * config.hidden_size, "output": output}
+
+
+def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
+    """Cut `model`, which has no memory yet, into `degree` slices and keep the first, in place.
+
+    The exchanges go through torch's fake process group, which has no other processes. Parameters are plain tensors
+    here and DTensors at rest in the strategy: both have the same bytes.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        # The group of another model that this process has traced, perhaps in other slices.
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
+    mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
+    plan = plan_for(model, degree)
+    add_exchanges(model, plan, mesh)
+    slices: dict[int, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        for key, whole in module._parameters.items():
+            if whole is None:
+                continue
+            if id(whole) not in slices:
+                slices[id(whole)] = _slice(whole, plan.slices.get(f"{name}.{key}"), degree)
+            module._parameters[key] = slices[id(whole)]
+
+
+def _slice(whole: nn.Parameter, cut: Slice | None, degree: int) -> nn.Parameter:
+    if cut is None:
+        return whole
+    shape = list(whole.shape)
+    shape[cut.dim] //= degree
+    return nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), whole.requires_grad)
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """A request for one part of a training step, and everything that its trace depends on."""
+
+    part: str
+    """`step`: forward and backward at two batch sizes. `optimizer`: the optimizer's step."""
+    model: dict[str, Any]
+    """`model` of the preset."""
+    objective: str
+    device: str
+    """`cpu` or `cuda`."""
+    knobs: Knobs
+    whole: bool = False
+    """True to trace every block, not three of a stack of identical ones."""
+    tp_degree: int | None = None
+    """Number of ranks that share the layers under tp; the slice of one is traced. None for a whole model."""
+    half_weights: bool = False
+    """True for the weights that FSDP gathers in mixed precision: half ones, under autocast."""
+    stages: int | None = None
+    """Stages of a pipeline; None without one."""
+    spread: bool = False
+    """True to divide the model over `stages` devices as naive-mp does, not into stages."""
+    unused: tuple[str, ...] | None = None
+    """Parameters without a gradient, for the part `optimizer`; None until the request `after` names them."""
+    after: int | None = None
+    """Index of the `step` request whose answer names the `unused` parameters; None if this request names them."""
+
+
+def read_request(fields: dict[str, Any]) -> TraceRequest:
+    """Return the request with these fields of its JSON."""
+    unused = fields.get("unused")
+    typed = {"knobs": knobs_of(fields["knobs"]), "unused": None if unused is None else tuple(unused)}
+    return TraceRequest(**{**fields, **typed})

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..shared.traced import NO_WORK
+from ..shared.words import NO_WORK
 
 Work = tuple[float, float, float]
 """Calls of operations, FLOPs, bytes moved."""

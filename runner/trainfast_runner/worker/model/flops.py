@@ -9,16 +9,9 @@ from typing import Any
 from torch import nn
 
 from ..invalid import InvalidInput
-from ..shared.sequence_lengths import split_tokens
-from .blocks import transformer_blocks
-from .model_config import (
-    active_share,
-    head_size,
-    image_part,
-    patches,
-    text_part,
-    tokens_per_sample,
-)
+from ..shared.words import split_tokens
+from .model_config import active_share, head_size, image_part, patches, text_part, tokens_per_sample
+from .weights import transformer_blocks
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
 """Parameters that are added, never multiplied."""

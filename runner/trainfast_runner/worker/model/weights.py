@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import outermost_blocks
+from ..invalid import InvalidInput
 
 USUAL_STD = 0.02
 """transformers' own default for `initializer_range`."""
@@ -163,3 +163,28 @@ def _is_uninitialized(parameter: Tensor) -> bool:
 def _seed(seed: int, name: str) -> int:
     digest = hashlib.blake2b(f"{seed}{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def outermost_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of all outermost layer lists in the order they run; an encoder's before a decoder's."""
+    blocks: list[nn.Module] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and id(module) not in inside:
+            inside |= {id(nested) for nested in module.modules()}
+            # One object may be listed under two names.
+            blocks += [block for block in module if all(block is not other for other in blocks)]
+    return blocks
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return `outermost_blocks`. Raises InvalidInput if the model has none."""
+    blocks = outermost_blocks(model)
+    if not blocks:
+        raise InvalidInput(
+            f"{type(model).__name__} has no list of layers to spread",
+            key="strategy",
+            allowed=["single", "ddp"],
+            nearest="ddp",
+        )
+    return blocks

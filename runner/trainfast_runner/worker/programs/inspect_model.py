@@ -27,8 +27,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     """
     from ..exit_now import die_with_parent
     from ..invalid import InvalidInput
-    from ..model.families import check_family
-    from ..model.model_config import resolve_config
+    from ..model.model_config import check_family, resolve_config
     from .hidden_packages import hide_packages
     from .torch_build import torch_build
 

@@ -15,8 +15,7 @@ from ..model.compilation import unwrap
 from ..model.flops import SampleFlops
 from ..model.model_config import text_part
 from ..model.objective import logits_of
-from ..model.optimizer import class_name, implementation
-from ..model.precision import dtype_name
+from ..model.optimizer import class_name, dtype_name, implementation
 from ..strategies.base import Strategy
 
 NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipeline_stages"))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..shared.phases import STEP_PHASES
+from ..shared.words import STEP_PHASES
 
 WAKE_NS = 1_000_000
 """An event may be complete for this long before the wait for it returns."""

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from ..data.samples import Batch
 from ..model.compilation import compiled
 from ..model.objective import Objective
-from ..model.optimizer import build_optimizer
-from ..model.precision import Precision
+from ..model.optimizer import Precision, build_optimizer
 from ..model.weights import init_weights
 from ..spec import Knobs
 
@@ -117,3 +116,30 @@ class Strategy:
 def visible_gpus() -> list[torch.device]:
     """The GPUs of this process."""
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+class EnginePrecision(Precision):
+    """No autocast and no scaler of ours; fp16's scale is the engine's."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        super().__init__("tf32" if name == "tf32" else "fp32", device)
+        self.scales = name == "fp16"
+        self.engine: Any = None
+
+    def initial_scale(self) -> float | None:
+        """Return the engine's loss scale, which DeepSpeed keeps on the host; None without scaling."""
+        return float(self.engine.optimizer.loss_scale) if self.scales else None
+
+    def skipped_steps(self) -> int:
+        """Return the engine's own count."""
+        return int(self.engine.skipped_steps) if self.scales else 0
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the last scale, and the number of steps skipped because of an overflow."""
+        scale = self.initial_scale()
+        return None if scale is None else {"scale": scale, "skipped_steps": self.engine.skipped_steps}
+
+    def scale(self) -> Tensor | None:
+        """The loss scale after the last step."""
+        scale = self.initial_scale()
+        return None if scale is None else torch.full((), scale, device=self.device)

@@ -12,9 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ..invalid import InvalidInput
-from ..model.blocks import transformer_blocks
-from ..model.precision import HALF_DTYPE, dtype_name
-from ..model.weights import Part, init_in_turn
+from ..model.optimizer import HALF_DTYPE, dtype_name
+from ..model.weights import Part, init_in_turn, transformer_blocks
 from ..spec import Knobs
 from .ddp import DistributedDataParallelStrategy
 

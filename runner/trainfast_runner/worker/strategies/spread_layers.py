@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..invalid import InvalidInput
-from ..model.blocks import transformer_blocks
-from ..model.weights import Part, init_in_turn
+from ..model.weights import Part, init_in_turn, transformer_blocks
 from ..spec import Knobs
-from .balance import balance
 from .base import Strategy, visible_gpus
+from .pipeline import balance
 
 
 class SpreadLayers(Strategy):

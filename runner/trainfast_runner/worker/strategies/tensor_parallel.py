@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..model.optimizer import build_optimizer
-from ..model.precision import dtype_name
+from ..model.optimizer import build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
 from .base import Strategy
+from .ddp import MeshStrategy
 from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_fields, sync_in_last
-from .mesh import MeshStrategy
-from .tensor_plan import plan_for
-from .tensor_slices import cut_in_turn
+from .tensor_plan import cut_in_turn, plan_for
 
 
 class TensorParallel(MeshStrategy):

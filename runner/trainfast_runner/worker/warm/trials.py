@@ -22,15 +22,14 @@ import torch
 from ..catalog import allows_warm_trials
 from ..data.batches import Samples
 from ..invalid import InvalidInput
-from ..memory.allocator import use_ordinary_thresholds
-from ..memory.available_memory import fullest_device_memory
+from ..memory.allocator import fullest_device_memory, use_ordinary_thresholds
 from ..memory.memory_meter import MemoryMeter
 from ..records.clock import make_clock
-from ..records.recorder import StepRecorder
-from ..records.worker_log import WorkerLog, chain_is_oom, exception_chain
+from ..records.record_file import WorkerLog, chain_is_oom, exception_chain
+from ..records.step_log import StepRecorder
 from ..spec import RankSpec
 from ..train_state import TrainState
-from .orders import PARENT_CHECK_S, Orders, TrialOrder
+from .probing import PARENT_CHECK_S, Orders, TrialOrder
 
 LOADER_STEPS = 1_000_000
 """Length of a trial's loader: `more` steps may be ordered again and again."""

@@ -1,1 +1,0 @@
-"""The CPU: facts, the load of other processes, the wait policy of a run's threads."""

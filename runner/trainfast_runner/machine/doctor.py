@@ -1,0 +1,374 @@
+"""The examination of this machine: each finding with its cure.
+
+It only reads: no driver is changed, nothing is installed, no run is started.
+"""
+
+from __future__ import annotations
+
+import locale
+import os
+import pwd
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD, detect_machine, pci_card
+from trainfast_runner.machine.gpu_health import defects
+from trainfast_runner.machine.processes import sees_host_pids
+from trainfast_runner.machine.resource_limits import tightest_group_limit
+from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.plausible import energy_doubt
+from trainfast_runner.machine.telemetry.sampler import take_tick
+from trainfast_runner.machine.training_python import NEEDED_PACKAGES, ask_worker, compiler, find_python, search_path
+from trainfast_runner.records.home import Home, cache_directory
+from trainfast_runner.records.tick import DeviceReading, Tick
+from trainfast_runner.units import counted, gibibytes
+from trainfast_runner.worker.shared.host import can_move_cursor, make_private
+
+OPTIONAL_PACKAGES = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
+SETTLE_S = 0.05
+"""Seconds between two readings where no rate is judged."""
+ENERGY_SETTLE_S = 0.6
+"""Seconds between two readings of an energy counter, in which it moves."""
+BUS_WITHIN_S = 5.0
+"""Time for systemd-logind to answer on its bus."""
+ENOUGH_HOME_BYTES = 1 << 30
+ENOUGH_SHM_BYTES = 1 << 30
+ENOUGH_MEMORY_BYTES = 4 << 30
+"""Chosen, not measured: below these `doctor` warns."""
+SMALLEST_TERMINAL = (80, 24)
+"""Columns and lines that the app needs."""
+
+
+def examine(home: Home, python: str | None = None) -> list[Finding]:
+    """All findings, the essential ones first. Takes about a second."""
+    executable = python or sys.executable
+    try:
+        executable = find_python(python)
+        packages = ask_worker(executable, "inspect_model.py", ["{}"], task="list its packages")
+    except UserError as error:
+        packages = {"versions": {}}
+        training = [Finding("training Python", "fail", error.line(), "give another one with --python PATH")]
+    else:
+        training = list(_packages(executable, packages["python"], packages["versions"], python))
+    return [
+        *training,
+        *_home(home),
+        *_memory(),
+        *_gpu_findings(python, packages["versions"]),
+        *_compiler(executable),
+        *_shared_memory(),
+        *_logout(),
+        *_terminal(os.environ),
+    ]
+
+
+def is_healthy(findings: list[Finding]) -> bool:
+    """True if a run can be started here."""
+    return all(finding.state != "fail" for finding in findings)
+
+
+def _packages(
+    executable: str, python_version: str, versions: dict[str, str | None], python: str | None
+) -> Iterator[Finding]:
+    """The Python that trains, and its packages; `python` is the one asked for."""
+    yield Finding("training Python", "ok", f"{executable}, Python {python_version}")
+    missing = [name for name in NEEDED_PACKAGES if not versions.get(name)]
+    installed = ", ".join(
+        f"{name} {versions[name]}" for name in (*NEEDED_PACKAGES, *OPTIONAL_PACKAGES) if versions.get(name)
+    )
+    if missing:
+        packages = '"trainfast-tui[train]"' if python is None else " ".join(missing)
+        yield Finding(
+            "training stack",
+            "fail",
+            f"no {', '.join(missing)}; runs cannot be started with this Python",
+            f"{executable} -m pip install {packages}; or train with another Python: --python PATH",
+        )
+    else:
+        yield Finding("training stack", "ok", installed)
+    optional = [name for name in OPTIONAL_PACKAGES if not versions.get(name)]
+    if optional == ["datasets"] and not missing:
+        yield Finding(
+            "optional packages", "ok", "all but datasets, which only data.kind=hub needs: pip install datasets"
+        )
+    elif optional and not missing:
+        yield Finding(
+            "optional packages",
+            "warn",
+            f"no {', '.join(optional)}: the knobs and data that need them are refused",
+            f"{executable} -m pip install {' '.join(optional)}",
+        )
+
+
+def _gpu_findings(python: str | None, versions: dict[str, str | None]) -> Iterator[Finding]:
+    nvml = Nvml()
+    tick = take_tick(settle_s=SETTLE_S, nvml=nvml)
+    refusal = detect_machine(versions, python).refusal
+    yield from gpu_findings(tick, versions, refusal, nvml.failure)
+    if any(gpu.energy_mj is not None for gpu in tick.devices):
+        yield from energy_findings(tick, take_tick(settle_s=ENERGY_SETTLE_S))
+
+
+def _home(home: Home) -> Iterator[Finding]:
+    try:
+        home.create()
+    except UserError as error:
+        yield Finding("run directory", "fail", error.line(), "set TRAINFAST_HOME to a directory you can write")
+        return
+    free = shutil.disk_usage(home.path).free
+    enough = free >= ENOUGH_HOME_BYTES
+    yield Finding(
+        "run directory",
+        "ok" if enough else "warn",
+        f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}",
+        None if enough else "free some space, or delete old runs: trainfast-tui runs prune --keep 20",
+    )
+    cache = cache_directory()
+    try:
+        make_private(cache)
+        writable = os.access(cache, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        yield Finding(
+            "cache",
+            "warn",
+            f"{cache} cannot be written: text is tokenized again for every run",
+            "set XDG_CACHE_HOME to a directory you can write",
+        )
+
+
+def _memory() -> Iterator[Finding]:
+    """The tightest memory limit of this process's control groups."""
+    limit, group = tightest_group_limit()
+    if limit is None:
+        yield Finding("memory limit", "ok", "no control group limits this session's memory")
+    else:
+        enough = limit >= ENOUGH_MEMORY_BYTES
+        yield Finding(
+            "memory limit",
+            "ok" if enough else "warn",
+            f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
+            None if enough else "raise the container's limit, or set memory_limit below it",
+        )
+
+
+def _compiler(executable: str) -> Iterator[Finding]:
+    """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
+    if path := compiler(executable):
+        yield Finding("C++ compiler", "ok", path)
+    else:
+        yield Finding(
+            "C++ compiler",
+            "warn",
+            "none found: compile on the CPU and offload_path are refused; zero*-offload steps with torch's AdamW",
+            "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
+        )
+    if ninja := shutil.which("ninja", path=search_path(executable)):
+        yield Finding("ninja", "ok", ninja)
+    else:
+        yield Finding(
+            "ninja",
+            "warn",
+            "none found: DeepSpeed cannot build its extensions: offload_path is refused; zero*-offload steps with"
+            " torch's AdamW",
+            f"{executable} -m pip install ninja",
+        )
+
+
+def _shared_memory() -> Iterator[Finding]:
+    """DataLoader workers hand their batches over through /dev/shm."""
+    try:
+        size = shutil.disk_usage("/dev/shm").total
+    except OSError:
+        yield Finding(
+            "/dev/shm", "warn", "not mounted: workers above 0 cannot pass batches", "mount -t tmpfs tmpfs /dev/shm"
+        )
+        return
+    enough = size >= ENOUGH_SHM_BYTES
+    yield Finding(
+        "/dev/shm",
+        "ok" if enough else "warn",
+        f"{gibibytes(size)}" + ("" if enough else ": DataLoader workers and NCCL may end with a bus error"),
+        None if enough else "start the container with --shm-size=8g or --ipc=host",
+    )
+
+
+def _logout() -> Iterator[Finding]:
+    """A finding if logind ends a user's processes at logout, and so a detached run."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container that runs under any uid
+        user = str(os.getuid())
+    lingers = Path("/var/lib/systemd/linger", user).exists()
+    if not Path("/run/systemd/seats").exists() or not ends_at_logout(user):
+        yield Finding("logout", "ok", "runs go on when this session ends")
+        return
+    # Lingering keeps the user's manager, not the session's scope: a run has to be started inside the former.
+    cure = "sudo loginctl enable-linger " + user + ", then systemd-run --user --scope trainfast-tui"
+    lingering = "lingering is on, but only for what systemd-run --user starts" if lingers else "lingering is off"
+    yield Finding(
+        "logout",
+        "warn",
+        f"logind has KillUserProcesses=yes: runs end when you log out ({lingering})",
+        f"{cure}; or set KillUserProcesses=no in /etc/systemd/logind.conf",
+    )
+
+
+def ends_at_logout(user: str) -> bool:
+    """True if logind kills this user's processes at logout (logind.conf(5)); False also if it does not answer."""
+    service = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+    settings = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
+    try:
+        command = ["busctl", "get-property", *service, *settings]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=BUS_WITHIN_S, check=True).stdout
+        # A line each, with the type and for a list the count before the values.
+        (_, kills), (_, _, *only_users), (_, _, *excluded_users) = map(shlex.split, answer.splitlines())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return False
+    return kills == "true" and user not in excluded_users and (not only_users or user in only_users)
+
+
+def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """The terminal that the app will be drawn on."""
+    term = environment.get("TERM", "")
+    if not sys.stdout.isatty():
+        yield Finding("terminal", "ok", "stdout is not a terminal: the app is not opened here, all commands work")
+        return
+    columns, lines = shutil.get_terminal_size()
+    if not can_move_cursor(environment):
+        yield Finding("terminal", "warn", f"TERM={term or 'unset'} cannot move a cursor", "export TERM=xterm-256color")
+    else:
+        true_colour = environment.get("COLORTERM", "") in ("truecolor", "24bit")
+        colours = "24-bit colour" if true_colour else "256 colours" if "256" in term else "16 colours or fewer"
+        multiplexer = ", in tmux" if environment.get("TMUX") else ", in screen" if environment.get("STY") else ""
+        small = columns < SMALLEST_TERMINAL[0] or lines < SMALLEST_TERMINAL[1]
+        poor = "256" not in term and not true_colour
+        cure = "make the window at least 80x24" if small else "export TERM=xterm-256color, in tmux tmux-256color"
+        yield Finding(
+            "terminal",
+            "warn" if small or poor else "ok",
+            f"{term}, {colours}, {columns}x{lines}{multiplexer}",
+            cure if small or poor else None,
+        )
+    encoding = (sys.stdout.encoding or locale.getpreferredencoding(False)).lower().replace("-", "")
+    if encoding != "utf8":
+        yield Finding(
+            "locale",
+            "warn",
+            f"this terminal's encoding is {encoding}: charts cannot be drawn in braille",
+            "export LANG=C.UTF-8, or start the app with --ascii",
+        )
+
+
+State = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding. `fail`: no run can be started here; `warn`: something will not work, or may surprise."""
+
+    name: str
+    state: State
+    finding: str
+    cure: str | None = None
+
+
+def gpu_findings(
+    tick: Tick,
+    versions: Mapping[str, str | None],
+    refusal: UserError | None = None,
+    failure: NvmlFailure | None = None,
+) -> Iterator[Finding]:
+    """Findings about NVML, every GPU, their use by this build of torch, and missing readings.
+
+    `refusal` is `Machine.refusal` for the training Python; `failure` is NVML's in this tick.
+    """
+    if failure is not None and not tick.devices:
+        no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
+        state: State = "ok" if no_library and pci_card() is None else "warn"
+        trains = "No run starts but with devices=cpu" if refusal is not None else "Training runs on the CPU"
+        yield Finding("GPU", state, f"none: {failure.reason}. {trains}", failure.cure)
+    for gpu in tick.devices:
+        if gpu.error:
+            yield Finding(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
+        else:
+            memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
+            yield Finding(f"GPU {gpu.index}", "ok", f"{gpu.name or 'a GPU whose name cannot be read'}{memory}")
+            for defect in defects(gpu):
+                yield Finding(f"GPU {gpu.index}", "warn", defect.finding, defect.cure)
+    if tick.devices and not sees_host_pids():
+        yield Finding(
+            "GPU processes",
+            "ok",
+            "this is a container: the driver lists the host's process ids, so the owner of a process that starts during"
+            " a run is unknown",
+        )
+    torch = versions.get("torch")
+    is_cpu_build = versions.get(CUDA_BUILD) is None and versions.get(HIP_BUILD) is None
+    if tick.devices and torch is not None and is_cpu_build:
+        yield Finding(
+            "GPU and torch",
+            "warn",
+            f"torch {torch} is a build for the CPU: it will not use the GPUs",
+            "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver",
+        )
+    if refusal is not None:
+        yield Finding("devices", "fail", refusal.message, refusal.advice)
+    yield from _missing_readings(tick)
+
+
+def energy_findings(before: Tick, after: Tick) -> Iterator[Finding]:
+    """Energy counters that disagree with the power of their GPU, from two ticks."""
+    earlier = {gpu.uuid or gpu.index: gpu for gpu in before.devices}
+    for gpu in after.devices:
+        first = earlier.get(gpu.uuid or gpu.index)
+        doubt = None if first is None else _energy_doubt(first, gpu)
+        if doubt is not None:
+            yield Finding(
+                f"GPU {gpu.index} energy",
+                "warn",
+                f"{doubt}: runs give no energy of this GPU",
+                "update the NVIDIA driver, or restart the machine; nothing but the energy is affected",
+            )
+
+
+def _energy_doubt(first: DeviceReading, last: DeviceReading) -> str | None:
+    if first.t_ns is None or last.t_ns is None or first.energy_mj is None or last.energy_mj is None:
+        return None
+    # A counter that went back was reset in between.
+    if first.power_w is None or last.power_w is None or last.energy_mj < first.energy_mj:
+        return None
+    seconds = (last.t_ns - first.t_ns) / 1e9
+    return energy_doubt((last.energy_mj - first.energy_mj) / 1e3, (first.power_w + last.power_w) / 2 * seconds, seconds)
+
+
+def _missing_readings(tick: Tick) -> Iterator[Finding]:
+    """Missing readings, grouped by the reason, so that eight GPUs make one line."""
+    by_reason: dict[str, dict[str, list[int]]] = {}
+    for key, reason in tick.missing.items():
+        owner, _, reading = key.partition(".")
+        if not reading:
+            continue
+        gpus = by_reason.setdefault(reason, {}).setdefault(reading if owner.startswith("gpu") else key, [])
+        if owner.startswith("gpu"):
+            gpus.append(int(owner.removeprefix("gpu")))
+    everyone = [gpu.index for gpu in tick.devices if not gpu.error]
+    for reason, readings in by_reason.items():
+        names = [
+            name if not gpus or gpus == everyone else f"{name} (GPU {', '.join(map(str, gpus))})"
+            for name, gpus in readings.items()
+        ]
+        yield Finding("missing readings", "ok", f"{', '.join(names)}: {reason}")
+    if not tick.devices:
+        yield Finding("missing readings", "ok", "every reading of a GPU: there is none to read")
+    else:
+        yield Finding("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")

@@ -1,1 +1,0 @@
-"""Faults of this machine, now or in the middle of a run, each with its cure."""

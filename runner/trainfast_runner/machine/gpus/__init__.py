@@ -1,1 +1,0 @@
-"""The GPUs of the machine: their visibility, choice, health and events."""

@@ -1,0 +1,430 @@
+"""Find changes of knobs that would make a run fit that ran out of memory, or the closest ones.
+
+`knob_changes` lists the knobs that free memory, with their costs; the memory model tells which changes are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.memory.headroom import COMPILER_BYTES, TRAINER_BYTES, margin_bytes
+from trainfast_runner.memory.model import MemoryModel, batch_multiple
+from trainfast_runner.memory.prediction import Prediction
+from trainfast_runner.records.result import OomChange
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.settings.knob_values import whole_number
+from trainfast_runner.settings.precisions import PRECISIONS
+from trainfast_runner.settings.spec import RunSpec, strategy_or_single, with_setting
+from trainfast_runner.units import compared_size, largest_fitting, mebibytes
+from trainfast_runner.worker.catalog import OPTIMIZERS
+
+MAX_CHANGES = 3
+KEEPS_GLOBAL_BATCH = "the global batch stays"
+MUCH_LARGER = 1.5
+"""The largest batch that fits is named if it is this many times the batch that keeps the global one."""
+SPARE_SHARE = 0.03
+"""Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
+NEGLIGIBLE_SHARE = 0.1
+"""Share of the limit under which all weights and states together are not the reason that a run ran out of memory."""
+PROGRAM_KNOBS = ("compile", "engine")
+"""Knobs that change the memory of the process beside the traced step."""
+ModelOf = Callable[[RunSpec], MemoryModel | None]
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """A prediction, and the bytes that must stay free beside it."""
+
+    prediction: Prediction
+    margin_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of both together."""
+        return self.prediction.total_bytes + self.margin_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitTarget:
+    """A run that ran out of memory, and the limit that it must fit into."""
+
+    spec: RunSpec
+    device: str
+    ranks: int
+    limit_bytes: int
+    phase: str | None
+    """The phase in which memory ran out."""
+    model_of: ModelOf
+    """Returns the memory model of a spec, None if there is none."""
+    untouched_bytes: int = 0
+    """Bytes that the limit counts beyond the held memory."""
+    beyond_bytes: int = 0
+    """The least that the run took beyond its trace."""
+    asked_bytes: float | None = None
+    """The request that failed."""
+    compute_capabilities: tuple[str, ...] = ()
+
+    @property
+    def applicable_changes(self) -> list[KnobChange]:
+        """The changes that free memory in its phase, the cheapest first."""
+        largest_share = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
+        return knob_changes(self.spec.knobs, self.device, self.phase, largest_share, self.compute_capabilities)
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Batch size and accumulation."""
+        return whole_number(self.spec.knobs, "batch_size"), whole_number(self.spec.knobs, "grad_accum")
+
+    def need(self, settings: Settings) -> MemoryNeed | None:
+        """The run's need with these settings; None if one is refused, or without a model."""
+        spec = spec_with(self.spec, settings)
+        model_and_prediction = None if spec is None else predict_if_traced(self.model_of, spec, self.ranks)
+        if spec is None or model_and_prediction is None:
+            return None
+        model, predicted = model_and_prediction
+        needed_margin_bytes = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
+        needed_margin_bytes = max(needed_margin_bytes, self.untouched_bytes)
+        if any(name in settings for name in PROGRAM_KNOBS):
+            return MemoryNeed(predicted, needed_margin_bytes)
+        # The same program takes as much beyond its trace as the run did, and a little more.
+        corrected_bytes = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
+        return MemoryNeed(
+            predicted,
+            max(needed_margin_bytes, self.beyond_bytes - corrected_bytes) + int(SPARE_SHARE * self.limit_bytes),
+        )
+
+    def change(self, settings: Settings, costs: str) -> OomChange | None:
+        """The change with its predicted and missing bytes; None without a prediction."""
+        need = self.need(settings)
+        if need is None:
+            return None
+        predicted = need.prediction
+        saves = f"predicted peak {compared_size(predicted.total_bytes)} of {compared_size(self.limit_bytes)}"
+        missing_bytes = need.total_bytes - self.limit_bytes
+        if missing_bytes > 0:
+            saves += f", {compared_size(missing_bytes)} over"
+            saves += f" with {compared_size(need.margin_bytes)} kept free for prediction error"
+        return OomChange(
+            settings=settings,
+            saves=saves,
+            costs=costs,
+            predicted_bytes=predicted.total_bytes,
+            missing_bytes=missing_bytes if missing_bytes > 0 else None,
+        )
+
+    def largest_batch(self, settings: Settings) -> int:
+        """The largest smaller batch that fits with these settings; 0 if there is none, or no prediction."""
+
+        def fits(batch: int) -> bool:
+            need = self.need({**settings, "batch_size": str(batch)})
+            return need is not None and need.total_bytes <= self.limit_bytes
+
+        return largest_fitting(fits, self.batch[0] - 1, batch_multiple(self.spec.knobs))
+
+
+def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | None, *, in_first_step: bool) -> int:
+    """The least that a run which ran out of memory in `phase` took beyond its trace: it needed more than the limit."""
+    if predicted is None or phase not in (*BATCH_PHASES, OPTIMIZER_PHASE):
+        return 0
+    if phase == OPTIMIZER_PHASE:
+        return max(0, limit_bytes - predicted.traced_bytes.get("optimizer", predicted.total_bytes))
+    expected_bytes = predicted.traced_bytes.get("forward_backward", predicted.total_bytes)
+    # Before the first optimizer step there are no optimizer states.
+    states_bytes = predicted.phases.get("forward_backward", {}).get("optimizer", 0) if in_first_step else 0
+    return max(0, limit_bytes - (expected_bytes - states_bytes))
+
+
+def predict_if_traced(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryModel, Prediction] | None:
+    """The model and its prediction of the spec's fullest rank; None without a model, or if memory is not predicted."""
+    try:
+        model = model_of(spec)
+        return None if model is None else (model, model.predict(spec, ranks))
+    except UserError:
+        return None
+
+
+def best_changes(target: FitTarget) -> list[OomChange]:
+    """Return up to MAX_CHANGES that fit, of one knob or several, the cheapest first.
+
+    Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
+    the closest are returned, each with its missing bytes.
+    """
+    changes_by_cost = _changes_that_matter(target)
+    priced: list[OomChange] = []
+    untraced: list[KnobChange] = []
+    for knob in dict.fromkeys(change.knob for change in changes_by_cost):
+        values = [change for change in changes_by_cost if change.knob == knob]
+        if knob == "batch_size":
+            priced += _batch_changes(target)
+            untraced += values if target.need({"batch_size": "1"}) is None else []
+        else:
+            priced += _first_enough(target, values, untraced)
+    for change in islice(_combinations(target, changes_by_cost, priced), max(0, MAX_PRICED - len(priced))):
+        priced.append(change)
+    # Untraced changes may be enough as well: they follow the ones known to be.
+    unpredicted = [unpredicted_change(change, target) for change in best_of_each_knob(untraced, target.phase)]
+    closest = sorted(priced, key=lambda change: change.predicted_bytes or 0)
+    return ([*filter(is_enough, priced), *unpredicted] or closest)[:MAX_CHANGES]
+
+
+def _first_enough(target: FitTarget, values: list[KnobChange], untraced: list[KnobChange]) -> list[OomChange]:
+    """The first change of one knob that is enough, else the last one predicted; `untraced` gets those before."""
+    predicted: list[OomChange] = []
+    for knob_change in values:
+        change = target.change({knob_change.knob: knob_change.value}, knob_change.costs)
+        if change is not None:
+            predicted = [change]
+            if is_enough(change):
+                break
+        elif not predicted:
+            untraced.append(knob_change)
+    return predicted
+
+
+def _combinations(target: FitTarget, changes_by_cost: list[KnobChange], priced: list[OomChange]) -> Iterator[OomChange]:
+    """Yield the changes of several knobs that are worth their cost beside the `priced` ones, the cheapest first.
+
+    A change that is not enough alone comes with a smaller batch if that leaves the batch larger than it would be alone.
+    All knobs come together unless a change that keeps the task, which a shorter sequence does not, is enough.
+    """
+    alone = list(priced)
+    if sum(map(is_enough, alone)) < MAX_CHANGES:
+        largest_alone = max(map(_batch_in, filter(is_enough, alone)), default=0)
+        for change in alone:
+            if not is_enough(change):
+                smaller = _with_smaller_batch(target, change.settings, change.costs)
+                yield from (pair for pair in smaller if _batch_in(pair) > largest_alone)
+    for settings in combined_settings(changes_by_cost):
+        if any(is_enough(change) and "seq_len" not in change.settings for change in priced):
+            return
+        costs = "; ".join(change.costs for change in changes_by_cost if settings.get(change.knob) == change.value)
+        together = target.change(settings, costs)
+        if together is not None:
+            smaller = [] if is_enough(together) else _with_smaller_batch(target, settings, costs)
+            yield from smaller or [together]
+
+
+def _changes_that_matter(target: FitTarget) -> list[KnobChange]:
+    """The knob changes; before the optimizer's step without those of weights and states too small to matter."""
+    base = target.need({}) if target.phase in BATCH_PHASES else None
+    if base is None:
+        return target.applicable_changes
+    states_bytes = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
+    states_matter = states_bytes >= NEGLIGIBLE_SHARE * target.limit_bytes
+    return [knob_change for knob_change in target.applicable_changes if states_matter or not knob_change.frees_states]
+
+
+def spec_with(spec: RunSpec, settings: Settings) -> RunSpec | None:
+    """The spec with these settings; None if one is refused."""
+    try:
+        for name, value in settings.items():
+            spec = with_setting(spec, f"{name}={value}")
+    except UserError:
+        return None
+    return spec
+
+
+def is_enough(change: OomChange) -> bool:
+    """True if by the memory model the run fits with the change."""
+    return change.predicted_bytes is not None and change.missing_bytes is None
+
+
+def unpredicted_change(knob_change: KnobChange, target: FitTarget | None = None) -> OomChange:
+    """The change in words, without a prediction; with a doubt if the run's own prediction leaves little hope."""
+    base, saves = None if target is None else target.need({}), knob_change.saves
+    if target is not None and base is not None and knob_change.leaves < 1:
+        freed_bytes = (1 - knob_change.leaves) * base.prediction.activations_bytes
+        saves += "; probably not enough alone" if base.prediction.total_bytes - freed_bytes > target.limit_bytes else ""
+    return OomChange(settings={knob_change.knob: knob_change.value}, saves=saves, costs=knob_change.costs)
+
+
+def _batch_in(change: OomChange) -> int:
+    return int(change.settings.get("batch_size", 0))
+
+
+def _batch_changes(target: FitTarget) -> list[OomChange]:
+    """The largest batch that keeps the global batch; and the largest that fits, if the other is much smaller."""
+    keeping = _with_smaller_batch(target, {}, "little")
+    batch, accumulation = target.batch
+    largest_batch = target.largest_batch({})
+    if largest_batch < MUCH_LARGER * max([1, *map(_batch_in, keeping)]):
+        return keeping
+    costs = f"little; the global batch goes from {batch * accumulation} to {largest_batch * accumulation} a rank"
+    largest = target.change({"batch_size": str(largest_batch)}, costs)
+    return [*keeping, *([largest] if largest is not None and is_enough(largest) else [])]
+
+
+def _with_smaller_batch(target: FitTarget, settings: Settings, costs: str) -> list[OomChange]:
+    """The settings with the largest batch that fits and divides the global batch, which accumulation keeps."""
+    batch, accumulation = target.batch
+    for smaller in range(target.largest_batch(settings), 0, -batch_multiple(target.spec.knobs)):
+        if batch * accumulation % smaller == 0:
+            batch_knobs = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
+            change = target.change({**batch_knobs, **settings}, f"{costs}; {KEEPS_GLOBAL_BATCH}")
+            if change is not None and is_enough(change):
+                return [change]
+    return []
+
+
+OPTIMIZER_PHASE = "optimizer"
+BATCH_PHASES = ("forward", "backward")
+MODEL_PHASE = "model"
+MAX_PRICED = 6
+"""The most changes that are priced: single ones first, combinations as far as there is room."""
+Settings = dict[str, str]
+"""The text of each changed knob."""
+MIN_SEQ_LEN = 64
+"""The shortest sequence that is proposed."""
+
+
+@dataclass(frozen=True)
+class KnobChange:
+    """One change: `knob=value`, and in words the memory it frees and its cost."""
+
+    knob: str
+    value: str
+    saves: str
+    costs: str
+    leaves: float = 1.0
+    """About this share of the activations is left."""
+
+    @property
+    def frees_states(self) -> bool:
+        """True if the change shrinks weights, gradients or optimizer states: memory that no batch decides."""
+        return self.knob == "optimizer" or self.halves_weights
+
+    @property
+    def halves_weights(self) -> bool:
+        """True if the change stores the weights in half precision."""
+        return self.knob == "precision" and PRECISIONS[self.value].has_half_weights
+
+
+def knob_changes(
+    knobs: Mapping[str, Any],
+    device: str,
+    phase: str | None,
+    largest_share: float = 1.0,
+    compute_capabilities: Sequence[str] = (),
+) -> list[KnobChange]:
+    """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
+
+    Optimizers that the strategy refuses are left out, precisions that a GPU of `compute_capabilities` lacks, and
+    batches that a pipeline cannot cut into its micro-batches. `largest_share` is the share of the batch above which the
+    one request that failed would exceed the whole limit.
+    """
+    in_batch = phase in BATCH_PHASES
+    every_change = _listed_changes(
+        knobs,
+        device,
+        in_batch=in_batch,
+        largest_share=largest_share if in_batch else 1.0,
+        has_bf16=all(map(PRECISIONS["bf16"].runs_on, compute_capabilities)),
+    )
+    # While the model is built there are weights alone.
+    in_phase = (change for change in every_change if phase != MODEL_PHASE or change.halves_weights)
+    strategy = strategy_or_single(knobs)
+    return [
+        change
+        for change in in_phase
+        if change.knob != "optimizer" or OPTIMIZERS[change.value].refusal(strategy) is None
+    ]
+
+
+def knob_changes_of_run(run: RunFile, knobs: Mapping[str, Any], phase: str | None) -> list[KnobChange]:
+    """Return the `knob_changes` of a run with these knobs on its devices."""
+    return knob_changes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+
+
+def changed_global_batch(share: float) -> str:
+    """The cost, in words, of a global batch `share` times as large, where grad_accum cannot restore it."""
+    return f"little; the global batch becomes {share:.2g} times as large"
+
+
+def useful_first(changes_by_cost: Iterable[KnobChange], phase: str | None) -> list[KnobChange]:
+    """Sort the changes that shrink this phase's memory to the front: the states' in the optimizer's step."""
+    return sorted(changes_by_cost, key=lambda change: change.frees_states != (phase == OPTIMIZER_PHASE))
+
+
+def best_of_each_knob(changes_by_cost: list[KnobChange], phase: str | None) -> list[KnobChange]:
+    """Return the most useful change of each knob, a shorter sequence last, since the model then learns another task."""
+    by_knob: dict[str, KnobChange] = {}
+    for change in useful_first(changes_by_cost, phase):
+        by_knob.setdefault(change.knob, change)
+    return sorted(by_knob.values(), key=lambda change: change.knob == "seq_len")
+
+
+def single_settings(changes_by_cost: Iterable[KnobChange], phase: str | None) -> list[Settings]:
+    """Return the settings of each change that needs a trace of its own, the most useful first.
+
+    A smaller batch needs none, and of the shorter sequences only the longest comes this early.
+    """
+    changes = [change for change in useful_first(changes_by_cost, phase) if change.knob != "batch_size"]
+    longest = next((change for change in changes if change.knob == "seq_len"), None)
+    return [{change.knob: change.value} for change in changes if change.knob != "seq_len" or change is longest]
+
+
+def combined_settings(changes_by_cost: Iterable[KnobChange]) -> list[Settings]:
+    """Return every memory-saving knob but batch and sequence at its strongest value, once with each smaller optimizer.
+
+    The optimizer of the lowest peak depends on the model. A shorter sequence would be another task.
+    """
+    keeping_task = [change for change in changes_by_cost if change.knob not in ("batch_size", "seq_len")]
+    strongest = {change.knob: change.value for change in keeping_task}
+    optimizers = [change.value for change in reversed(keeping_task) if change.knob == "optimizer"]
+    together = [{**strongest, "optimizer": value} for value in optimizers] or [strongest]
+    return [settings for settings in together if len(settings) > 1]
+
+
+def _listed_changes(
+    knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float, has_bf16: bool
+) -> Iterator[KnobChange]:
+    """Yield the changes, the cheapest in speed or in kind first.
+
+    Leaving the Trainer or the compiler frees host memory only.
+    """
+    optimizer = OPTIMIZERS[str(knobs["optimizer"])]
+    precision = PRECISIONS[str(knobs["precision"])]
+    bf16_speed = "slower on most CPUs" if device == "cpu" else "faster on tensor cores (Ampere and later)"
+    if knobs["attention"] == "eager":
+        saves = "frees every layer's score matrices if the model supports sdpa"
+        yield KnobChange("attention", "auto", saves, "faster")
+    if device == "cpu" and knobs["engine"] == "trainer":
+        saves = f"frees about {mebibytes(TRAINER_BYTES)} that the Trainer holds"
+        yield KnobChange("engine", "native", saves, "almost none")
+    if optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused") and not in_batch:
+        yield KnobChange("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
+    if device == "cpu" and knobs["compile"] != "off":
+        saves = f"frees up to {mebibytes(COMPILER_BYTES)} that the compiler holds"
+        yield KnobChange("compile", "off", saves, "the speed-up of compiled steps")
+    batch, accumulation, multiple = int(knobs["batch_size"]), int(knobs["grad_accum"]), batch_multiple(knobs)
+    if batch > multiple:
+        multiples = max(1, min(batch - 1, int(batch * largest_share)) // multiple)
+        smaller = multiple << (multiples.bit_length() - 1)
+        share = smaller / batch
+        kept_by, remainder = divmod(accumulation * batch, smaller)
+        costs = changed_global_batch(share) if remainder else f"little; grad_accum={kept_by} keeps the global batch"
+        yield KnobChange("batch_size", str(smaller), f"activations to {100 * share:.2g} %", costs, share)
+    if not precision.computes_in_half:
+        saves = "frees about half of the activations"
+        if has_bf16:
+            yield KnobChange("precision", "bf16", saves, bf16_speed, 0.6)
+        else:
+            yield KnobChange("precision", "fp16", saves, "faster on tensor cores (Volta and later)", 0.6)
+    if optimizer.state_tensors >= 2 and not optimizer.eight_bit:
+        yield KnobChange("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")
+        yield KnobChange("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
+    if not precision.has_half_weights and has_bf16:
+        costs = f"{bf16_speed}; updates lose precision"
+        yield KnobChange("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
+    if knobs["checkpointing"] == "off":
+        yield KnobChange("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
+    seq_len = int(knobs["seq_len"] or 0)
+    share = 0.5
+    while (shorter := int(seq_len * share)) >= MIN_SEQ_LEN:
+        costs = "none; the model trains on shorter sequences"
+        yield KnobChange("seq_len", str(shorter), f"activations to {100 * share:.2g} %", costs, share)
+        share /= 2

@@ -1,0 +1,522 @@
+"""Two runs side by side: differing settings, figures, and the significance of each difference.
+
+Each phase of a step is compared by its own spread, and must also differ by half a percent of the step. Results of older
+versions hold the spread of throughput alone: their phases are compared by the spread of the whole step. Figures without
+a spread (peak memory, energy) must differ by `significance.RUN_TO_RUN`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainfast_runner.machine.devices_knob import CPU, cpu_processes
+from trainfast_runner.machine.telemetry.throttle import CAUSES
+from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result
+from trainfast_runner.records.run_directory import state_text
+from trainfast_runner.records.run_lines import Actual
+from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, student_95
+from trainfast_runner.results.doubts import doubts, qualifications, watched_text
+from trainfast_runner.results.steady_state import drift_text
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.worker.shared.words import PROBE, STEP_PHASES
+
+TEMPERATURE_APART_C = 10.0
+"""Chosen, not measured: degrees C between two GPUs' starts from which they may differ in clock."""
+THROTTLED_APART = 0.02
+"""Chosen, not measured: difference of two throttled shares that counts. All of it lost, it lengthens a step by as much
+as two equal runs differ."""
+CPU_LEFT_APART = 0.05
+"""Chosen, not measured: relative difference of the CPU that others leave to two runs on the CPU."""
+
+
+@dataclass(frozen=True)
+class ConditionRow:
+    """A condition of both runs in words, None when it is not known; `differs` when it may explain a difference."""
+
+    label: str
+    a: str | None
+    b: str | None
+    differs: bool
+
+
+def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
+    """Return the rows with a value for at least one run."""
+    return [row for row in _condition_rows(a, b) if row.a is not None or row.b is not None]
+
+
+def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
+    clock_losses = a.throttle.clock_loss_fraction, b.throttle.clock_loss_fraction
+    # Heat slows a run by its clocks alone.
+    same_clocks = None not in clock_losses and not _apart(*clock_losses, THROTTLED_APART)
+    temperature_apart_c = math.inf if same_clocks else TEMPERATURE_APART_C
+    starts_c = a.conditions.start_temperature_c, b.conditions.start_temperature_c
+    yield _figure_row("start temperature", starts_c, _celsius, temperature_apart_c)
+    measured_from_c = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
+    yield _figure_row("temperature as measuring began", measured_from_c, _celsius, temperature_apart_c)
+    for cause in CAUSES:
+        shares = getattr(a.throttle, f"{cause.name}_fraction"), getattr(b.throttle, f"{cause.name}_fraction")
+        if any(shares):
+            # Other settings draw other power: that difference is theirs.
+            by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
+            apart = math.inf if by_settings else THROTTLED_APART
+            yield _figure_row(f"throttled by {cause.text}", shares, _share, apart)
+    process_counts = [len(result.conditions.foreign_processes) for result in (a, b)]
+    if any(process_counts):
+        yield ConditionRow(
+            "other processes", str(process_counts[0]), str(process_counts[1]), process_counts[0] != process_counts[1]
+        )
+    others_percent = a.conditions.others_cpu_percent, b.conditions.others_cpu_percent
+    # A run on a GPU leaves most of the cores to others anyway.
+    on_cpu = CPU in (a.actual.device, b.actual.device)
+    yield ConditionRow(
+        "CPU taken by others",
+        _percent(others_percent[0]),
+        _percent(others_percent[1]),
+        on_cpu and _left_apart(*others_percent),
+    )
+    for row in (
+        _text_row("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
+        _text_row("OpenMP wait policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
+    ):
+        if row.differs:
+            yield row
+    yield _text_row("driver", a, b, lambda result: result.conditions.driver)
+    yield _text_row("GPU memory free at start", a, b, _free_at_start)
+    outages = _outage_fraction(a), _outage_fraction(b)
+    if any(outages):
+        yield _figure_row("GPU without a reading", outages, _share, THROTTLED_APART)
+    warming = a.conditions.still_warming, b.conditions.still_warming
+    yield ConditionRow("steady", _steady(a), _steady(b), None not in warming and warming[0] != warming[1])
+
+
+def _free_at_start(result: Result) -> str | None:
+    """`yes` if the GPUs had freed the memory of the run before; None for a run on the CPU, which waits for none."""
+    conditions = result.conditions
+    if result.actual.device == CPU:
+        return None
+    clean = conditions.clean if conditions.started_clean is None else conditions.started_clean
+    return "yes" if clean else "no"
+
+
+def _outage_fraction(result: Result) -> float:
+    """The share of the measured time in which one of the watched GPUs gave no reading, at its longest."""
+    return max((outage.measured_fraction for outage in result.conditions.outages), default=0.0)
+
+
+def _text_row(label: str, a: Result, b: Result, text_of: Callable[[Result], str | None]) -> ConditionRow:
+    text_a, text_b = text_of(a), text_of(b)
+    return ConditionRow(label, text_a, text_b, None not in (text_a, text_b) and text_a != text_b)
+
+
+def _figure_row(
+    label: str,
+    figures: tuple[float | None, float | None],
+    text_of: Callable[[float | None], str | None],
+    least_difference: float,
+) -> ConditionRow:
+    """The row of a figure of both runs, which differs if the two are further apart than `least_difference`."""
+    a, b = figures
+    return ConditionRow(label, text_of(a), text_of(b), _apart(a, b, least_difference))
+
+
+def _apart(a: float | None, b: float | None, least_difference: float) -> bool:
+    return a is not None and b is not None and abs(a - b) > least_difference
+
+
+def _left_apart(a: float | None, b: float | None) -> bool:
+    """True if the CPU left by others differs: 89 % and 85 % taken leave 11 and 15, a third more."""
+    if a is None or b is None:
+        return False
+    left_percent = [max(1.0, 100 - others_percent) for others_percent in (a, b)]
+    return max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART
+
+
+def _celsius(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} °C"
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} %"
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f} % of the time"
+
+
+def _steady(result: Result) -> str | None:
+    conditions = result.conditions
+    if conditions.still_warming is None:
+        return None
+    drift = drift_text(conditions.temperature_slope_c_per_min)
+    return drift if conditions.still_warming else f"from step {conditions.steady_from_step}"
+
+
+BETTER, WORSE = "better", "worse"
+DOUBTFUL = "doubtful"
+"""The verdict on figures of time and energy if a doubt touches either run, or their conditions differed."""
+NOISE = "no significant difference"
+CHANGED = "changed"
+UNKNOWN = "not measured in both"
+MIN_STEP_SHARE = 0.005
+"""Chosen, not measured: least share of the step that a difference of a phase must have to count."""
+MIN_DIFFERENCE_BYTES = 2 << 20
+"""Chosen, not measured: least difference of memory that counts: CUDA's caching allocator hands out blocks of 2 MiB."""
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One figure of both runs."""
+
+    label: str
+    unit: str
+    """samples/s, tokens/s, ms, bytes, J or empty."""
+    a: float | None
+    b: float | None
+    delta: float | None
+    """b - a in that unit."""
+    percent: float | None
+    verdict: str
+    """better, worse, doubtful, changed (neither is better), "no significant difference" or "not measured in both"; for
+    figures that do not rank, one of the verdicts of `ranking`."""
+    interval_percent: tuple[float, float] | None = None
+    """95 % confidence interval of the difference, in percent of a."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs side by side."""
+
+    a: str
+    b: str
+    knobs: list[tuple[str, Any, Any]]
+    """The differing knobs as (name, a, b), then the differing overrides of model and data (None: the preset's
+    value)."""
+    rows: list[ComparisonRow]
+    notes: list[str]
+    """Sentences on what makes the figures less comparable."""
+    conditions: list[ConditionRow]
+    """Conditions that are known of either run."""
+    doubts: list[Doubt]
+    """Those of run A, those of run B, and the conditions in which the two differed."""
+
+
+def compare(a: Result, b: Result) -> Comparison:
+    """The difference of `b` from `a`."""
+    conditions = compared_conditions(a, b)
+    found = list(_doubts(a, b, conditions))
+    rows = _Rows(a, b, is_doubtful=bool(found))
+    return Comparison(
+        a.run_id, b.run_id, _differing_settings(a, b), list(rows.all()), list(_notes(a, b)), conditions, found
+    )
+
+
+def _doubts(a: Result, b: Result, conditions: Sequence[ConditionRow]) -> Iterator[Doubt]:
+    for letter, result in (("A", a), ("B", b)):
+        for doubt in doubts(result):
+            yield Doubt(kind=doubt.kind, text=f"{letter} {doubt.text}")
+    if differing := [row.label for row in conditions if row.differs]:
+        text = f"the conditions differed ({', '.join(differing)}): part of the difference may come from them"
+        yield Doubt(kind="other_conditions", text=text)
+
+
+def _differing_settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
+    knobs_a, knobs_b = ({**run_knobs(result), **section_overrides(result), **_tried_batch(result)} for result in (a, b))
+    names = dict.fromkeys([*KNOBS_BY_NAME, *a.knobs, *b.knobs, *knobs_a, *knobs_b])
+    if "auto" in (knobs_a.get("attention"), knobs_b.get("attention")) and a.actual.attention == b.actual.attention:
+        # sdpa was the default once, so the same kernel may be named or left open.
+        names.pop("attention", None)
+    return [(name, knobs_a.get(name), knobs_b.get(name)) for name in names if knobs_a.get(name) != knobs_b.get(name)]
+
+
+def _tried_batch(result: Result) -> dict[str, Any]:
+    """The batch size of a run; of a search's probe the last one it tried."""
+    return {"batch_size": result.tried[-1]} if result.tried else {}
+
+
+class _Rows:
+    """The rows of two runs, and the facts that they share: the noise of a step, and the figures that rank."""
+
+    def __init__(self, a: Result, b: Result, *, is_doubtful: bool) -> None:
+        self._a, self._b = a, b
+        self._doubtful = DOUBTFUL if is_doubtful else None
+        self._noise = relative_noise(a, b)
+        work_verdict = unlike_work_verdict(a, b)
+        self._different_samples = work_verdict if work_verdict in DIFFERENT_SAMPLE_VERDICTS else None
+        self._is_different_batch = work_verdict == DIFFERENT_BATCH
+        self._unranked = self._different_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
+        """The verdict on samples/s that do not rank."""
+        self._unranked_steps = self._unranked or work_verdict
+
+    def all(self) -> Iterator[ComparisonRow]:
+        """Every row, in the order in which they are shown."""
+        yield from self._speed()
+        yield from self._phases()
+        yield from self._memory()
+        yield self._energy()
+        yield self._loss()
+
+    def _speed(self) -> Iterator[ComparisonRow]:
+        a, b = self._a.throughput, self._b.throughput
+        yield self._speed_row(
+            "throughput", "samples/s", a.samples_per_s.typical, b.samples_per_s.typical, self._unranked
+        )
+        if a.predicted or b.predicted:
+            value_a, value_b = (rates.predicted.median if rates.predicted else None for rates in (a, b))
+            yield _row("throughput predicted", "samples/s", value_a, value_b, more_is_better=None)
+        # Tokens of another length are the same work.
+        unranked = None if self._unranked == DIFFERENT_SEQ_LEN else self._unranked
+        yield self._speed_row("token throughput", "tokens/s", a.tokens_per_s.typical, b.tokens_per_s.typical, unranked)
+        yield self._speed_row("step", "ms", self._a.step_ms.p50, self._b.step_ms.p50, self._unranked_steps)
+
+    def _speed_row(
+        self, label: str, unit: str, value_a: float | None, value_b: float | None, verdict: str | None
+    ) -> ComparisonRow:
+        row = _row(label, unit, value_a, value_b, self._noise, more_is_better=unit != "ms")
+        # Steps of another batch do not rank, but their difference has an interval.
+        interval = None if verdict is not None and self._unranked else ratio_interval(value_a, value_b, self._noise)
+        return _with_verdict(replace(row, interval_percent=interval), verdict or self._doubtful)
+
+    def _phases(self) -> Iterator[ComparisonRow]:
+        for name in STEP_PHASES:
+            row = _phase_row(name, self._a, self._b) or self._phase_by_step(name)
+            yield _with_verdict(row, self._unranked_steps or self._doubtful)
+
+    def _phase_by_step(self, name: str) -> ComparisonRow:
+        """The row of a phase held against the spread of the whole step."""
+        a, b = self._a.step_ms, self._b.step_ms
+        noise_ms = math.inf
+        if self._noise is not None and a.p50 is not None and b.p50 is not None:
+            noise_ms = self._noise * max(a.p50, b.p50)
+        return _row(f"step: {name}", "ms", getattr(a, name), getattr(b, name), least=noise_ms)
+
+    def _memory(self) -> Iterator[ComparisonRow]:
+        a, b = self._a.memory, self._b.memory
+        yield self._memory_row("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes)
+        yield _row("peak predicted", "bytes", a.predicted_bytes, b.predicted_bytes, more_is_better=None)
+        yield self._memory_row("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes)
+        yield self._memory_row("device peak", a.device_peak_used_bytes, b.device_peak_used_bytes)
+
+    def _memory_row(self, label: str, value_a: int | None, value_b: int | None) -> ComparisonRow:
+        # Another batch or model takes other memory: neither is the better one for it.
+        more_is_better = None if self._different_samples or self._is_different_batch else False
+        return _row(label, "bytes", value_a, value_b, least=MIN_DIFFERENCE_BYTES, more_is_better=more_is_better)
+
+    def _energy(self) -> ComparisonRow:
+        unranked = self._different_samples or (DIFFERENT_DEVICES if watched_differently(self._a, self._b) else None)
+        row = _row("energy a sample", "J", self._a.energy.joules_per_sample, self._b.energy.joules_per_sample)
+        return _with_verdict(row, unranked or self._doubtful)
+
+    def _loss(self) -> ComparisonRow:
+        steps, other_steps = (result.steps.warmup + result.steps.measured for result in (self._a, self._b))
+        row = _row("last loss", "", self._a.loss.last, self._b.loss.last, more_is_better=None)
+        return _with_verdict(row, None if steps == other_steps else DIFFERENT_STEPS)
+
+
+def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow | None:
+    """The row of a phase by its own spread; None when a result does not hold that, or has too few steps."""
+    values, errors, steps = [], [], []
+    for result in (a, b):
+        value, mad, step = getattr(result.step_ms, name), result.step_ms.mad.get(name), result.step_ms.p50
+        if value is None or mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
+            return None
+        values.append(value)
+        errors.append(median_error(mad, result.steps.measured))
+        steps.append(step)
+    value_a, value_b = values
+    least_ms = MIN_STEP_SHARE * max(steps)
+    if value_a <= 0 or value_b <= 0:
+        # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
+        least_ms = max(least_ms, ERRORS_APART * math.hypot(*errors))
+        return _row(f"step: {name}", "ms", value_a, value_b, least=least_ms)
+    noise = ERRORS_APART * math.hypot(errors[0] / value_a, errors[1] / value_b)
+    noise = max(noise, math.log1p(least_ms / max(value_a, value_b)))
+    row = _row(f"step: {name}", "ms", value_a, value_b, noise)
+    return replace(row, interval_percent=ratio_interval(value_a, value_b, noise))
+
+
+def _row(
+    label: str,
+    unit: str,
+    a: float | None,
+    b: float | None,
+    noise: float | None = 0.0,
+    *,
+    least: float = 0.0,
+    more_is_better: bool | None = False,
+) -> ComparisonRow:
+    """The row of a figure, whose difference counts above `noise` (a share, None: never) and above `least` of the unit.
+
+    `more_is_better` is None for a figure that is neither better high nor low.
+    """
+    if a is None or b is None:
+        return ComparisonRow(label, unit, a, b, None, None, UNKNOWN)
+    delta = b - a
+    percent = 100 * delta / abs(a) if a else None
+    if not is_significant(a, b, noise) or abs(delta) <= least:
+        verdict = NOISE
+    elif more_is_better is None:
+        verdict = CHANGED
+    else:
+        verdict = BETTER if (delta > 0) == more_is_better else WORSE
+    return ComparisonRow(label, unit, a, b, delta, percent, verdict)
+
+
+def _with_verdict(row: ComparisonRow, verdict: str | None) -> ComparisonRow:
+    """The row with another verdict; unchanged without one, and if the figure is not known of both runs."""
+    return row if verdict is None or row.delta is None else replace(row, verdict=verdict)
+
+
+def _notes(a: Result, b: Result) -> Iterator[str]:
+    if a.preset != b.preset or a.variant != b.variant:
+        yield f"different presets: {a.name} and {b.name}"
+    for result in (a, b):
+        if result.role == PROBE:
+            tried = ", ".join(map(str, result.tried)) or "none recorded"
+            yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
+        elif result.role in WARM_ROLES:
+            yield f"{result.run_id} tried {len(result.tried)} settings for a search, one after another"
+        if result.state != "finished":
+            yield f"{result.run_id} ended {state_text(result.state)}: {result.reason}"
+        if result.synthetic_data:
+            yield f"{result.run_id} trained on synthetic data: its loss is meaningless"
+        if result.energy.joules_per_sample is not None and (watched := watched_text(result)):
+            yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
+        for qualification in qualifications(result):
+            yield f"{'A' if result is a else 'B'} {qualification}"
+    if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
+        yield f"different devices: {a.actual.device} and {b.actual.device}"
+
+
+# Verdicts on a step whose work differs: it is neither better nor worse for taking longer.
+DIFFERENT_BATCH = "not comparable: different batch"
+DIFFERENT_DEVICES = "not comparable: different devices"
+DIFFERENT_MODEL = "not comparable: different model"
+DIFFERENT_SCRIPT = "not comparable: different scripts"
+SCRIPT_AND_PRESET = "not comparable: a script and a preset"
+DIFFERENT_SEQ_LEN = "not comparable: different seq_len"
+"""The verdict on figures of samples and steps of different lengths; tokens/s still rank."""
+DIFFERENT_SAMPLE_VERDICTS = (DIFFERENT_MODEL, DIFFERENT_SCRIPT, SCRIPT_AND_PRESET, DIFFERENT_SEQ_LEN)
+"""Verdicts on runs whose samples are other work: throughput and energy a sample rank no more than a step."""
+DIFFERENT_STEPS = "not comparable: different number of steps"
+"""The verdict on the last losses of trainings of different length."""
+STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
+"""The verdict on every speed if one of the runs was measured under strict thresholds."""
+BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
+DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
+
+
+def unlike_work_verdict(a: Result, b: Result) -> str | None:
+    """Return the verdict on steps that do different work in the two runs; None if they do the same."""
+    if (a.script is None) != (b.script is None):
+        return SCRIPT_AND_PRESET
+    if a.script is not None and b.script is not None and not a.script.is_of_one_script(b.script):
+        return DIFFERENT_SCRIPT
+    if section_overrides(a, "model.") != section_overrides(b, "model.") or _shapes_differ(a.actual, b.actual):
+        return DIFFERENT_MODEL
+    lengths = a.knobs.get("seq_len"), b.knobs.get("seq_len")
+    if None not in lengths and lengths[0] != lengths[1]:
+        return DIFFERENT_SEQ_LEN
+    if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
+        return DIFFERENT_BATCH
+    worlds = a.actual.world_size, b.actual.world_size
+    shared_out = None not in worlds and worlds[0] != worlds[1]
+    knobs_a, knobs_b = run_knobs(a), run_knobs(b)
+    differ = shared_out or any(knobs_a.get(name) != knobs_b.get(name) for name in DEVICE_KNOBS)
+    return DIFFERENT_DEVICES if differ else None
+
+
+def _shapes_differ(a: Actual, b: Actual) -> bool:
+    """True if a size of the two models is known to differ, as between presets."""
+    sizes = zip((a.layers, a.hidden_size, a.vocab_size), (b.layers, b.hidden_size, b.vocab_size), strict=True)
+    return any(None not in pair and pair[0] != pair[1] for pair in sizes)
+
+
+def run_knobs(result: Result) -> dict[str, Any]:
+    """The knobs of a run; `devices=cpu:2` of a run on the CPU is its count, as on a machine without a GPU."""
+    processes = cpu_processes(result.knobs.get("devices"))
+    if processes is None or result.actual.device != CPU:
+        return result.knobs
+    return {**result.knobs, "devices": processes}
+
+
+def speeds_rank(a: Result, b: Result) -> bool:
+    """True if neither run was measured under strict malloc thresholds."""
+    return a.measured_under is None and b.measured_under is None
+
+
+def watched_differently(a: Result, b: Result) -> bool:
+    """True if one run counts the energy of devices that the other did not watch."""
+    devices = [{device.uuid for device in result.throttle.devices} for result in (a, b)]
+    return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
+
+
+def section_overrides(result: Result, section: str = "") -> dict[str, Any]:
+    """Only the model and data overrides, by `model.FIELD` and `data.FIELD`."""
+    return {name: value for name, value in result.overrides.items() if "." in name and name.startswith(section)}
+
+
+MIN_PAIRS = 3
+"""Fewest pairs with an interval: two would give one eight times as wide as their difference."""
+
+
+def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """95 % confidence interval of the difference in percent of the baseline.
+
+    Each pair holds the rates of (baseline, variant). None with fewer than `MIN_PAIRS` pairs of positive rates.
+    """
+    logs = [math.log(variant / base) for base, variant in pairs if base > 0 and variant > 0]
+    if len(logs) < MIN_PAIRS:
+        return None
+    mean_log, freedom = statistics.fmean(logs), len(logs) - 1
+    half_width = student_95(freedom) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return 100 * math.expm1(mean_log - half_width), 100 * math.expm1(mean_log + half_width)
+
+
+ERRORS_APART = 3.0
+"""Chosen, not measured: standard errors by which two figures must differ."""
+RUN_TO_RUN = 0.02
+"""Chosen, not measured: share by which two runs of the same settings differ."""
+MEDIAN_ERROR = math.sqrt(MEDIAN_VARIANCE)
+
+
+def is_significant(a: float | None, b: float | None, noise: float | None) -> bool:
+    """True if the ratio of two figures is over `noise` (a share) and the floor; never if `noise` is None.
+
+    If a figure is zero or negative, any difference counts.
+    """
+    if a is None or b is None or noise is None:
+        return False
+    if a <= 0 or b <= 0:
+        return a != b
+    return abs(math.log(b / a)) > max(noise, math.log1p(RUN_TO_RUN))
+
+
+def ratio_interval(a: float | None, b: float | None, noise: float | None) -> tuple[float, float] | None:
+    """The ratio's interval as percentages of `a`; None without a ratio or a noise to build it from."""
+    if a is None or b is None or noise is None or a <= 0 or b <= 0:
+        return None
+    half_width = max(noise, math.log1p(RUN_TO_RUN))
+    return 100 * (b / a * math.exp(-half_width) - 1), 100 * (b / a * math.exp(half_width) - 1)
+
+
+def median_error(mad: float, count: int) -> float:
+    """The standard error of the median of `count` values whose median absolute deviation is `mad`."""
+    return MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(count)
+
+
+def relative_noise(a: Result, b: Result) -> float | None:
+    """The smallest significant difference of step times and rates as a share of the figure; None: too few steps."""
+    errors = []
+    for result in (a, b):
+        throughput, steps = result.throughput, result.steps.measured
+        # Steps that differ in size have no median rate: the spread of their times, which is larger, stands for it.
+        spread = throughput.steps_per_s if throughput.samples_per_s.median is None else throughput.samples_per_s
+        if steps < MIN_STEPS_TO_COMPARE or not spread.median or spread.mad is None:
+            return None
+        errors.append(median_error(spread.mad / spread.median, steps))
+    return ERRORS_APART * math.hypot(*errors)

@@ -1,1 +1,0 @@
-"""The comparison of two runs: settings, conditions, and the confidence of their difference."""

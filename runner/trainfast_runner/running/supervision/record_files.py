@@ -1,0 +1,182 @@
+"""The sampler's ticks written to the run directory, with an event for each change of a device's state."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.machine.device_events import DeviceEvents
+from trainfast_runner.machine.telemetry.calls import xid_text
+from trainfast_runner.machine.telemetry.sampler import Sampler
+from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, capped_step_file
+from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_file
+from trainfast_runner.records.run_lines import Event
+from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES, thin_evenly, thin_telemetry
+from trainfast_runner.records.tick import Tick, is_instance
+
+PERIOD_S = 1.0
+"""Seconds between two ticks."""
+
+
+class TelemetryLog:
+    """Runs the sampler for one run. No failure here, a full disk included, reaches the training.
+
+    `on_event` gets events from the sampler's thread and the thread that waits for Xid errors. `on_failure` gets the
+    first failure, from the sampler's thread.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        watch_uuids: list[str],
+        on_event: Callable[[Event], None],
+        on_failure: Callable[[str], None],
+        *,
+        period_s: float = PERIOD_S,
+        on_cpu: bool = False,
+        cap_bytes: int = TELEMETRY_CAP_BYTES,
+    ) -> None:
+        """`on_cpu`: the training uses none of the GPUs, so all their processes are foreign. A larger file than
+        `cap_bytes` is thinned."""
+        self._events = DeviceEvents(watch_uuids, all_foreign=on_cpu)
+        self._on_event, self._on_failure = on_event, on_failure
+        self._path = directory / TELEMETRY_FILE
+        self._file: Appender | None = None
+        self._failed = False
+        self._cap_bytes = self._thin_at_bytes = cap_bytes
+        self._thinned_level: int | None = None
+        """Level of `Thinned` that the older ticks in the file have; None while all ticks are there."""
+        instances = [uuid for uuid in watch_uuids if is_instance(uuid)]
+        self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid, instances=instances)
+
+    def start(self) -> None:
+        """Begin sampling, a tick a period."""
+        self._sampler.start()
+
+    def follow(self, pid: int) -> None:
+        """Add the readings of the process tree below `pid` to the coming ticks."""
+        self._sampler.set_root_pid(pid)
+
+    def stop(self) -> None:
+        """End the sampling with a tick after all steps, and thin the newer half of a thinned file as its older one.
+
+        A driver call that hangs is left behind.
+        """
+        if self._sampler.stop(last_tick=True) and self._file is not None:
+            self._file.close()
+            if self._thinned_level is not None:
+                with suppress(OSError):  # an uneven share is as good a record
+                    thin_evenly(self._path, self._thinned_level)
+        if self._sampler.failure is not None and not self._failed:
+            self._on_failure(f"sampling ended: {self._sampler.failure!r}")
+
+    def _write_tick(self, tick: Tick) -> None:
+        for event in self._events.since_last(tick):
+            self._on_event(event)
+        try:
+            if self._file is None:
+                self._file = Appender(self._path)
+            self._file.write(tick)
+            if self._path.stat().st_size > self._thin_at_bytes:
+                self._thin()
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                self._on_failure(f"{TELEMETRY_FILE}: {error.strerror}")
+
+    def _thin(self) -> None:
+        """Halve the older half of the file. Raises OSError."""
+        # Do not try again at every tick if thinning fails or frees little.
+        self._thin_at_bytes += self._cap_bytes // 4
+        level = thin_telemetry(self._path)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._thinned_level is None:
+            detail = f"over {self._cap_bytes} bytes: an even share of the older ticks is kept"
+            self._on_event(Event(t_ns=time.monotonic_ns(), kind="telemetry_thinned", detail=detail))
+        self._thinned_level = level
+        self._thin_at_bytes = max(self._cap_bytes, self._path.stat().st_size + self._cap_bytes // 4)
+
+    def _xid(self, t_ns: int, index: int, code: int) -> None:
+        if self._events.concerns(index):
+            self._on_event(Event(t_ns=t_ns, kind="xid", device=index, detail=xid_text(code)))
+
+
+class EventLog:
+    """Appends events. A disk that takes none is no reason to stop supervising."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / EVENTS_FILE
+        self._appender: Appender | None = None
+        self._troubles: set[str] = set()
+
+    def record(self, kind: str, **fields: object) -> None:
+        """Append an event of this moment."""
+        self.append(msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event))
+
+    def record_trouble(self, detail: str) -> None:
+        """Append a failure to write or read a file, once."""
+        if detail not in self._troubles:
+            self._troubles.add(detail)
+            self.record("trouble", detail=detail)
+            _print_to_log(detail)
+
+    def append(self, event: Event) -> None:
+        """Append an event; where that fails, the reason goes to supervisor.log."""
+        try:
+            if self._appender is None:
+                self._appender = Appender(self._path)
+            self._appender.write(event)
+        except OSError as error:
+            _print_to_log(f"{EVENTS_FILE}: {error.strerror}")
+
+
+def _print_to_log(line: str) -> None:
+    """Write a line to supervisor.log, which is standard error; on a full disk it is lost."""
+    try:
+        os.write(2, f"{line}\n".encode())
+    except OSError:
+        return
+
+
+class CappedRecords:
+    """Caps `output.log` at `output_bytes` and each rank's step records at `steps_bytes`; failures become events."""
+
+    def __init__(self, directory: Path, world_size: int, output_bytes: int, steps_bytes: int, events: EventLog) -> None:
+        self.output = CappedFile(directory / OUTPUT_FILE, output_bytes)
+        self._steps = [capped_step_file(rank_file(directory, "steps", n), steps_bytes) for n in range(world_size)]
+        self._events = events
+
+    def trim(self) -> None:
+        """Drop the middle of each file that is over its cap."""
+        self._trim_file(self.output, "output_trimmed")
+        for file in self._steps:
+            if file.path.exists():  # else that rank has taken no step yet
+                self._trim_file(file, "steps_trimmed")
+
+    def compact(self) -> None:
+        """Put one line in place of the dropped bytes; only once no process writes any more."""
+        for file in (self.output, *self._steps):
+            try:
+                file.compact()
+            except OSError as error:
+                self._events.record_trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
+
+    def _trim_file(self, file: CappedFile, kind: str) -> None:
+        truncated_before = file.truncated
+        try:
+            dropped = file.trim()
+        except OSError as error:
+            self._events.record_trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
+            return
+        if dropped and file.truncated and not truncated_before:
+            self._events.record(kind, detail="truncated: this file system cannot punch holes")
+        elif dropped and file.dropped_bytes == dropped:
+            self._events.record(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")

@@ -1,0 +1,400 @@
+"""Advice by Hugging Face's performance guides ("Performance and Scalability" and its multi-GPU part): the knob to turn
+next, with the reason."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.cpu import cpu_has_fp16
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.devices_knob import asks_for_cpu
+from trainfast_runner.machine.links import Interconnect, read_links_among
+from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, model_size, state_bytes
+from trainfast_runner.records.home import Home
+from trainfast_runner.running.history import iter_rows
+from trainfast_runner.settings.device_counts import device_count, global_batch
+from trainfast_runner.settings.knob_values import KnobValues, whole_number
+from trainfast_runner.settings.precisions import MIXED_PRECISIONS
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.units import short_gibibytes
+
+USEFUL_BATCH = 1024
+"""Chosen, not measured: a larger global batch seldom trains better."""
+TENSOR_CORE_UNIT, VOCABULARY_UNIT = 8, 64
+"""Tensor cores work on multiples of 8; of the vocabulary, a model's longest side, on multiples of 64 (NVIDIA's matrix
+multiplication guide)."""
+MIN_ALIGNED_BATCH = 5
+"""Chosen, not measured: a smaller batch is not advised to grow to `TENSOR_CORE_UNIT`, which would double it or more."""
+LONG_SEQUENCE = 1024
+"""Chosen, not measured: from this length on the scores of eager attention take much memory."""
+
+
+def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
+    """Return all advice for this run on this machine: at most one for a knob, and one for the model's shapes."""
+    machine = machine.used_by(spec.knobs["devices"])
+    possible_advice = (
+        strategy_advice(spec, machine, situation),
+        lr_advice(spec, preset_knobs, machine),
+        precision_advice(spec, machine),
+        batch_advice(spec, machine),
+        model_advice(situation) if _tensor_cores(spec, machine) else None,
+        accumulation_advice(spec, situation),
+        sequence_advice(spec, machine),
+    )
+    return tuple(advice for advice in possible_advice if advice is not None)
+
+
+def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:
+    """Advise a rate by the linear rule (Goyal et al. 2017); None if the global batch is the preset's or unknown."""
+    batch = global_batch_or_none(spec, spec.knobs, machine)
+    preset_batch = global_batch_or_none(spec, preset_knobs, machine)
+    rate = preset_knobs["lr"]
+    if batch is None or preset_batch is None or batch == preset_batch or not isinstance(rate, float):
+        return None
+    factor, suggested = batch / preset_batch, float(f"{rate * batch / preset_batch:.3g}")
+    if factor > 1:
+        text = (
+            f"lr={suggested:g}: the global batch is {batch:,}, {factor:.4g} x the preset's {preset_batch:,}, and the"
+            f" linear rule makes the rate {factor:.4g} x {rate:g}; 1/{factor:.4g} of the steps see as many samples."
+        )
+    else:
+        text = (
+            f"lr={suggested:g}: the global batch is {batch:,} instead of the preset's {preset_batch:,}, and the linear"
+            f" rule makes the rate {factor:.3g} x {rate:g}."
+        )
+    if spec.knobs["strategy"] in ("dp", "ddp"):
+        text += (
+            " In a script of your own dp divides one batch among the GPUs (the rate stays), ddp gives each its own;"
+            " batch_size here is each rank's in both."
+        )
+    return Advice("lr", text, f"{suggested:g}")
+
+
+def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
+    """Advise against fp16 on a CPU without fp16 instructions, where torch emulates fp16 far slower than fp32."""
+    if spec.knobs["precision"] != "fp16" or machine.device != "cpu" or cpu_has_fp16():
+        return None
+    return Advice(
+        "precision",
+        "bf16: this CPU has no fp16 instructions (AVX512-FP16), and torch emulates them tens of times slower than fp32."
+        " A run shows the loss scaling, not a speed.",
+        "bf16",
+    )
+
+
+def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
+    """Advise an aligned batch, and warn of batches too large to be of use."""
+    batch, texts, value = whole_number(spec.knobs, "batch_size"), [], None
+    global_batch = global_batch_or_none(spec, spec.knobs, machine)
+    if _tensor_cores(spec, machine) and batch >= MIN_ALIGNED_BATCH and batch % TENSOR_CORE_UNIT:
+        # Downward where possible: a larger batch may not fit.
+        value = str(max(TENSOR_CORE_UNIT, batch - batch % TENSOR_CORE_UNIT))
+        condition = "" if machine.device == "cuda" else " where it is to train on a GPU"
+        texts.append(
+            f"{value} instead of {batch}{condition}: tensor cores work on multiples of {TENSOR_CORE_UNIT},"
+            " an A100 best on 64."
+        )
+    if global_batch is not None and global_batch > USEFUL_BATCH:
+        texts.append(f"A global batch of {global_batch:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
+    return Advice("batch_size", " ".join(texts), value) if texts else None
+
+
+def model_advice(situation: Situation) -> Advice | None:
+    """Advise another model, or dimensions that are multiples of 8 (tensor cores) or, for the vocabulary, of 64."""
+    if situation.model_refusal is not None:
+        return Advice("model", situation.model_refusal)
+    hints = []
+    for name, length in (situation.shapes or {}).items():
+        if name == "vocab_size" and length % VOCABULARY_UNIT:
+            hints.append(
+                f"model.vocab_size={-(-length // VOCABULARY_UNIT) * VOCABULARY_UNIT} instead of {length}:"
+                f" a multiple of {VOCABULARY_UNIT} suits tensor cores, and the added rows are never used."
+            )
+        elif name != "vocab_size" and length % TENSOR_CORE_UNIT:
+            hints.append(
+                f"model.{name}={_aligned(length)} instead of {length}:"
+                f" a multiple of {TENSOR_CORE_UNIT} suits tensor cores."
+            )
+    return Advice("model", " ".join(hints)) if hints else None
+
+
+def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
+    """Advise against accumulation where the batch fits in one piece."""
+    batch = whole_number(spec.knobs, "batch_size")
+    pieces = whole_number(spec.knobs, "grad_accum")
+    if pieces == 1:
+        return None
+    whole_batch = batch * pieces
+    similar_runs = [
+        run for run in situation.measured if has_same(run, spec, (*SAME_MEMORY, "strategy", "memory_limit"))
+    ]
+    fitted_runs = [run for run in similar_runs if run.state == "finished" and _batch(run) >= whole_batch]
+    failed_runs = [run for run in similar_runs if run.state == "oom" and batch < _batch(run) <= whole_batch]
+    alternative = f"batch_size={whole_batch} with grad_accum=1 is the same global batch"
+    if fitted_runs:
+        return Advice(
+            "grad_accum",
+            f"1: {alternative} and fitted here ({fitted_runs[0].run_id}); accumulation only slows it.",
+            "1",
+        )
+    if failed_runs:
+        return Advice(
+            "grad_accum",
+            f"{pieces} is right: batch_size={_batch(failed_runs[0])} did not fit here ({failed_runs[0].run_id}). Prefer"
+            " the largest batch that fits and few pieces to small batches and many.",
+        )
+    return Advice("grad_accum", f"Try 1 first: {alternative}, and where it fits accumulation only slows it.", "1")
+
+
+def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
+    """Advise an aligned sequence, and the attention kernel for a long one."""
+    length, texts, value = whole_number(spec.knobs, "seq_len"), [], None
+    if length % TENSOR_CORE_UNIT and _tensor_cores(spec, machine):
+        value = str(_aligned(length))
+        texts.append(f"{value} instead of {length}: tensor cores work on multiples of {TENSOR_CORE_UNIT}, better 64.")
+    if length >= LONG_SEQUENCE and spec.knobs["attention"] == "eager":
+        texts.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
+    return Advice("seq_len", " ".join(texts), value) if texts else None
+
+
+def _tensor_cores(spec: RunSpec, machine: Machine) -> bool:
+    """True if the run's shapes may meet tensor cores, so that alignment matters."""
+    return machine.device == "cuda" or spec.knobs["precision"] in MIXED_PRECISIONS
+
+
+def _batch(run: EndedRun) -> int:
+    return int(str(run.knobs.get("batch_size") or 0))
+
+
+def _aligned(length: int) -> int:
+    """Return the nearest multiple of `TENSOR_CORE_UNIT`, at least one."""
+    return max(TENSOR_CORE_UNIT, round(length / TENSOR_CORE_UNIT) * TENSOR_CORE_UNIT)
+
+
+SAME_MEMORY = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
+"""Knobs that must be equal for two runs to need the same memory a sample."""
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """One ended run of the same preset, model and data in this home, with any knobs.
+
+    `samples_per_s` is summed over data-parallel ranks; None if unknown, or if the speed must not rank.
+    """
+
+    run_id: str
+    knobs: Mapping[str, object]
+    state: str
+    samples_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Facts about model and machine that advice needs besides the knobs; None if unknown."""
+
+    size: ModelSize | None = None
+    shapes: Mapping[str, int] | None = None
+    """Hidden and vocabulary size under the names the configuration gives them."""
+    links: Interconnect | None = None
+    measured: tuple[EndedRun, ...] = ()
+    model_refusal: str | None = None
+    """The reason that the model cannot be trained."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One paragraph about a knob, and the advised value as typed; None for advice without a value."""
+
+    knob: str
+    text: str
+    value: str | None = None
+
+
+def global_batch_or_none(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
+    """Return the global batch with these knobs; None if there are too few devices."""
+    try:
+        return global_batch(knobs, device_count(replace(spec, knobs=knobs), machine))
+    except UserError:
+        return None
+
+
+def has_same(run: EndedRun, spec: RunSpec, names: tuple[str, ...]) -> bool:
+    """True if a measured run had this run's values of some knobs; a knob that its record lacks counts as equal."""
+    return all(run.knobs.get(name, spec.knobs[name]) == spec.knobs[name] for name in names)
+
+
+RUNS_READ_FOR_ADVICE = 300
+"""Number of newest runs that are searched for runs of the same preset."""
+SHAPE_FIELDS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
+"""Fields of a configuration that are sides of a model's matrices."""
+
+
+def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = None) -> Situation:
+    """Return the situation of a run, about a second the first time for a model; unavailable facts stay unknown."""
+    model_refusal = None
+    try:
+        config = training_python.inspect(python, spec.model, spec.data["objective"]).config
+    except UserError as error:
+        config = {}
+        if error.key != "python":
+            model_refusal = error.line()
+    return Situation(
+        size=model_size(config),
+        shapes={name: config[name] for name in SHAPE_FIELDS if isinstance(config.get(name), int)},
+        links=read_links_among({gpu.uuid for gpu in machine.gpus if gpu.uuid}),
+        measured=_measured(spec, home),
+        model_refusal=model_refusal,
+    )
+
+
+def _measured(spec: RunSpec, home: Home) -> tuple[EndedRun, ...]:
+    """Return this home's ended runs of the same preset and variant with the same model and data, newest first."""
+    sections = {"model": spec.model, "data": spec.data}
+    fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.overrides if "." in key}
+    try:
+        rows = list(itertools.islice(iter_rows(home), RUNS_READ_FOR_ADVICE))
+    except UserError:
+        return ()
+    return tuple(
+        EndedRun(row.run_id, row.knobs, row.state, row.samples_per_s if row.measured_under is None else None)
+        for row in rows
+        if (row.preset, row.variant) == (spec.preset, spec.variant)
+        and row.state in ("finished", "oom")
+        and {key: value for key, value in row.overrides.items() if "." in key} == fields
+    )
+
+
+ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasonable batch."
+"""A reason that several pieces of advice share."""
+FITTING_SHARE = 0.9
+"""A model fits if states and context take at most this share of a device's memory."""
+SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
+"""Knobs that must be equal for two strategies to be compared by their samples/s."""
+
+
+def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
+    """Return the fastest strategy measured here, else the choice of the decision tree on estimated memory."""
+    value, reason = _by_decision_tree(spec, machine, situation)
+    measured_runs = [
+        run
+        for run in situation.measured
+        if run.state == "finished" and run.samples_per_s and _same_work(run, spec, machine)
+    ]
+    fastest_run = max(measured_runs, key=lambda run: run.samples_per_s or 0.0, default=None)
+    if fastest_run is not None:
+        fastest_strategy = str(fastest_run.knobs.get("strategy"))
+        compared = {str(run.knobs.get("strategy")) for run in measured_runs}
+        if len(compared) > 1:
+            guide = "" if fastest_strategy == value else f" Hugging Face's guide would take {value}: {reason}"
+            return Advice(
+                "strategy",
+                f"{fastest_strategy}: the fastest of {_joined_names(sorted(compared))} measured here,"
+                f" {fastest_run.samples_per_s:.3g} samples/s ({fastest_run.run_id}).{guide}",
+                fastest_strategy,
+            )
+        if fastest_strategy != value:
+            reason += f" Only {fastest_strategy} has been measured here: {fastest_run.samples_per_s:.3g} samples/s."
+    return Advice("strategy", f"{value}: {reason}", value)
+
+
+def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:
+    """Return the strategy that Hugging Face's decision tree chooses on estimated memory, and the reason."""
+    if machine.device == "cpu":
+        unused = "without a GPU"
+        if asks_for_cpu(spec.knobs["devices"]):
+            unused = f"with devices={spec.knobs['devices']}"
+        elif machine.nvml_gpus:
+            unused = "the GPUs here are hidden, or torch is built without CUDA:"
+        return "single", (
+            f"{unused} the processes of other strategies share these {machine.cores} cores; ddp with devices=2"
+            " shows how one works, not how fast it is."
+        )
+    usable = [gpu for gpu in machine.gpus if gpu.error is None]
+    gpu_bytes = min((gpu.memory_total_bytes for gpu in usable if gpu.memory_total_bytes is not None), default=0)
+    size, knobs = situation.size, spec.knobs
+    if size is None or not gpu_bytes:
+        strategy = "single" if len(usable) < 2 else "ddp"
+        return strategy, "the model's size is not known here; this is what suits a model that fits one GPU."
+    precision, optimizer = str(knobs["precision"]), str(knobs["optimizer"])
+
+    def needed_bytes(strategy: str) -> int:
+        return state_bytes(size, strategy, len(usable), precision, optimizer) + CONTEXT_BYTES
+
+    estimate = (
+        f"estimate: {bytes_per_parameter(precision, optimizer)} bytes x {_short_count(size.parameters)} parameters"
+        f" = {short_gibibytes(needed_bytes('single') - CONTEXT_BYTES)} of weights, gradients and states,"
+        f" of {short_gibibytes(gpu_bytes)} a GPU, activations not counted"
+    )
+    if len(usable) < 2:
+        if needed_bytes("single") <= FITTING_SHARE * gpu_bytes:
+            return "single", f"the model fits this GPU ({estimate}). {ZERO_ONLY_SLOWS}"
+        return _one_gpu_too_small(needed_bytes, gpu_bytes, estimate)
+    if needed_bytes("ddp") <= FITTING_SHARE * gpu_bytes:
+        return "ddp", (
+            f"the model fits each of {len(usable)} GPUs ({estimate}); ddp exchanges gradients only."
+            f" Take zero2 only where it measures faster. {ZERO_ONLY_SLOWS}"
+        )
+    return _several_gpus_needed(size, needed_bytes, gpu_bytes, estimate, situation.links, len(usable))
+
+
+def _one_gpu_too_small(needed_bytes: Callable[[str], int], gpu_bytes: int, estimate: str) -> tuple[str, str]:
+    lighter = "checkpointing=full, optimizer=adamw-8bit or precision=bf16-pure cost less speed, so try them first"
+    for strategy in ("zero2-offload", "zero3-offload"):
+        if needed_bytes(strategy) <= FITTING_SHARE * gpu_bytes:
+            return strategy, f"the model does not fit this GPU ({estimate}): {lighter}; offloading moves states to RAM."
+    return "zero3-offload", f"the model does not fit this GPU ({estimate}): {lighter}; it may need more than one GPU."
+
+
+def _several_gpus_needed(
+    size: ModelSize,
+    needed_bytes: Callable[[str], int],
+    gpu_bytes: int,
+    estimate: str,
+    links: Interconnect | None,
+    count: int,
+) -> tuple[str, str]:
+    layer_bytes = 4 * size.largest_layer + CONTEXT_BYTES
+    if layer_bytes > FITTING_SHARE * gpu_bytes:
+        return "tp", (
+            f"not even the largest layer fits one GPU ({short_gibibytes(layer_bytes)} with the context): tp cuts the"
+            " layers themselves; else zero3-offload with checkpointing and an 8-bit optimizer."
+        )
+    if needed_bytes("zero3") > FITTING_SHARE * gpu_bytes:
+        return "zero3-offload", f"the model does not fit {count} GPUs together ({estimate}): states have to go to RAM."
+    if links is not None and links.all_nvlink:
+        return "fsdp", (
+            f"the model does not fit one GPU ({estimate}); over NVLink fsdp, zero3, tp and pp are about equal,"
+            " and fsdp asks least of the model: measure them."
+        )
+    if links is not None and links.any_nvlink:
+        return "pp", (
+            f"the model does not fit one GPU ({estimate}) and NVLink joins only some of them: pp sends the least over"
+            " the slow links; tp stays within a group."
+        )
+    return "pp", f"the model does not fit one GPU ({estimate}) and without NVLink pp beats tp and zero."
+
+
+def _same_work(run: EndedRun, spec: RunSpec, machine: Machine) -> bool:
+    """True if a measured run did this run's work, spread over devices in another way.
+
+    Its batches were as large on every rank, or in total.
+    """
+    knobs = {**spec.knobs, **cast("KnobValues", {name: run.knobs[name] for name in run.knobs if name in spec.knobs})}
+    has_same_batches = all(knobs[name] == spec.knobs[name] for name in ("batch_size", "grad_accum"))
+    has_same_global_batch = global_batch_or_none(spec, knobs, machine) == global_batch_or_none(
+        spec, spec.knobs, machine
+    )
+    return has_same(run, spec, SAME_SPEED) and (has_same_batches or has_same_global_batch)
+
+
+def _joined_names(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _short_count(count: int) -> str:
+    return f"{count / 1e9:.2f} G" if count >= 1e9 else f"{count / 1e6:.0f} M" if count >= 1e6 else f"{count:,}"

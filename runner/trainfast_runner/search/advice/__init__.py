@@ -1,2 +1,0 @@
-"""Advice by Hugging Face's performance guides ("Performance and Scalability" and its multi-GPU part): the knob to turn
-next, with the reason."""

@@ -1,0 +1,283 @@
+"""The journal of a batch search: its question, steps, probes and answer. Sizes are bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.result import OomChange
+from trainfast_runner.records.run_file import BatchWidths
+from trainfast_runner.search.fitted_memory import MemoryFit
+from trainfast_runner.search.journal import (
+    Conducted,
+    JournalLines,
+    Line,
+    Paused,
+    Resumed,
+    SearchEnded,
+    SearchQuestion,
+    Waiting,
+    current_end,
+    read_journal,
+)
+
+CONFIRM_STEP: Final = "prove"
+"""The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""
+BatchAction = Literal["probe", "prove", "end"]
+"""The `action` of a `BatchStep`; a journal of another version may have other words."""
+ProbeOutcome = Literal["fits", "oom", "void"]
+"""The `outcome` of a `Probe`: it fits, ran out of memory, or does not count because another process took memory."""
+
+
+class BatchQuestion(SearchQuestion, frozen=True, kw_only=True, tag="asked"):
+    """The question of a batch search. A script's has no `device_uuids`.
+
+    `limits_bytes` is empty on a GPU without `memory_limit`, where each rank reports its own.
+    """
+
+    world_size: int = 1
+    limit_words: str = ""
+    """The source of the limits, in words."""
+
+
+class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
+    """The memory model's line for the fullest rank: `fixed_bytes + batch_size * bytes_per_sample`.
+
+    Without a prediction all figures are None.
+    """
+
+    fixed_bytes: int | None = None
+    bytes_per_sample: int | None = None
+    max_batch: int | None = None
+    """The largest batch that is predicted to fit; 0 if none is."""
+    linear_from: int = 1
+    """The batch size from which the line holds: below it the peak is at a point of the step where less or nothing grows
+    with the batch."""
+    start: int = 1
+    """The first size of a search without a prediction."""
+    basis: str = ""
+    """The source of the prediction, in words."""
+    reason: str = ""
+    """The reason that there is no prediction."""
+
+
+class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
+    """The next step and its reason."""
+
+    action: str
+    """A `BatchAction`."""
+    batch_size: int | None = None
+    why: str
+    needs_bytes: int | None = None
+    """Bytes this batch needs on the tightest rank, by the fit."""
+    memory_fits: list[MemoryFit] = msgspec.field(default_factory=list, name="fits")
+    """The current fit of each rank."""
+    tightest_rank: int | None = None
+
+
+class BatchLaunched(Line, frozen=True, kw_only=True, tag="launched"):
+    """A run of the search was started. `role` is probe or proof."""
+
+    run_id: str
+    role: str
+
+
+class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's peaks in a probe or a confirmation run."""
+
+    rank: int
+    phase_peaks: dict[str, int] = {}
+    """Peak bytes by phase of a step."""
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    limit_peak_bytes: int | None = None
+    """The peak as the limit counts it (on a CPU reserved address space, a little more than resident memory); None on a
+    GPU, and when an earlier probe was higher."""
+    available_bytes: int | None = msgspec.field(default=None, name="room_bytes")
+    """The rank's available memory."""
+    alloc_retries: int | None = None
+    step_ms: float | None = None
+    widths: BatchWidths | None = None
+    """Widths of a script's batches; None for a preset, whose longest samples always come first."""
+
+
+class Probe(Line, frozen=True, kw_only=True, tag="probe"):
+    """A batch size that was tried. The peaks are those of `rank`: after an oom, as far as reached by then."""
+
+    batch_size: int
+    outcome: str
+    """A `ProbeOutcome`; a void probe is repeated."""
+    fills_data: bool = False
+    """True for the largest size that a script's data fills."""
+    run_id: str
+    seconds: float
+    reason: str = ""
+    """The reason for an oom or a void probe."""
+    rank: int | None = None
+    """The rank that came closest to its limit; after an oom the one that ran out of memory."""
+    phase: str | None = None
+    """The phase of the highest peak; after an oom the one in which memory ran out."""
+    phase_peaks: dict[str, int] = {}
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    alloc_retries: int | None = None
+    samples_per_s: float | None = None
+    """The rate of all ranks together."""
+    step_ms: float | None = None
+    ranks: list[RankPeaks] = []
+
+
+class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
+    """A confirmation run: a normal run of a fresh process."""
+
+    batch_size: int
+    run_id: str
+    state: str
+    """The end state of the run."""
+    reason: str = ""
+    peak_allocated_bytes: int | None = None
+    ranks: list[RankPeaks] = []
+    """Peaks of each rank over all its steps, warm-up included; a rank without a finished step is left out."""
+    samples_per_s: float | None = None
+    step_ms: float | None = None
+    """The median of the run's result."""
+    seconds: float
+    refutes: list[int] = []
+    """The sizes that fitted in a probe but no longer count, because this run ran out of memory."""
+
+
+class Margin(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the memory that the recommended batch leaves free, and its reason."""
+
+    margin_bytes: int
+    why: str
+
+
+class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer; bytes are those of the tightest rank."""
+
+    max_batch: int
+    samples_per_s: float | None = None
+    """The confirmation run's rate, summed over ranks."""
+    aligned_batch: int | None = None
+    """The largest multiple of 8 (of 64 from 512 on) within `max_batch`; None below 8."""
+    recommended_batch: int | None
+    """The largest batch that leaves the margins; None if no size does."""
+    recommended_why: str = ""
+    margins: list[Margin] = []
+    fastest_batch: int | None = None
+    """The size with the highest rate, probed or confirmed; None on a CPU, whose speeds do not rank."""
+    fastest_samples_per_s: float | None = None
+    limit_bytes: int | None = None
+    headroom_bytes: int | None = None
+    """The rest of the limit at `max_batch`, as measured, else by the fit."""
+    fixed_bytes: int | None = None
+    """Start of the line that limits the batch."""
+    bytes_per_sample: int | None = None
+    """Slope of that line."""
+    phase: str | None = None
+    """Phase of that line."""
+    tightest_rank: int = 0
+    confirmation_run_id: str | None = msgspec.field(default=None, name="proof_run_id")
+    certainty: str = ""
+    """Why a larger batch does not fit: the size that ran out of memory, or the fit; and the sizes not tried."""
+    too_large: int | None = None
+    """The smallest larger size that ran out of memory; None if none did."""
+    widths: BatchWidths | None = None
+    """The narrowest batch of the search and the widest of the confirmation run; None if no width was seen."""
+    widths_note: str = ""
+    """The widths that the answer holds for, in words; empty where all batches are equally wide."""
+
+
+class Change(OomChange, frozen=True, kw_only=True):
+    """A change that would make a batch of 1 fit, or one of the closest ones if none is enough.
+
+    In the journal `saves` has the name `words`.
+    """
+
+    saves: str = msgspec.field(name="words")
+    costs: str = ""
+
+
+class BatchEnded(SearchEnded, frozen=True, kw_only=True, tag="ended"):
+    """The end of a batch search; if nothing fits, with the missing bytes and the changes that would help."""
+
+    answer: BatchAnswer | None = None
+    missing_bytes: int | None = None
+    changes: list[Change] = []
+
+
+BatchLine = (
+    BatchQuestion
+    | Conducted
+    | Predicted
+    | BatchStep
+    | BatchLaunched
+    | Probe
+    | ConfirmationRun
+    | Paused
+    | Waiting
+    | Resumed
+    | BatchEnded
+)
+"""A line of a batch search's journal."""
+
+
+def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> ConfirmationRun | None:
+    """The confirmation run that ran out of memory at this size or a smaller one; None if this probe still counts."""
+    return next(
+        (
+            confirmation
+            for confirmation in confirmations
+            if probe.outcome == "fits" and probe.batch_size in confirmation.refutes
+        ),
+        None,
+    )
+
+
+@dataclass(frozen=True)
+class BatchJournal(JournalLines):
+    """The lines of a batch search's journal, oldest first, by kind."""
+
+    lines: tuple[BatchLine, ...]
+
+    @cached_property
+    def question(self) -> BatchQuestion | None:
+        """The first line; None while it is unwritten."""
+        return newest(self.lines, BatchQuestion)
+
+    @cached_property
+    def prediction(self) -> Predicted | None:
+        """The predicted memory; None before it is written."""
+        return newest(self.lines, Predicted)
+
+    @cached_property
+    def newest_step(self) -> BatchStep | None:
+        """The current step and its reason; the last step once the search has ended."""
+        return newest(self.lines, BatchStep)
+
+    @cached_property
+    def probes(self) -> tuple[Probe, ...]:
+        """Probes in the order they were made, void ones included."""
+        return self.all_of(Probe)
+
+    @cached_property
+    def confirmations(self) -> tuple[ConfirmationRun, ...]:
+        """Confirmation runs in the order they were made."""
+        return self.all_of(ConfirmationRun)
+
+    @cached_property
+    def ended(self) -> BatchEnded | None:
+        """The end; None while the search goes on or was continued."""
+        return current_end(self.lines, BatchEnded)
+
+
+def read_batch_journal(directory: Path) -> list[BatchLine]:
+    """Read every readable line, oldest first, without a half-written last one."""
+    return read_journal(directory, BatchLine)

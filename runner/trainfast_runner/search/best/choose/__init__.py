@@ -1,1 +1,0 @@
-"""The next step and the answer of a best-fit search, from its journal alone."""

@@ -1,0 +1,424 @@
+"""The plan of a best-fit search: its first journal line, and its candidates without predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.devices_knob import count_asked
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.running import planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.candidates import (
+    MAX_CANDIDATES,
+    MIN_TRIAL_STEPS,
+    UNTIMED_TRIAL_STEPS,
+    GlobalBatch,
+    Refuse,
+    default_global_batch,
+    processes_of,
+)
+from trainfast_runner.search.best.survey import ModelSurvey, ScriptSurvey, Survey
+from trainfast_runner.search.best_journal import UNNAMED_REASON, BestQuestion, Space
+from trainfast_runner.search.fitted_memory import limits_of
+from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS, SearchOptions, candidate_spec, script_planner
+from trainfast_runner.settings.device_counts import chosen_gpus, device_count
+from trainfast_runner.settings.knob_values import Knob, KnobValue
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
+from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, expand_paths, strategy_of
+from trainfast_runner.settings.typed_settings import settings_of
+from trainfast_runner.worker.catalog import STRATEGIES
+
+
+@dataclass(frozen=True)
+class BestPlan:
+    """A checked best-fit search."""
+
+    question: BestQuestion
+    """The first journal line, without its search's id, its key and the earlier effects, which `open_best` adds."""
+    survey: Survey
+    space: Space
+    """The candidates, without predictions."""
+
+    @property
+    def plan(self) -> RunPlan:
+        """The plan of the preset's own run; with `--global-batch` the baseline is that run with another batch."""
+        return self.survey.plan
+
+
+def global_batch_of(request: BestRequest, preset_batch: int) -> int | None:
+    """Return the samples of every candidate's optimizer step: as requested, else `preset_batch`; None if free."""
+    is_free = request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS)
+    return None if is_free else request.global_batch or preset_batch
+
+
+def question_of(spec: RunSpec, plan: RunPlan, request: BestRequest, **fields: Any) -> BestQuestion:
+    """Return the first line of a search's journal, without its id and key; `fields` are further fields of the line."""
+    return BestQuestion(
+        search_id="",
+        key="",
+        **spec.record_fields(),
+        objective=request.objective,
+        for_steps=request.for_steps,
+        budget_s=request.budget_s,
+        device=plan.device,
+        device_names=plan.device_names,
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        **fields,
+    )
+
+
+def plan_spec_best(spec: RunSpec, request: BestRequest, options: SearchOptions, python: str | None = None) -> BestPlan:
+    """Check a question about a preset or a script against this machine. Raises UserError; starts nothing."""
+    if spec.script is None:
+        return plan_preset_best(spec, request, options, python)
+    return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), request, options, python)
+
+
+def plan_preset_best(
+    spec: RunSpec, request: BestRequest, options: SearchOptions, python: str | None = None
+) -> BestPlan:
+    """Check a question against this machine and the training Python. Raises UserError; starts nothing.
+
+    Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
+    """
+    spec = dataclasses.replace(spec, data=expand_paths(spec.data))
+    # `devices` is a ceiling: the preset's own run may use fewer.
+    plan = planning.plan_run(candidate_spec(spec, {}), python)
+    check_request(request, plan)
+    survey = ModelSurvey(spec, plan)
+    preset_batch = default_global_batch(spec, survey.machine)
+    vary, left_alone = vary_of(spec, request.vary, survey.machine, request.global_batch or preset_batch, survey.refuse)
+    question = question_of(
+        spec,
+        plan,
+        request,
+        vary=vary,
+        left_alone=left_alone,
+        global_batch=global_batch_of(request, preset_batch),
+        limits_bytes=list(plan.memory_limit_bytes or ()),
+    )
+    space = survey.space(question)
+    uuids = _gpus_of(survey, space)
+    if uuids:
+        baseline_spec = candidate_spec(spec, {})
+        plan = planning.plan_run(baseline_spec, python, uuids[: device_count(baseline_spec, survey.machine)])
+        survey = ModelSurvey(spec, plan)
+        question = msgspec.structs.replace(question, device_uuids=uuids, device_names=plan.device_names)
+    return BestPlan(question, survey, space)
+
+
+def _gpus_of(survey: Survey, space: Space) -> list[str]:
+    """Return the UUIDs of the GPUs for the whole search: those of the candidate that uses most; empty on a CPU."""
+    if survey.machine.device != "cuda":
+        return []
+    specs = [candidate_spec(survey.spec, {}), *survey.legal_specs(space).values()]
+    meshes = {tuple(spec.knobs[name] for name in MESH_KNOBS): spec for spec in specs}
+    widest = max(meshes.values(), key=lambda spec: device_count(spec, survey.machine))
+    return [gpu.uuid for gpu in chosen_gpus(widest.knobs, survey.machine).gpus if gpu.uuid]
+
+
+def plan_script_best(
+    preset: ScriptPreset,
+    settings: Sequence[str],
+    request: BestRequest,
+    options: SearchOptions,
+    python: str | None = None,
+) -> BestPlan:
+    """Check a question about a script against this machine. Raises UserError; starts nothing.
+
+    Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
+    """
+    plan_script_run = script_planner(preset, settings, python, SET_BY_A_SEARCH)
+    plan = plan_script_run({"steps": MIN_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
+    check_request(request, plan)
+    machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
+    survey = ScriptSurvey(preset, plan, machine, plan_script_run)
+    _check_answerable(request, survey.named, preset)
+    preset_batch = default_global_batch(survey.spec, machine)
+    has_batch = all(name in survey.named for name in BATCH_KNOBS)
+    entries = [KNOBS_BY_NAME[name] for name in survey.named if has_batch or name not in BATCH_KNOBS]
+    batch = request.global_batch or preset_batch
+    vary, left_alone = vary_of(survey.spec, request.vary, machine, batch, survey.refuse, entries)
+    if not request.vary:
+        left_alone |= _unnamed_knobs(preset, survey.named, has_batch=has_batch)
+    if not vary:
+        raise UserError(
+            f"{preset.name} names the present value of no knob that keeps its training the same",
+            key="--vary",
+            option=f"trainfast-tui search best {preset.name} --set batch_size=8 --vary batch_size=4,8,16",
+        )
+    question = question_of(
+        plan.spec,
+        plan,
+        request,
+        vary=vary,
+        left_alone=left_alone,
+        global_batch=global_batch_of(request, preset_batch) if has_batch else None,
+        limits_bytes=list(limits_of(plan).by_rank),
+    )
+    return BestPlan(question, survey, survey.space(question))
+
+
+def _check_answerable(request: BestRequest, named_knobs: Sequence[str], preset: ScriptPreset) -> None:
+    """Raise UserError for a question that a script's trials cannot answer."""
+    if request.objective == "tokens_per_s":
+        raise UserError(
+            "--objective tokens_per_s: no hook sees how many tokens a script's sample has",
+            key="--objective",
+            nearest="samples_per_s",
+        )
+    needed_knobs = (*request.vary, *(BATCH_KNOBS if request.global_batch is not None else ()))
+    for name in (name for name in needed_knobs if name not in named_knobs):
+        if name not in preset.flag_words:
+            takes = (*FRAMEWORK_KNOBS, *preset.flag_words)
+            if knob(name).name not in takes:
+                raise UserError(f"{name} has no place in {preset.name}: name its flag", key=name, allowed=takes)
+            check_reach({name: None}, preset.framework, None)
+        raise UserError(
+            f"{preset.name} does not name the present {name} of its script",
+            key=name,
+            advice=f"naming a value of {name}",
+            option=f"--set {name}=VALUE",
+        )
+
+
+def _unnamed_knobs(preset: ScriptPreset, named_knobs: Sequence[str], *, has_batch: bool) -> dict[str, str]:
+    """Return the mapped knobs that are left alone because a present value is missing, with the reasons."""
+    reasons = {
+        name: UNNAMED_REASON
+        for name in preset.flag_words
+        if name not in named_knobs and KNOBS_BY_NAME[name].search_values
+    }
+    if not has_batch:
+        other_knob = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
+        reasons |= {
+            name: f"without a named {other} another value changes the global batch"
+            for name, other in other_knob.items()
+            if name in named_knobs
+        }
+    return reasons
+
+
+SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
+"""Values of --objective; the first is the default."""
+BUDGET_S = 600.0
+"""Seconds of a search without --budget."""
+UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+"""Seconds of each unit of a typed budget."""
+BUDGET_EXAMPLES = ("90s", "10m", "1.5h")
+"""Budgets as they are typed."""
+MAX_BUDGET_H = 365 * 24
+"""The largest budget: a year."""
+
+
+class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a best-fit search: knobs to vary, objective, budget.
+
+    Part of the search's key, unlike `SearchOptions`.
+    """
+
+    vary: dict[str, list[KnobValue]] = {}
+    """The values of each knob to vary; empty to leave the choice to the search."""
+    global_batch: int | None = None
+    """None for the preset's own, or for any if `vary` names batch_size or grad_accum."""
+    objective: str = "samples_per_s"
+    """One of SEARCH_OBJECTIVES."""
+    for_steps: int | None = None
+    """Steps of the training for the objective `time`; None for another objective."""
+    budget_s: float = BUDGET_S
+
+
+def read_budget(text: str) -> float:
+    """Return the seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError, also for more than a year."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
+        raise UserError(f"{text!r}: not a time", key="--budget", allowed=BUDGET_EXAMPLES)
+    seconds = float(match[1]) * UNITS_S[match[2]]
+    if seconds > MAX_BUDGET_H * UNITS_S["h"]:
+        raise UserError(f"must be at most {MAX_BUDGET_H}h, a year", key="--budget", allowed=BUDGET_EXAMPLES)
+    return seconds
+
+
+def check_request(request: BestRequest, plan: RunPlan) -> None:
+    """Raise UserError for an objective that does not exist, cannot be measured here, or compares unequal work."""
+    if request.objective not in SEARCH_OBJECTIVES:
+        raise UserError(
+            f"--objective {request.objective}: no such objective",
+            key="--objective",
+            allowed=SEARCH_OBJECTIVES,
+            nearest=nearest(request.objective, SEARCH_OBJECTIVES),
+        )
+    if "seq_len" in request.vary and request.objective != "tokens_per_s":
+        raise UserError(
+            f"samples of another seq_len are other work: {request.objective} cannot compare them",
+            key="--objective",
+            advice="the objective tokens_per_s",
+            option="--objective tokens_per_s",
+        )
+    if request.objective == "time":
+        _check_time(request)
+    elif request.for_steps is not None:
+        raise UserError(f"--for-steps needs --objective time, not {request.objective}", key="--for-steps")
+    if request.objective == "samples_per_joule" and not any(_has_counter(gpu) for gpu in plan.watched):
+        raise UserError(
+            "--objective samples_per_joule needs a GPU with an energy counter, and this run watches none",
+            key="--objective",
+            nearest="samples_per_s",
+        )
+    for name, value in (("--global-batch", request.global_batch), ("--for-steps", request.for_steps)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} {value}: at least 1", key=name)
+
+
+def _check_time(request: BestRequest) -> None:
+    if request.for_steps is None:
+        raise UserError("--objective time needs --for-steps N, the length of the training", key="--for-steps")
+    if request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS):
+        raise UserError(
+            "--objective time compares equal numbers of steps: it needs --global-batch N", key="--global-batch"
+        )
+
+
+def _has_counter(gpu: DeviceReading) -> bool:
+    return gpu.energy_mj is not None or gpu.power_w is not None
+
+
+MutableVary = dict[str, list[KnobValue]]
+"""The values of each varied knob; illegal ones are removed."""
+NEVER_VARIED = {
+    "devices": "it is a ceiling: vary strategy",
+    "memory_limit": "it is the limit that every setting has to keep",
+    "steps": "it does not change the speed of a step",
+    "timing_warmup": "it does not change the speed of a step",
+    "watch": "it does not change the speed of a step",
+}
+"""Knobs that cannot be varied, each with the reason."""
+LEFT_ALONE_FIRST = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
+"""Knobs that are left alone first if there are too many combinations."""
+
+
+def vary_of(
+    spec: RunSpec,
+    requested: Mapping[str, Sequence[object]],
+    machine: Machine,
+    global_batch: int,
+    refuse: Refuse,
+    entries: Iterable[Knob] = KNOBS,
+) -> tuple[MutableVary, dict[str, str]]:
+    """Return the values of each varied knob, and the knobs and values left alone, each with the reason.
+
+    If none is requested, the knobs of `entries` that keep the training the same are varied over their legal
+    `search_values`. Raises UserError for a knob or value that cannot be varied.
+    """
+    if requested:
+        return {name: _requested_values(name, values) for name, values in requested.items()}, {}
+    vary: MutableVary = {}
+    left_alone: dict[str, str] = {}
+    for entry in entries:
+        present_value = spec.knobs[entry.name]
+        if not entry.has_equivalent_values:
+            left_alone[entry.name] = entry.training
+        elif entry.search_values and not all(
+            entry.keeps_training(present_value, value) for value in entry.search_values
+        ):
+            left_alone[entry.name] = f"{entry.text_of(present_value)} trains differently from its other values"
+        elif entry.search_values:
+            vary[entry.name] = _values(entry, present_value, global_batch)
+    on_cpu = machine.used_by(spec.knobs["devices"]).device == "cpu"
+    if on_cpu and vary.pop("pin_memory", None) is not None:
+        left_alone["pin_memory"] = "a run on the CPU copies nothing to a GPU"
+    _drop_illegal(spec, vary, left_alone, machine, refuse)
+    _prefer_bf16(spec, vary, left_alone)
+    vary = GlobalBatch(spec, machine, vary, global_batch).occurring_values()
+    for name in [name for name, values in vary.items() if len(values) < 2]:
+        del vary[name]
+    for name in LEFT_ALONE_FIRST:
+        if name in vary and GlobalBatch(spec, machine, vary, global_batch).count() > MAX_CANDIDATES:
+            del vary[name]
+            left_alone[name] = f"with it there are more than {MAX_CANDIDATES:,} settings; --vary {name}=... names it"
+    return vary, left_alone
+
+
+def _requested_values(name: str, values: Iterable[object]) -> list[KnobValue]:
+    entry = knob(name)
+    if name in NEVER_VARIED:
+        raise UserError(
+            f"{name} cannot be varied: {NEVER_VARIED[name]}",
+            key=name,
+            advice=f"setting {name} for the next run",
+            option=f"--set {name}=...",
+        )
+    distinct_values = list(dict.fromkeys(entry.read(value) for value in values))
+    if not distinct_values:
+        raise UserError(f"--vary {name} names no value", key=name, allowed=[entry.values.describe()])
+    return distinct_values
+
+
+def _values(entry: Knob, present_value: KnobValue, global_batch: int) -> list[KnobValue]:
+    """Return the present value and the values to try; batch sizes only up to the global batch."""
+    values = list(dict.fromkeys((present_value, *entry.search_values)))
+    if entry.name == "batch_size":
+        sizes = {size for size in (*values, global_batch) if isinstance(size, int)}
+        return [size for size in sorted(sizes) if size <= global_batch and global_batch % size == 0]
+    return values
+
+
+def _drop_illegal(
+    spec: RunSpec, vary: MutableVary, left_alone: dict[str, str], machine: Machine, refuse: Refuse
+) -> None:
+    """Leave out the values that cannot run here with any precision, and loader processes beyond the cores."""
+    tried_precisions = list(vary.get("precision", [spec.knobs["precision"]]))
+    for name, values in vary.items():
+        for value in [value for value in values if value != spec.knobs[name]]:
+            reason = _unavailable_reason(spec, name, value, machine)
+            if reason is None and name != "batch_size":
+                precisions = [value] if name == "precision" else tried_precisions
+                refusals = [
+                    refuse(candidate_spec(spec, {"precision": precision, name: value})) for precision in precisions
+                ]
+                if all(refusals):
+                    reason = next(refusal.message for refusal in refusals if refusal is not None)
+            if reason is not None:
+                left_alone[f"{name}={KNOBS_BY_NAME[name].text_of(value)}"] = reason
+                values.remove(value)
+
+
+def _unavailable_reason(spec: RunSpec, name: str, value: KnobValue, machine: Machine) -> str | None:
+    """Return the reason that a legal value is not worth a trial on this machine; None if it may be."""
+    if name == "workers" and isinstance(value, int) and value > machine.cores:
+        return f"there are {machine.cores} cores"
+    if name == "strategy" and not _has_several_devices(spec, value, machine):
+        return "the run has one device"
+    return None
+
+
+def _has_several_devices(spec: RunSpec, strategy: KnobValue, machine: Machine) -> bool:
+    """True if the run may use several devices, or the strategy needs one only."""
+    if STRATEGIES[str(strategy)].one_device:
+        return True
+    if machine.used_by(spec.knobs["devices"]).device == "cpu" and strategy_of(spec.knobs).one_device:
+        # A CPU runs any number of processes, so several count only if asked for.
+        devices = spec.knobs["devices"]
+        count = count_asked(devices)
+        return (count or 1) > 1
+    return (processes_of(candidate_spec(spec, {"strategy": strategy}), machine) or 1) > 1
+
+
+def _prefer_bf16(spec: RunSpec, vary: MutableVary, left_alone: dict[str, str]) -> None:
+    """Leave fp16 out where bf16 runs: it needs loss scaling and is no faster."""
+    values = vary.get("precision", [])
+    if "bf16" in values and "fp16" in values and spec.knobs["precision"] != "fp16":
+        values.remove("fp16")
+        left_alone["precision=fp16"] = "bf16 runs here and needs no loss scaling"

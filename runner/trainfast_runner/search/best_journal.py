@@ -1,0 +1,382 @@
+"""The journal of a best-fit search: its question, trials, runs and answer. Sizes are bytes.
+
+Candidates are numbered from 0 in the order of the `Space` line. Fields with the words of a `Literal` are strings,
+because a journal of another version may have other words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.result import Doubt
+from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_runner.search.journal import (
+    Conducted,
+    JournalLines,
+    Line,
+    Paused,
+    Resumed,
+    SearchEnded,
+    SearchQuestion,
+    Waiting,
+    current_end,
+    read_journal,
+)
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
+
+UNNAMED_REASON = "no present value is named"
+"""The reason that a script's knob is left alone if neither the preset nor a setting names its value.
+
+A journal keeps it; a screen that finds it there adds how to name the value.
+"""
+RACE: Final = "race"
+"""The role of a cold run that chooses among the leaders."""
+CONFIRM: Final = "confirm"
+"""The role of a cold run of the winner, or of the baseline beside it."""
+TURN_BACK: Final = "turn_back"
+"""The role of a cold run of the answer with one knob at the baseline's value."""
+UNDER_LIMIT: Final = "limit"
+"""The role of a cold run under `memory_limit`, which shows whether a candidate fits."""
+ColdRole = Literal["race", "confirm", "turn_back", "limit"]
+"""The `role` of a `ColdRun`, and the action that starts the run."""
+BestAction = Literal["trial", "end"] | ColdRole
+"""The `action` of a `BestStep`."""
+AttemptOutcome = Literal["measured", "slow", "oom", "failed", "void", "incompatible"]
+"""The `outcome` of a trial or a cold run.
+
+slow: a trial that ended early, far below the leader's pace; void: others took the machine, a GPU was throttled, or
+the process was lost; incompatible: the script overrode a knob.
+"""
+TIMED_OUTCOMES: tuple[AttemptOutcome, ...] = ("measured", "slow")
+"""Outcomes of trials that have timed steps."""
+VerdictWord = Literal["measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"]
+"""The `verdict` on a candidate at the end of a search."""
+InstructionWord = Literal["skip", "pin", "unpin"]
+"""The `do` of an instruction. skip: never try this value; pin: try only this value; unpin: remove the pin."""
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure and its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """An effect that an earlier search of the same model found on this device, in percent of the rate."""
+
+    knob: str
+    value: KnobValue
+    before: KnobValue
+    gain_percent: Interval
+    search_id: str
+
+
+class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
+    """The question of a best-fit search. The baseline is the recorded spec, with a batch that makes `global_batch`.
+
+    Each process takes the first of `device_uuids`; `limits_bytes` is empty without `memory_limit`. Every
+    trial of a script is under these limits, and no trial of a preset.
+    """
+
+    vary: dict[str, list[KnobValue]]
+    """The values of each varied knob."""
+    left_alone: dict[str, str] = {}
+    """Knobs, and values as `name=value`, that are not varied, each with the reason."""
+    global_batch: int | None = None
+    """Samples of one optimizer step; None if free."""
+    objective: str = "samples_per_s"
+    """samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps)."""
+    for_steps: int | None = None
+    budget_s: float = 600.0
+    device_names: list[str] = []
+    earlier: list[EarlierEffect] = []
+    """Effects that earlier searches measured; empty with --fresh."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One combination of knobs, and its known figures before a run."""
+
+    knobs: KnobValues
+    """Every varied and derived knob."""
+    process_knobs: KnobValues = msgspec.field(default_factory=dict, name="process")
+    """The knobs of `knobs` that need a new process."""
+    predicted_bytes: int | None = None
+    excess_bytes: int | None = None
+    least_s_per_sample: float | None = None
+    """Bound by FLOPs and the calibrated peak."""
+    world_size: int = 1
+    samples_per_step: int = 1
+    """The global batch."""
+    excluded_as: str | None = msgspec.field(default=None, name="ruled_out")
+    """Verdict on a candidate that is never tried: incompatible or too_large; None for the others."""
+    reason: str = ""
+
+    @property
+    def batch_size(self) -> int:
+        """The candidate's batch_size; 1 if the search does not set it."""
+        return whole_number(self.knobs, "batch_size") if "batch_size" in self.knobs else 1
+
+
+class Space(Line, frozen=True, kw_only=True, tag="space"):
+    """Every candidate, the baseline among them; `dropped` combinations have another global batch.
+
+    A later line has the same candidates with more of them predicted; the last one counts.
+    """
+
+    candidates: list[Candidate]
+    baseline_number: int = msgspec.field(name="baseline")
+    dropped: int = 0
+
+
+class ProcessReady(Line, frozen=True, kw_only=True, tag="visited"):
+    """A warm process was started for candidates of the same `process_knobs`; it was ready after `start_s` seconds.
+
+    The trials of one process share an offset, which the next process does not have.
+    """
+
+    run_id: str
+    process_knobs: KnobValues = msgspec.field(name="process")
+    start_s: float
+
+
+class Attempt(Line, frozen=True, kw_only=True):
+    """A measurement of one candidate."""
+
+    candidate_number: int = msgspec.field(name="candidate")
+    run_id: str
+    outcome: str
+    """An `AttemptOutcome`."""
+    peak_allocated_bytes: int | None = None
+    last_loss: float | None = None
+    seconds: float
+    reason: str = ""
+    missing_bytes: int | None = None
+    """After an oom the least that was missing; None when unknown."""
+    doubts: list[Doubt] = []
+    """The conditions that make the figures doubtful."""
+
+    @property
+    def counts_disturbed(self) -> bool:
+        """True if the measurement counts although other processes or heat disturbed it; `reason` names them."""
+        return self.outcome == "measured" and bool(self.reason)
+
+
+class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
+    """Some steps of one candidate: in a warm process, or for a script in a run of its own."""
+
+    warm: bool
+    """False for the first trial of a process."""
+    samples_per_step: int
+    step_ms: list[float] = []
+    """The timed steps."""
+    joules: float | None = None
+    losses: list[float | None] = []
+    """Losses of the timed steps, None where not finite. Every trial begins with the same weights and keeps its learning
+    rate, so losses compare step by step."""
+    repeats: bool = False
+    """True for the last trial of a process, which repeats its first to show drift."""
+
+
+class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
+    """A cold run: a run in a fresh process."""
+
+    role: str
+    """A `ColdRole`; turn_back is of `knob`."""
+    knob: str | None = None
+    samples_per_s: float | None = None
+    mad: float | None = None
+    samples_per_joule: float | None = None
+    predicted: PredictedSpeed | None = None
+    """The speed predicted before the launch."""
+    start_s: float = 0.0
+    first_loss: float | None = None
+
+
+class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
+    """The next step and its reason."""
+
+    action: str
+    """A `BestAction`."""
+    candidate_number: int | None = msgspec.field(default=None, name="candidate")
+    knob: str | None = None
+    """The knob that a turn_back run turns back; None for another step."""
+    why: str
+    leader_number: int | None = msgspec.field(default=None, name="leader")
+    """The best candidate so far."""
+    rate: float | None = None
+    """The leader's samples/s, or samples/J where that is the objective; `low` and `high` are the ends of its 95 %
+    interval."""
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+    """The probability that further trials find 2 % more."""
+    price_s: float | None = None
+    """The expected seconds of those trials."""
+    repeats: bool = False
+    """True for a trial that repeats the first of its process."""
+
+
+class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
+    """A run of the search was started for a candidate, or a warm process that tries the candidate first."""
+
+    run_id: str
+    role: str
+    candidate_number: int = msgspec.field(name="candidate")
+    knob: str | None = None
+
+
+class Instruction(Line, frozen=True, kw_only=True, tag="ordered"):
+    """A person's instruction, in `orders.jsonl` when it was given and in the journal when it was taken.
+
+    `do` is an `InstructionWord`. A skip of a candidate, by its number, is about that candidate alone and names no knob.
+    """
+
+    do: str
+    knob: str = ""
+    value: KnobValue = None
+    candidate_number: int | None = msgspec.field(default=None, name="candidate")
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """Gain of one value of a knob over the baseline's, `before`, in percent of the objective."""
+
+    knob: str
+    value: KnobValue
+    before: KnobValue
+    gain_percent: Interval
+    measured: bool = False
+    """True if cold runs measured the gain."""
+    earlier: bool = False
+    """True if the value was not tried and its gain is that of earlier searches."""
+
+
+class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one candidate: its `VerdictWord` and the reason."""
+
+    candidate_number: int = msgspec.field(name="candidate")
+    verdict: str
+    reason: str
+    rate: Interval | None = None
+    """In samples/s; None for a candidate that was not measured."""
+    excess_bytes: int | None = None
+    """The bytes beyond the limit by the prediction, else at least, by the allocation that failed; None if unknown."""
+
+
+class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. Rates are in samples/s, values in the unit of the objective (seconds for time)."""
+
+    best_number: int = msgspec.field(name="best")
+    best_rate: Interval
+    baseline_rate: Interval | None = None
+    """None for a baseline that does not fit."""
+    best_value: Interval | None = None
+    baseline_value: Interval | None = None
+    gain_percent: Interval | None = None
+    """The gain over the baseline by the objective."""
+    best_run_ids: list[str]
+    baseline_run_ids: list[str]
+    within_percent: float | None = None
+    """The noise of the machine if it is too large for the claim, else None."""
+    tried_in_budget: int | None = None
+    """Number of candidates tried when the budget ended; None if nothing was left to try."""
+    tied_numbers: list[int] = msgspec.field(default_factory=list, name="ties")
+    """The candidates that the runs could not tell from the winner."""
+    effects: list[Effect] = []
+    verdicts: list[CandidateVerdict] = []
+    pareto_numbers: list[int] = msgspec.field(default_factory=list, name="pareto")
+    """The measured candidates that no other beats in both speed and memory."""
+    changes_training: list[str] = []
+    """Knobs of the winner that change the training itself."""
+    notes: list[str] = []
+    """Sentences on the limits of the claim."""
+
+
+class BestEnded(SearchEnded, frozen=True, kw_only=True, tag="best-ended"):
+    """The end of a best-fit search; after `cancelled` its `answer` is the best so far."""
+
+    stopped_because: str = ""
+    answer: BestAnswer | None = msgspec.field(default=None, name="found")
+    missing_bytes: int | None = None
+
+
+BestLine = (
+    BestQuestion
+    | Conducted
+    | Space
+    | ProcessReady
+    | Trial
+    | ColdRun
+    | BestStep
+    | BestLaunched
+    | Instruction
+    | Paused
+    | Waiting
+    | Resumed
+    | BestEnded
+)
+"""A line of a best-fit search's journal."""
+
+
+@dataclass(frozen=True)
+class BestJournal(JournalLines):
+    """The lines of a best-fit search's journal, oldest first, by kind."""
+
+    lines: tuple[BestLine, ...]
+
+    @cached_property
+    def question(self) -> BestQuestion | None:
+        """The first line; None while it is unwritten."""
+        return newest(self.lines, BestQuestion)
+
+    @cached_property
+    def space(self) -> Space | None:
+        """The candidates; None before they are listed."""
+        return newest(self.lines, Space)
+
+    @cached_property
+    def newest_step(self) -> BestStep | None:
+        """The newest step, with its reason; None before the first."""
+        return newest(self.lines, BestStep)
+
+    @cached_property
+    def attempts(self) -> tuple[Trial | ColdRun, ...]:
+        """Every trial and every cold run, void ones included, in their order."""
+        return tuple(line for line in self.lines if isinstance(line, Attempt))
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every trial, void ones and those of voided processes included, in their order."""
+        return self.all_of(Trial)
+
+    @cached_property
+    def cold_runs(self) -> tuple[ColdRun, ...]:
+        """Every cold run, in their order."""
+        return self.all_of(ColdRun)
+
+    @cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """The person's instructions that the conductor has taken."""
+        return self.all_of(Instruction)
+
+    @cached_property
+    def ended(self) -> BestEnded | None:
+        """The end; None while the search goes on or was continued."""
+        return current_end(self.lines, BestEnded)
+
+    @property
+    def answer(self) -> BestAnswer | None:
+        """The answer, or the best so far of a cancelled search; None before either."""
+        return None if self.ended is None else self.ended.answer
+
+
+def read_best_journal(directory: Path) -> list[BestLine]:
+    """Read every readable line, oldest first, without a half-written last one."""
+    return read_journal(directory, BestLine)

@@ -1,0 +1,568 @@
+"""Work common to the conductors of a batch search and of a best-fit search: one journal, one run at a time.
+
+A conductor holds its search's lock, takes the steps that the search decides, and ends every process it started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from trainfast_runner.errors import UserError, lowest
+from trainfast_runner.machine.processes import boot_id, identify
+from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error
+from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import RESULT_FILE, rank_file, read_result, read_run_file
+from trainfast_runner.records.run_file import RecordedKnobs, RunFile
+from trainfast_runner.records.warm_process import (
+    EndOrder,
+    ProbeLine,
+    ProbeOrder,
+    TrialLine,
+    TrialOrder,
+    WarmLine,
+    WarmTail,
+)
+from trainfast_runner.running import launch, planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.search.journal import (
+    CANCELLED_REASON,
+    Conducted,
+    EndState,
+    JournalWriter,
+    Line,
+    Paused,
+    Resumed,
+    SearchEnded,
+    Waiting,
+    worked_seconds,
+)
+from trainfast_runner.search.searches import SearchOptions
+from trainfast_runner.worker.shared.words import CONTROL_FILE, PROBE, TRIAL
+
+LineT = TypeVar("LineT")
+EndedT = TypeVar("EndedT", bound=SearchEnded)
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchCaller(Generic[LineT]):
+    """Callbacks and start time that the caller of a search gives."""
+
+    on_line: Callable[[LineT], None] = lambda line: None
+    """Called with every new line of the journal."""
+    is_cancelled: Callable[[], bool] = lambda: False
+    """Returns True to end the search."""
+    began_ns: int | None = None
+    """CLOCK_MONOTONIC from which the search's time counts; None for the start of the conductor."""
+
+
+class AlreadyConducted(UserError):
+    """Another process conducts the search."""
+
+
+class Conductor(ABC, Generic[LineT, EndedT]):
+    """One process's work on a search, until the search ends or is cancelled.
+
+    A subclass takes the steps: it starts runs through `_runs`, and records with `_write` in `_lines`, the journal so
+    far.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        plan: RunPlan,
+        home: Home,
+        lines: list[LineT],
+        options: SearchOptions,
+        caller: SearchCaller[LineT],
+    ) -> None:
+        self._directory, self._home = directory, home
+        self._options, self._caller = options, caller
+        self._plan = dataclasses.replace(plan, search_id=directory.name)
+        self._lines = lines
+        self._journal = JournalWriter(directory)
+        self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)
+
+    def conducted_line(self, conducted: Conducted) -> Conducted:
+        """Return this conductor's first line; a subclass adds the options of its search."""
+        return conducted
+
+    @abstractmethod
+    def open(self) -> None:
+        """Prepare the first decision, and end or take over the runs that an earlier conductor left."""
+
+    @abstractmethod
+    def step(self) -> EndedT | None:
+        """Decide and take one step; return the end after the last one."""
+
+    @abstractmethod
+    def end_line(self, state: EndState, reason: str) -> EndedT:
+        """Return the last line of a search that ends without a new answer."""
+
+    def run(self) -> EndedT:
+        """Continue the search from where its journal ends. A pause of an earlier conductor is over."""
+        (self._directory / PAUSE_FILE).unlink(missing_ok=True)
+        conductor = identify(os.getpid())
+        conducted = Conducted(
+            t_ns=self._caller.began_ns or time.monotonic_ns(),
+            pid=os.getpid(),
+            start_ticks=conductor.start_ticks if conductor else -1,
+            boot_id=boot_id(),
+        )
+        self._write(self.conducted_line(conducted))
+        try:
+            self.open()
+            while True:
+                self._wait_while_paused()
+                end = self.step()
+                if end is not None:
+                    return self._write_end(end)
+        except Cancelled:
+            return self._write_end(self.end_line("cancelled", CANCELLED_REASON))
+        except UserError as error:
+            with suppress(UserError):  # a full disk takes no last line either
+                self._write_end(self.end_line("cancelled", error.line_without_option()))
+            raise
+        except Exception as error:
+            # A screen learns of the error from the journal alone.
+            with suppress(UserError):
+                self._write_end(self.end_line("failed", f"{type(error).__name__}: {error}"))
+            raise
+
+    def close(self) -> None:
+        """End the run that is still live, and close the journal."""
+        self._runs.stop()
+        self._journal.close()
+
+    def _wait_while_paused(self) -> None:
+        """Return once the search is not paused; during a pause the search has no process and holds no memory."""
+        mark = self._directory / PAUSE_FILE
+        if not mark.exists():
+            self._raise_if_cancelled()
+            return
+        self._runs.end_process()
+        self._write(Paused())
+        wait_until(lambda: not mark.exists(), self._raise_if_cancelled, poll_s=IDLE_POLL_S)
+        self._write(Resumed())
+
+    def _raise_if_cancelled(self) -> None:
+        if self._caller.is_cancelled():
+            raise Cancelled
+
+    def _write_end(self, end: EndedT) -> EndedT:
+        """End the live run, append the last line with the search's seconds, and return the line."""
+        self._runs.stop()
+        end = msgspec.structs.replace(end, seconds=worked_seconds([*self._lines, end]))
+        self._write(end)
+        return end
+
+    def _write(self, line: Line) -> None:
+        """Append a line of this kind of journal."""
+        self._journal.write(line)
+        own_line = cast(LineT, line)
+        self._lines.append(own_line)
+        self._caller.on_line(own_line)
+
+
+def conduct_alone(directory: Path, make_conductor: Callable[[], Conductor[LineT, EndedT]]) -> EndedT:
+    """Make the conductor under the search's lock, and conduct the search to its end.
+
+    Raises AlreadyConducted when another process holds the lock.
+    """
+    with conductor_lock(directory) as is_ours:
+        if not is_ours:
+            raise AlreadyConducted(
+                f"another process runs search {directory.name}",
+                key=directory.name,
+                advice="a fresh search",
+                option="--fresh to start a second search",
+            )
+        conductor = make_conductor()
+        try:
+            return conductor.run()
+        finally:
+            conductor.close()
+
+
+class SearchRuns:
+    """Starts and ends the runs of a search.
+
+    `write` appends a line to the journal; `raise_if_cancelled` is called in every wait.
+    """
+
+    def __init__(
+        self, home: Home, options: SearchOptions, write: Callable[[Line], None], raise_if_cancelled: Callable[[], None]
+    ) -> None:
+        self.process: WarmProcess | None = None
+        """The warm process; None without one."""
+        self._home, self._options = home, options
+        self._write, self._raise_if_cancelled = write, raise_if_cancelled
+        self._live_run: Path | None = None
+        self._waited_s = 0.0
+        """Seconds spent waiting for other runs."""
+
+    def start(self, plan: RunPlan, role: str) -> Path:
+        """Start a run once its devices are free; return its directory. Raises UserError."""
+        while True:
+            if self._options.wait:
+                self._wait_for_devices(plan)
+            try:
+                self._live_run = launch.start(replace(plan, role=role), self._home, self._on_wait)
+            except planning.DevicesBusy:
+                if not self._options.wait:
+                    raise
+                continue  # another waiting run was faster
+            return self._live_run
+
+    def start_process(self, plan: RunPlan, role: str) -> WarmProcess:
+        """Start a warm process as `start` does a run, and return it before it is ready."""
+        directory = self.start(plan, role)
+        self.process = WarmProcess(directory, plan.world_size, self._raise_if_cancelled)
+        return self.process
+
+    def clock_s(self) -> float:
+        """CLOCK_MONOTONIC in seconds, less the time spent waiting for other runs."""
+        return time.monotonic() - self._waited_s
+
+    def wait_for_end(self, directory: Path) -> Result:
+        """Wait for the end of a run. Raises Cancelled if it was stopped, which is no outcome of its settings."""
+        self._live_run = directory
+        result = wait_for_result(directory, self._raise_if_cancelled)
+        self._live_run = None
+        raise_if_stopped(result)
+        return result
+
+    def end_process(self) -> None:
+        """End the warm process, if there is one."""
+        if self.process is not None:
+            self.process.end()
+            self._live_run = self.process = None
+
+    def wait_for_process_end(self) -> Result:
+        """Wait for the end of the warm process, which ends by itself, and return its result."""
+        assert self.process is not None
+        result = self.process.wait_for_end()
+        self._live_run = self.process = None
+        return result
+
+    def stop(self) -> None:
+        """End the run that is still live, if there is one, without waiting for its replies."""
+        if self._live_run is not None:
+            end_run(self._live_run)
+        if self.process is not None:
+            self.process.close()
+        self._live_run = self.process = None
+
+    def _on_wait(self, launching: str) -> None:
+        self._raise_if_cancelled()
+        if launching:
+            self._write(Waiting(run_id=launching))
+
+    def _wait_for_devices(self, plan: RunPlan) -> None:
+        """Return when no other run uses the plan's devices; `clock_s` stands still meanwhile."""
+        other = planning.busy_with(plan, self._home)
+        if other is None:
+            return
+        began_s = time.monotonic()
+        self._write(Waiting(run_id=other.run_id))
+        planning.wait_for_devices(plan, self._home, lambda run, seconds: self._raise_if_cancelled())
+        self._write(Resumed())
+        self._waited_s += time.monotonic() - began_s
+
+
+STOPS_WITHIN_S = 10.0
+"""Seconds after which a run that was asked to stop is killed."""
+RESULT_WITHIN_S = 5.0
+"""Seconds within which the result of a run that is gone has to appear."""
+
+
+class Cancelled(Exception):
+    """Raised when a search, a bench or a wait must stop now: no further run is started."""
+
+
+def raise_if_stopped(result: Result) -> None:
+    """Raise Cancelled if the run was stopped or killed from outside, which is no outcome of its settings."""
+    if result.state in ("stopped", "killed"):
+        raise Cancelled
+
+
+def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
+    """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
+    watch = ResultWatch(directory)
+    while (result := watch.result()) is None:
+        raise_if_cancelled()
+        time.sleep(POLL_S)
+    return result
+
+
+class ResultWatch:
+    """Watches for the end of a run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._gone_since: float | None = None
+
+    def result(self) -> Result | None:
+        """Return the result; None before it. Raises UserError if the run is gone without a readable result."""
+        alive = is_alive(self._directory)
+        result = read_result(self._directory) if alive else recover_result(self._directory)
+        if result is not None or alive:
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = time.monotonic()
+        elif time.monotonic() - self._gone_since > RESULT_WITHIN_S:
+            raise UserError(f"{self._directory.name} has no readable result", key=self._directory.name, exit_code=5)
+        return result
+
+
+def end_run(directory: Path) -> None:
+    """Stop a live run and wait until its last process has ended; SIGKILL after 10 s."""
+    deadline_s = time.monotonic() + STOPS_WITHIN_S
+    try:
+        if not request_stop(directory):
+            stop_unsupervised(directory, STOPS_WITHIN_S)
+            return
+        while read_result(directory) is None and is_alive(directory):
+            if time.monotonic() > deadline_s:
+                kill_now(directory)
+                deadline_s = math.inf
+            time.sleep(POLL_S)
+    except UserError:
+        return  # the run ended by itself meanwhile
+
+
+def end_text(result: Result) -> str:
+    """Return the run, its state and the reason of its end."""
+    return f"{result.run_id} ended {result.state}: {result.reason}"
+
+
+POLL_S = 0.02
+"""Seconds between two checks of work that the search itself has begun."""
+IDLE_POLL_S = 0.1
+"""Seconds between two checks while a search is paused, which may take hours."""
+
+
+def wait_until(
+    is_over: Callable[[], bool],
+    raise_if_cancelled: Callable[[], None],
+    deadline_s: float = math.inf,
+    poll_s: float = POLL_S,
+) -> None:
+    """Return once `is_over()`, at `deadline_s` (time.monotonic) at the latest; check every `poll_s` seconds."""
+    while not is_over() and time.monotonic() < deadline_s:
+        raise_if_cancelled()
+        time.sleep(poll_s)
+
+
+STATE_EVERY_S = 0.25
+"""Seconds between checks that a run without a result is alive."""
+
+AnswerT = TypeVar("AnswerT", bound=WarmLine)
+
+
+class WarmProcess:
+    """The run that tries sizes or candidates in one process per rank; `raise_if_cancelled` is called in every wait.
+
+    An answer of the ranks is None when the run ended without one. Raises UserError when an order cannot be written.
+    """
+
+    def __init__(self, directory: Path, world_size: int, raise_if_cancelled: Callable[[], None]) -> None:
+        self.directory = directory
+        self.result: Result | None = None
+        """The run's result; None while it lives."""
+        self.pids: set[int] = set()
+        """The processes of the ranks that have started."""
+        self.ended_by_error = False
+        """True once a rank answered that an exception ended its process: no further order is taken."""
+        self._raise_if_cancelled = raise_if_cancelled
+        self._tails = [WarmTail(rank_file(directory, "worker", rank)) for rank in range(world_size)]
+        self._control = Appender(directory / CONTROL_FILE)
+        self._orders_written = 0
+        self._ready: dict[int, WarmLine] = {}
+        self._probes: dict[int, dict[int, ProbeLine]] = {}
+        self._trials: dict[int, dict[int, TrialLine]] = {}
+
+    @property
+    def available_bytes(self) -> int | None:
+        """The least available memory of a rank when it was ready; None if no ready rank knows its own."""
+        return lowest(line.available_bytes for line in self._ready.values())
+
+    def ready(self) -> dict[int, WarmLine] | None:
+        """Wait until every rank is ready; return their lines by rank."""
+        return self._ready if self._wait(lambda: len(self._ready) == len(self._tails)) else None
+
+    def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
+        """Try a size; return the ranks' lines (one suffices if memory ran out)."""
+        return self._replies_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
+
+    def trial(
+        self, knobs: RecordedKnobs, untimed: int, steps: int, *, more: bool = False
+    ) -> dict[int, TrialLine] | None:
+        """Try a candidate, or with `more` take further timed steps of the last one; return the ranks' lines.
+
+        One line suffices if an exception ended its process. `knobs` override those of the process's run; every order
+        names the same ones.
+        """
+        order = TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more)
+        return self._replies_to(order, self._trials)
+
+    def end(self) -> None:
+        """Order the end and wait until the run is over."""
+        if self.result is None:
+            self._give(EndOrder())
+            self.wait_for_end()
+        self.close()
+
+    def wait_for_end(self) -> Result:
+        """Wait for the run's result and return it; no order can be given afterwards."""
+        self._wait(lambda: False)
+        assert self.result is not None
+        self.close()
+        return self.result
+
+    def close(self) -> None:
+        """Close the file of orders."""
+        self._control.close()
+
+    def _give(self, order: ProbeOrder | TrialOrder | EndOrder) -> None:
+        try:
+            self._control.write(order)
+        except OSError as error:
+            raise home_error(self.directory, error) from None
+
+    def _replies_to(
+        self, order: ProbeOrder | TrialOrder, replies: dict[int, dict[int, AnswerT]]
+    ) -> dict[int, AnswerT] | None:
+        self._orders_written += 1
+        number = self._orders_written
+        self._give(order)
+
+        def is_over() -> bool:
+            return len(replies.get(number, {})) == len(self._tails) or self.ended_by_error
+
+        return replies[number] if self._wait(is_over) else None
+
+    def _wait(self, is_over: Callable[[], bool]) -> bool:
+        """Wait until `is_over()`; return False if the run ended before."""
+        looked_s, watch = 0.0, ResultWatch(self.directory)
+        while True:
+            # The result is read before the lines: all lines of an ended run are then there.
+            if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked_s > STATE_EVERY_S:
+                looked_s = time.monotonic()
+                self.result = watch.result()
+            self._read()
+            if is_over():
+                return True
+            if self.result is not None:
+                return False
+            self._raise_if_cancelled()
+            time.sleep(POLL_S)
+
+    def _read(self) -> None:
+        for rank, tail in enumerate(self._tails):
+            for line in tail.new():
+                self.ended_by_error |= line.ended_process
+                if line.kind == "started" and line.pid is not None:
+                    self.pids.add(line.pid)
+                elif line.kind == "ready":
+                    self._ready[rank] = line
+                elif isinstance(line, ProbeLine) and line.number is not None:
+                    self._probes.setdefault(line.number, {})[rank] = line
+                elif isinstance(line, TrialLine) and line.number is not None:
+                    self._trials.setdefault(line.number, {})[rank] = line
+
+
+def runs_of_search(home: Home, search_id: str) -> dict[str, RunFile]:
+    """Return the search's runs, by id, oldest first. Ids begin with their time, and no run is older than its search."""
+    since = search_id[:STAMP_CHARACTERS]
+    runs = {run_id: read_run_file(home.directory(run_id)) for run_id in home.run_ids() if run_id >= since}
+    return {run_id: run for run_id, run in runs.items() if run is not None and run.search_id == search_id}
+
+
+def has_settings(run: RunFile, plan: RunPlan) -> bool:
+    """True if the run was started with the plan's model, data and knobs."""
+    return (run.model, run.data, run.knobs) == (plan.spec.model, plan.spec.data, plan.spec.knobs)
+
+
+def is_usable(directory: Path) -> bool:
+    """True if the run lives, or ended by itself: a stopped run has no figures."""
+    result = read_result(directory)
+    return is_alive(directory) if result is None else result.state in ("finished", "oom", "failed")
+
+
+def end_if_live(directory: Path) -> None:
+    """End a run if it is still live."""
+    if read_result(directory) is None and is_alive(directory):
+        end_run(directory)
+
+
+class OrphanedRuns:
+    """The runs of earlier conductors of a search; `recorded` are the ids of those whose outcome its journal has.
+
+    A trying run is a probe or a trial, or the warm process that takes them; a measuring run confirms, or is cold.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        search_id: str,
+        recorded: set[str],
+        trying_role: str,
+        measuring_role: str,
+        *,
+        is_new: bool,
+    ) -> None:
+        self._home = home
+        # A new search has no runs: its home is not listed.
+        runs = {} if is_new else runs_of_search(home, search_id)
+        unrecorded = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
+        self._all_trying = [run_id for run_id, run in runs.items() if run.role == trying_role]
+        self._trying = {run_id: run for run_id, run in unrecorded.items() if run.role == trying_role}
+        self._measuring = {run_id: run for run_id, run in unrecorded.items() if run.role == measuring_role}
+
+    def end_trying_runs(self) -> None:
+        """End the live trying runs, recorded or not; one under way is lost."""
+        for run_id in self._all_trying:
+            end_if_live(self._home.directory(run_id))
+
+    def adopt_trying_run(self, plan: RunPlan) -> Path | None:
+        """Return a script's ended trying run of the plan's settings that the journal lacks; None without one.
+
+        A failed run is not adopted: the conductor's end may have killed a process of the run.
+        """
+        for run_id, run in self._trying.items():
+            result = read_result(self._home.directory(run_id))
+            if has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
+                del self._trying[run_id]
+                return self._home.directory(run_id)
+        return None
+
+    def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
+        """Return the newest usable measuring run of the plan's settings, if the journal lacks its outcome; else None.
+
+        All other measuring runs are ended.
+        """
+        adopted_directory: Path | None = None
+        for run_id, run in reversed(self._measuring.items()):
+            directory = self._home.directory(run_id)
+            if adopted_directory is None and has_settings(run, plan) and is_usable(directory):
+                adopted_directory = directory
+            else:
+                end_if_live(directory)
+        if adopted_directory is not None:
+            del self._measuring[adopted_directory.name]
+        return adopted_directory

@@ -1,0 +1,209 @@
+"""The parts that the journals of both kinds of search share: `searches/SEARCH_ID/journal.jsonl`, one line each.
+
+A search continues from its journal, and a screen shows the journal. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds,
+as in a run's records. The lines of one kind are in `batch` and `best`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from trainfast_runner.records.home import JOURNAL_FILE, home_error
+from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
+
+CANCELLED_REASON = "the same command continues it"
+"""The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
+EndState = Literal["answered", "nothing_fits", "failed", "cancelled"]
+"""The `state` of a `SearchEnded`; a journal of another version may have other words."""
+
+
+class SearchQuestion(RecordedSpec, frozen=True, kw_only=True, tag_field="kind"):
+    """The first line of a journal: the question of the search."""
+
+    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+    schema: int = SCHEMA
+    search_id: str
+    key: str
+    """Equal for two commands that ask the same."""
+    device: str = "cpu"
+    device_uuids: list[str] = []
+    """The GPUs of the whole search; empty on a CPU."""
+    limits_bytes: list[int] = []
+    """One limit a rank."""
+    clock: ClockAnchor
+
+    @property
+    def is_script(self) -> bool:
+        """True if the search is of a user's own script, which has no model here."""
+        return not self.model
+
+    @property
+    def lowest_limit_bytes(self) -> int | None:
+        """The limit of the rank that may take the least; None without limits."""
+        return min(self.limits_bytes, default=None)
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """The field every line has."""
+
+    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+
+
+class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
+    """A process starts to conduct the search, from its start or from where another stopped."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    no_oom: bool = False
+    """Option of a batch search; the default in a best-fit search."""
+    confirmation_steps: int = msgspec.field(default=10, name="proof_steps")
+    """Option of a batch search; the default in a best-fit search."""
+
+
+class Paused(Line, frozen=True, kw_only=True, tag="paused"):
+    """The search was paused: it has no process and holds no memory until it is resumed."""
+
+
+class Waiting(Line, frozen=True, kw_only=True, tag="waiting"):
+    """The next process waits until the run `run_id`, which is not the search's, has left the device."""
+
+    run_id: str
+    """The run; or the process that launches another one, in words."""
+
+
+class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
+    """The search was resumed after a pause, or after a wait for the device."""
+
+
+class SearchEnded(Line, frozen=True, kw_only=True):
+    """The end of a search."""
+
+    state: str
+    """An `EndState`; after `cancelled` the same command continues the search."""
+    reason: str = ""
+    seconds: float = 0.0
+    """Seconds that all conductors worked on the search, without pauses and waits for another run."""
+
+
+LineT = TypeVar("LineT", bound=Line)
+EndedT = TypeVar("EndedT", bound=SearchEnded)
+
+
+def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
+    """Return the end of a search of this kind; None while the search goes on or was continued."""
+    last_line = next((line for line in reversed(lines) if isinstance(line, SearchEnded | Conducted)), None)
+    return last_line if isinstance(last_line, kind) else None
+
+
+@dataclass(frozen=True)
+class JournalLines:
+    """The lines of a journal of either kind, oldest first, and the waits of its conductor."""
+
+    lines: tuple[Any, ...]
+
+    def all_of(self, kind: type[LineT]) -> tuple[LineT, ...]:
+        """The lines of this kind, in their order."""
+        return tuple(line for line in self.lines if isinstance(line, kind))
+
+    @cached_property
+    def is_paused(self) -> bool:
+        """True if the conductor waits for a pause to end."""
+        last_line = next(
+            (line for line in reversed(self.lines) if isinstance(line, Paused | Resumed | Conducted)), None
+        )
+        return isinstance(last_line, Paused)
+
+    @property
+    def waits_for(self) -> str | None:
+        """The id of the run that the next process waits for to leave the device; None otherwise."""
+        last_line = self.lines[-1] if self.lines else None
+        return last_line.run_id if isinstance(last_line, Waiting) else None
+
+
+def worked_seconds(lines: Iterable[Any]) -> float:
+    """Return the seconds that conductors worked on a search.
+
+    Pauses, waits for other runs, and gaps between conductors do not count.
+    """
+    total_ns, since_ns, last_ns = 0, None, 0
+    for line in lines:
+        if isinstance(line, (Conducted, Paused, Waiting)) and since_ns is not None:
+            total_ns += (last_ns if isinstance(line, Conducted) else line.t_ns) - since_ns
+            since_ns = None
+        if isinstance(line, (Conducted, Resumed)):
+            since_ns = line.t_ns
+        last_ns = line.t_ns
+    if since_ns is not None:
+        total_ns += last_ns - since_ns
+    return total_ns / 1e9
+
+
+class JournalWriter:
+    """The journal of one search of either kind, open for appending by the holder of its lock."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the journal. Raises UserError when it cannot be written."""
+        self.directory = directory
+        try:
+            _end_cut_line(directory / JOURNAL_FILE)
+            self._file = Appender(directory / JOURNAL_FILE)
+        except OSError as error:
+            raise home_error(directory, error) from None
+
+    def write(self, line: msgspec.Struct) -> None:
+        """Append one line; other processes see it on return. Raises UserError when it cannot be written."""
+        try:
+            self._file.write(line)
+        except OSError as error:
+            raise home_error(self.directory, error) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_journal(directory: Path, line_type: Any) -> list[Any]:
+    """Read every readable line of a journal, oldest first, without a half-written last one.
+
+    `line_type` is the union of the lines that this kind of journal has.
+    """
+    lines, _ = read_all(directory / JOURNAL_FILE, line_type)
+    return lines
+
+
+def _end_cut_line(path: Path) -> None:
+    """End a line that a killed conductor left half-written, so that the next one starts its own."""
+    with suppress(FileNotFoundError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+
+
+def newest_conducted(directory: Path) -> Conducted | None:
+    """Return the last line about a conductor in a journal of either kind; None before the first."""
+    lines, _ = read_all(directory / JOURNAL_FILE, Conducted)
+    return lines[-1] if lines else None
+
+
+def first_fields(question: msgspec.Struct, end_line: msgspec.Struct | None) -> dict[str, Any]:
+    """Return the first fields of a report, from a journal's first line and its end; `end_line` is None before that."""
+    end = {"state": None, "reason": ""} if end_line is None else fields_of(end_line, "state", "reason")
+    return {"schema": SCHEMA, **fields_of(question, "search_id"), **end, **fields_of(question, "preset", "variant")}
+
+
+def fields_of(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
+    """Return these fields of `struct` by name; every value is None without a struct."""
+    return {name: None if struct is None else getattr(struct, name) for name in names}

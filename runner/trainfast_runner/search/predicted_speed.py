@@ -1,0 +1,348 @@
+"""Predict the samples/s of a run with a 90 % interval: the calibrated time of its step, corrected by earlier runs.
+
+ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, weighted
+by their shares of the step, plus the speed of the machine since it was calibrated, plus the effects of knobs as in a
+best-fit search, relative to `REFERENCE_KNOBS`, plus a process's own effect and noise. The posterior is exact
+(Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import mul
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import calibration
+from trainfast_runner.machine.calibration import Ceiling
+from trainfast_runner.machine.cpu import cpu_name
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory.model import MemoryModel, step_work
+from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
+from trainfast_runner.memory.tracing import cached_model, cached_models
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import PredictedSpeed
+from trainfast_runner.results.distributions import NORMAL_90
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.effects import Levels, Likelihood, Observation, Scales
+from trainfast_runner.search.measured_speeds import EarlierSpeed, SpeedDevice, measured_speeds, training_of
+from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, first_gpu_name
+from trainfast_runner.settings.knob_values import KnobValues, whole_number
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.precisions import peak_precision
+from trainfast_runner.settings.spec import RunSpec, strategy_of
+
+SLOWDOWN = {"cpu": (1.6, 1.35, 0.6), "cuda": (1.0, 1.2, 1.0)}
+"""Factors by which calls, FLOPs and moved bytes of a training step take longer than in the calibration.
+
+Products are smaller than the calibrated one. Tensors of a CPU's step are partly in its cache, where the calibrated copy
+is not, and its calls find less of their own code there. Factors of CPUs were measured: 0.8 to 2.1
+for calls, 1.2 to 1.7 for FLOPs, 0.5 for moved bytes. GPU factors are assumed.
+"""
+OVERLAP_EXPONENT = {"cpu": 1.0, "cuda": 4.0}
+"""Exponent p of (calls^p + work^p)^(1/p): with 1 host calls and device work add up, with a large p they overlap."""
+
+
+@dataclass(frozen=True)
+class ExpectedStep:
+    """The expected time of an optimizer step."""
+
+    seconds: float
+    shares: tuple[float, ...]
+    """The shares of the seconds that grow with calls, FLOPs and moved bytes; 1 together."""
+    samples: int
+    """Samples of the step, over all ranks."""
+
+
+def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceiling: Ceiling) -> ExpectedStep | None:
+    """Return the time of the spec's step on a calibrated device; None when its precision was not calibrated.
+
+    Each rank on a CPU is a device, and shares its cores and its memory. Communication between ranks is left out.
+    """
+    tflops = _tflops(ceiling, str(spec.knobs["precision"]))
+    if not tflops or not ceiling.copy_gb_per_s or not ceiling.operation_us:
+        return None
+    batch, accum = (whole_number(spec.knobs, name) for name in ("batch_size", "grad_accum"))
+    work = step_work(model, batch, accum)
+    if not work.calls or not work.flops:
+        return None  # a trace of an empty model
+    calibrated_s = (
+        work.calls * ceiling.operation_us / 1e6,
+        work.flops / tflops / 1e12,
+        work.moved_bytes / ceiling.copy_gb_per_s / 1e9,
+    )
+    calls_s, flops_s, moved_s = (
+        slowdown * seconds for slowdown, seconds in zip(SLOWDOWN[model.device], calibrated_s, strict=True)
+    )
+    if model.device == "cpu":
+        calls_s *= max(1.0, devices / cores)
+        flops_s, moved_s = devices * flops_s, devices * moved_s
+    if strategy_of(spec.knobs).is_pipeline:
+        stages = whole_number(spec.knobs, "pp_degree")
+        calls_s, flops_s, moved_s = calls_s / stages, flops_s / stages, moved_s / stages
+    power = OVERLAP_EXPONENT[model.device]
+    device_s = flops_s + moved_s
+    seconds = (calls_s**power + device_s**power) ** (1 / power)
+    by_calls = (calls_s / seconds) ** power
+    shares = (by_calls, (1 - by_calls) * flops_s / device_s, (1 - by_calls) * moved_s / device_s)
+    return ExpectedStep(seconds, shares, batch * accum * data_parallel_degree(spec.knobs, devices))
+
+
+def _tflops(ceiling: Ceiling, precision: str) -> float | None:
+    tflops = ceiling.tflops.get(peak_precision(precision))
+    # A device without TF32 computes it as fp32.
+    return ceiling.tflops.get("fp32") if tflops is None and precision == "tf32" else tflops
+
+
+MAX_SHOWN_RATIO = 3.0
+"""An interval whose upper end is this many times its lower end is too wide to be shown.
+
+Of speeds with an interval just narrower about 4 % were a factor of two off."""
+WORK_DEVIATIONS = (0.3, 0.2, 0.3)
+"""Prior deviations, in ln seconds, of how much longer calls, FLOPs and moved bytes take than calibrated."""
+UNCALIBRATED_WORK_DEVIATIONS = (1.5, 1.5, 1.5)
+"""`WORK_DEVIATIONS` of a device that was not calibrated, where nominal speeds stand in."""
+MACHINE_DEVIATION = 0.15
+"""Prior deviation, in ln seconds, shared by all steps on this machine: other work, heat, or a host's other guests."""
+KNOB_DEVIATIONS = {
+    "precision": 0.15,
+    "batch_size": 0.08,
+    "grad_accum": 0.03,
+    "seq_len": 0.1,
+    "checkpointing": 0.05,
+    "optimizer": 0.05,
+    "attention": 0.1,
+    "compile": 0.2,
+    "engine": 0.1,
+    "workers": 0.05,
+    "pin_memory": 0.02,
+    "prefetch": 0.02,
+    # Ranks also communicate: fsdp of two gloo ranks took 1.4 to 2.7 times as long as ddp (`benchmarks/grids`).
+    "strategy": 0.4,
+    "devices": 0.1,
+    "tp_degree": 0.2,
+    "pp_degree": 0.2,
+    "pp_schedule": 0.1,
+    "micro_batches": 0.1,
+    "reshard": 0.1,
+    "p2p": 0.2,
+    "grad_clip": 0.02,
+    "model": 0.12,
+}
+"""Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
+PRIOR_SCALES = Scales(main=0.1, pair=0.03, process=0.04)
+"""Prior deviations; that of a knob's effect is scaled to its own in `KNOB_DEVIATIONS` by `KNOB_WEIGHTS`."""
+RUN_DEVIATIONS = (0.04, 0.08, 0.16)
+"""Deviations between runs of the same settings, in ln rate, to choose from; the first with few runs.
+
+On cores whose speed changed by a third, a fixed 0.04 had 45 % of the speeds inside their 90 % interval."""
+ENOUGH_RUNS = 4
+"""Number of runs from which their own scatter chooses among `RUN_DEVIATIONS`."""
+KNOB_WEIGHTS = {name: (deviation / PRIOR_SCALES.main) ** 2 for name, deviation in KNOB_DEVIATIONS.items()}
+"""Factor on the prior variance of each knob's effect."""
+REFERENCE_KNOBS: KnobValues = {
+    **{name: value for name, value in defaults().items() if name in KNOB_DEVIATIONS},
+    "batch_size": 8,
+    "devices": 1,
+    "model": "",
+}
+"""Knobs without an effect beyond their work; the effects of other values are relative to these knobs."""
+NEAREST_COUNT = 16
+"""Number of earlier speeds behind a prediction: those with the most similar settings. 3 ms of CPU; 32 take 16."""
+ASSUMED_NOISE_VARIANCE = 1e-4
+"""Assumed variance of the ln rate that a run measures, before the first run."""
+
+SpeedAndStep = tuple[EarlierSpeed, ExpectedStep]
+"""An earlier speed, and the step that the calibration expects of its settings."""
+
+
+@dataclass(frozen=True)
+class UnknownSpeed:
+    """No speed is predicted; the reason in a few words."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _ObservedRun:
+    """A run's observation, relative to REFERENCE_KNOBS, and the shares of its step."""
+
+    observation: Observation
+    shares: tuple[float, ...]
+
+
+class SpeedModel:
+    """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
+
+    def __init__(self, spec: RunSpec, measured: Sequence[SpeedAndStep], *, calibrated: bool) -> None:
+        self._training = training_of(spec)
+        self._measured = measured
+        self._work_deviations = WORK_DEVIATIONS if calibrated else UNCALIBRATED_WORK_DEVIATIONS
+        self._measured_knobs = [self._speed_knobs(speed.spec, speed.devices) for speed, _ in measured]
+        self.own_count = sum(training_of(speed.spec) == self._training for speed, _ in measured)
+        # The next run is as noisy as the earlier ones.
+        variances = [speed.variance for speed, _ in measured]
+        self._noise_variance = statistics.median(variances or [ASSUMED_NOISE_VARIANCE])
+        self._calibrated = calibrated
+
+    def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
+        """Predict the speed of a run of the same training; takes a few milliseconds."""
+        wanted_knobs = self._speed_knobs(spec, devices)
+        nearest_numbers = sorted(
+            range(len(self._measured_knobs)),
+            key=lambda number: _prior_variance_between(wanted_knobs, self._measured_knobs[number]),
+        )[:NEAREST_COUNT]
+        levels = Levels(
+            [wanted_knobs, REFERENCE_KNOBS, *(self._measured_knobs[number] for number in nearest_numbers)], KNOB_WEIGHTS
+        )
+        reference = levels.point(REFERENCE_KNOBS)
+
+        def observed(
+            knobs: KnobValues, step: ExpectedStep, log_rate: float, variance: float, process: str
+        ) -> _ObservedRun:
+            terms = ((1.0, levels.point(knobs)), (-1.0, reference))
+            return _ObservedRun(Observation(terms, log_rate - _log_rate(step), variance, process), step.shares)
+
+        runs = []
+        for number in nearest_numbers:
+            speed, expected_step = self._measured[number]
+            runs.append(
+                observed(self._measured_knobs[number], expected_step, speed.log_rate, speed.variance, speed.process)
+            )
+        runs.append(observed(wanted_knobs, step, 0.0, self._noise_variance, ""))
+        fixed_covariances = [
+            [self._work_covariance(run, other) for other in runs[: index + 1]] for index, run in enumerate(runs)
+        ]
+        likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, fixed_covariances)
+        deviations = RUN_DEVIATIONS if len(nearest_numbers) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
+        scales = max(
+            (replace(PRIOR_SCALES, process=deviation) for deviation in deviations),
+            key=lambda scales: likelihood.log_likelihood(scales, len(nearest_numbers)),
+        )
+        factor = likelihood.factor(scales)
+        # The last row is of the run to predict: its mean rests on the measured runs in the rows before.
+        mean, deviation = sum(map(mul, factor.rows[-1], factor.whitened)), factor.diagonal[-1]
+        return self._interval(_log_rate(step) + mean, deviation)
+
+    def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | UnknownSpeed:
+        factor = math.exp(NORMAL_90 * deviation)
+        if factor * factor >= MAX_SHOWN_RATIO:
+            if not self._calibrated:
+                return UnknownSpeed("this device is not calibrated; run doctor --calibrate")
+            return UnknownSpeed(f"known only within a factor of {factor * factor:.1f}; a run tells more")
+        median = math.exp(log_rate)
+        return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=self._basis())
+
+    def _basis(self) -> str:
+        peaks = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
+        if not self._measured:
+            return peaks
+        other_count = len(self._measured) - self.own_count
+        own_text = f"{self.own_count} of this model" if self.own_count else ""
+        other_text = f"{other_count} of others" if other_count else ""
+        return f"{peaks} and measured runs: {', '.join(filter(None, (own_text, other_text)))}"
+
+    def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
+        """Return the knobs that speed depends on, the number of devices, and the model."""
+        knobs = {name: value for name, value in spec.knobs.items() if name in KNOB_DEVIATIONS}
+        training = training_of(spec)
+        return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
+
+    def _work_covariance(self, run: _ObservedRun, other: _ObservedRun) -> float:
+        """Return the prior covariance of two runs by the parts of their work, and by the machine's speed."""
+        parts = zip(run.shares, other.shares, self._work_deviations, strict=True)
+        return MACHINE_DEVIATION**2 + sum(a * b * deviation**2 for a, b, deviation in parts)
+
+
+def _prior_variance_between(knobs: KnobValues, other_knobs: KnobValues) -> float:
+    """Return the prior variance of the knobs in which two runs differ."""
+    return sum(KNOB_WEIGHTS[name] for name, value in knobs.items() if other_knobs[name] != value)
+
+
+def _log_rate(step: ExpectedStep) -> float:
+    """Return the ln samples/s of a step that takes as long as calibrated."""
+    return math.log(step.samples / step.seconds)
+
+
+NOMINAL_CEILINGS = {
+    "cpu": Ceiling(
+        device="cpu", name="", tflops=dict.fromkeys(("fp32", "bf16"), 0.1), copy_gb_per_s=10.0, operation_us=10.0
+    ),
+    "cuda": Ceiling(
+        device="cuda",
+        name="",
+        tflops={"fp32": 20.0, "tf32": 60.0, "bf16": 120.0, "fp16": 120.0},
+        copy_gb_per_s=1000.0,
+        operation_us=10.0,
+    ),
+}
+"""Round speeds for a device that was not calibrated; measured runs correct them."""
+
+
+@dataclass(frozen=True)
+class DeviceSpeedModel:
+    """Calibration and fitted model behind the speed predictions of one training on one device."""
+
+    ceiling: Ceiling
+    cores: int
+    model: SpeedModel
+
+    def predict(self, spec: RunSpec, devices: int, memory_model: MemoryModel) -> PredictedSpeed | UnknownSpeed:
+        """Predict the speed of these settings on `devices` devices; takes a few milliseconds."""
+        if spec.knobs["strategy"] not in PREDICTED_STRATEGIES:
+            return UnknownSpeed(f"strategy={spec.knobs['strategy']} is not predicted")
+        if self.ceiling.device == "cpu" and spec.knobs["memory_limit"] is not None:
+            return UnknownSpeed("memory_limit on a CPU slows every step")
+        step = step_time(spec, memory_model, devices, self.cores, self.ceiling)
+        if step is None:
+            return UnknownSpeed(f"precision={spec.knobs['precision']} is not calibrated on this device")
+        return self.model.predict(spec, devices, step)
+
+
+def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str | None = None) -> DeviceSpeedModel:
+    """Return the model of the speeds known on a device, for the spec's training with other knobs.
+
+    Reads the newest runs and their cached traces: some ten milliseconds. Raises UserError when the home is unreadable.
+    """
+    name = device.gpu or cpu_name()
+    calibrated = calibration.is_calibrated(home, name)
+    ceiling = calibration.read(home)[name] if calibrated else NOMINAL_CEILINGS[device.kind]
+    cores = len(os.sched_getaffinity(0))
+    model_of = cached_models(device.kind, python, device.gpu or None)
+    measured_steps = []
+    for speed in measured_speeds(home, spec, device):
+        try:
+            memory_model = model_of(speed.spec)
+        except UserError:
+            continue  # the model was never traced, or is gone
+        step = None if memory_model is None else step_time(speed.spec, memory_model, speed.devices, cores, ceiling)
+        if step is not None:
+            measured_steps.append((speed, step))
+    return DeviceSpeedModel(ceiling, cores, SpeedModel(spec, measured_steps, calibrated=calibrated))
+
+
+def predict_speed(
+    home: Home, spec: RunSpec, machine: Machine, memory_model: MemoryModel, python: str | None = None
+) -> PredictedSpeed | UnknownSpeed:
+    """Predict the speed of a run on this machine. Raises UserError for devices that do not exist."""
+    device = SpeedDevice(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
+    return speed_model_on(home, spec, device, python).predict(spec, device_count(spec, machine), memory_model)
+
+
+def with_predicted_speed(plan: RunPlan, home: Home) -> RunPlan:
+    """Return the plan with its predicted speed, if one can be shown, from an earlier trace of its model.
+
+    Nothing is predicted for a script of the user's own. Raises UserError when the home is unreadable.
+    """
+    if plan.script is not None:
+        return plan
+    device = SpeedDevice(plan.device, next(iter(plan.device_names), ""))
+    memory_model = cached_model(plan.spec, plan.device, plan.python)
+    if memory_model is None:
+        return plan
+    devices = max(plan.world_size, len(plan.gpus))
+    predicted_speed = speed_model_on(home, plan.spec, device, plan.python).predict(plan.spec, devices, memory_model)
+    return replace(plan, predicted_speed=predicted_speed) if isinstance(predicted_speed, PredictedSpeed) else plan

@@ -1,1 +1,0 @@
-"""Settings that exclude each other: `check.py` asks every rule, each a function of `facts.py`."""

@@ -1,0 +1,527 @@
+"""`[script]` of a preset file: the command of a user's own script, and the flags that take its knobs.
+
+schema = 1
+title = "my training"
+[script]
+command = ["python", "train.py"]        # `run NAME` starts it
+cwd = "/home/me/project"                # the folder that it starts in
+framework = "accelerate"                # what trains, if discovery found it: some knobs need no flag then
+[script.knobs]
+batch_size = "--per_device_train_batch_size {}"
+precision = { bf16 = "--bf16", fp32 = "" }
+[knobs]
+batch_size = 16
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.run_file import FRAMEWORKS, Flag, script_index
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.knob_values import KnobValue, KnobValues
+from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, PRECISIONS
+from trainfast_runner.settings.presets import TomlSource, read_toml
+from trainfast_runner.worker.catalog import OPTIMIZERS
+
+TOP_KEYS = ("schema", "title", "script", "knobs")
+SCRIPT_KEYS = ("command", "cwd", "framework", "knobs")
+FLAG = re.compile(r"-{1,2}[A-Za-z]")
+"""The beginning of a flag; `-1` is a number."""
+
+NOTHING = "nothing"
+"""The word for no words where flag words are shown or typed."""
+
+FlagWords = str | dict[str, str]
+"""Words of the command with {} for the value, or the words by value."""
+
+
+class ScriptPreset(msgspec.Struct, frozen=True):
+    """A script's command, the words in it that set each knob, and the knobs to set."""
+
+    command: tuple[str, ...] = ()
+    flag_words: dict[str, FlagWords] = msgspec.field(default_factory=dict)
+    knobs: KnobValues = msgspec.field(default_factory=dict)
+    name: str = ""
+    """The preset's name; empty for a command as typed."""
+    title: str = ""
+    cwd: str = ""
+    """The folder in which the command starts; empty for the present one."""
+    framework: str = ""
+    """One of `FRAMEWORKS`; empty if it is unknown."""
+    file: str = ""
+    """The preset's file; empty for a command as typed."""
+
+    def applied(self, command: list[str], knobs: KnobValues) -> list[str]:
+        """Return `command` with the flags of these knobs; a flag that stands there gets the value. Raises UserError."""
+        for name, value in knobs.items():
+            if name not in self.flag_words:
+                continue
+            flag_words = self.flag_words[name]
+            flags = _flag_groups(words_of(name, flag_words, value))
+            own_names = {_flag_name(flag) for flag in flags}
+            texts = flag_words.values() if isinstance(flag_words, dict) else ()
+            # The flags of another value would contradict these.
+            groups = [group for text in texts for group in _flag_groups(split_words(text, name))]
+            for other in groups:
+                if _flag_name(other) not in own_names:
+                    command = _without_flag(command, other)
+            for flag in flags:
+                command = _with_flag(command, flag)
+        return command
+
+
+def path_of(reference: str) -> Path | None:
+    """The file of a preset that has `[script]`, by its name or path; None for any other, also an unreadable one."""
+    if reference.endswith(".toml"):
+        path: Path | None = Path(os.path.expanduser(reference))
+    else:
+        path = presets.preset_files().get(reference)
+    if path is None:
+        return None
+    try:
+        return path if "script" in read_toml(path)[1] else None
+    except UserError:
+        return None
+
+
+def load(path: str | Path) -> ScriptPreset:
+    """Read a preset file that has `[script]`. Raises UserError naming file, line and key."""
+    file = Path(os.path.expanduser(path))
+    source, raw = read_toml(file)
+    source.refuse_unknown_keys(raw, TOP_KEYS)
+    if not presets.is_schema(raw.get("schema")):
+        raise source.error_at(("schema",), f"schema must be {presets.SCHEMA}")
+    script = source.table(raw, "script")
+    source.refuse_unknown_keys(script, SCRIPT_KEYS, ("script",))
+    by_knob = source.table(script, "knobs", ("script",))
+    for name, flag_words in by_knob.items():
+        try:
+            _check_flag_words(name, flag_words)
+        except UserError as error:
+            raise source.located(error, "script", "knobs", name) from None
+    cwd, framework = (source.text(script, key, ("script",)) for key in ("cwd", "framework"))
+    if framework and framework not in FRAMEWORKS:
+        raise source.error_at(("script", "framework"), f"there is no framework {framework!r}", allowed=FRAMEWORKS)
+    return ScriptPreset(
+        _command_of(script, source),
+        by_knob,
+        source.knobs(source.table(raw, "knobs"), ("knobs",)),
+        name=file.stem,
+        title=source.text(raw, "title"),
+        cwd=os.path.realpath(file.parent / os.path.expanduser(cwd)) if cwd else "",
+        framework=framework,
+        file=str(file),
+    )
+
+
+def flag_words_text(flag_words: FlagWords) -> str:
+    """The words in one line: `--bs {}`, or `bf16: --bf16, fp32: nothing`."""
+    if isinstance(flag_words, str):
+        return flag_words
+    return ", ".join(f"{value}: {words or NOTHING}" for value, words in flag_words.items())
+
+
+def flag_tokens(flag_words: FlagWords) -> set[str]:
+    """Every word up to its `=`: the flags, and their values."""
+    texts = [flag_words] if isinstance(flag_words, str) else flag_words.values()
+    return {word.partition("=")[0] for text in texts for word in text.split()}
+
+
+def split_words(text: str, key: str) -> list[str]:
+    """The words of a text as a shell splits them. Raises UserError with this key for an open quote."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise UserError(f"a quote is open in {text!r}", key=key) from None
+
+
+def words_of(name: str, flag_words: FlagWords, value: KnobValue) -> list[str]:
+    """The words that give a knob this value. Raises UserError for one that the table of words lacks."""
+    shown = knob(name).text_of(value)
+    if isinstance(flag_words, str):
+        return [word.replace("{}", shown) for word in split_words(flag_words, name)]
+    if shown not in flag_words:
+        raise UserError(f"{name}={shown} has no words in [script.knobs]", key=name, allowed=flag_words)
+    return split_words(flag_words[shown], name)
+
+
+def _flag_groups(words: list[str]) -> list[list[str]]:
+    """The words cut before each flag and each further NAME=VALUE."""
+    groups: list[list[str]] = []
+    for word in words:
+        if not groups or FLAG.match(word) or ("=" in groups[-1][0] and "=" in word):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
+def _with_flag(command: list[str], flag: list[str]) -> list[str]:
+    """`command` with the flag: in place of the same one, else at the end."""
+    name, equals, _ = flag[0].partition("=")
+    index = _index_of_flag(command, name)
+    if index is None:
+        return [*command, *flag]
+    if command[index] != name and not equals and len(flag) == 2:
+        flag = [f"{name}={flag[1]}"]
+    takes = 1 if equals else len(flag) - 1
+    return [*command[:index], *flag, *command[_end_of_flag(command, index, takes) :]]
+
+
+def _without_flag(command: list[str], flag: list[str]) -> list[str]:
+    """`command` without the flag, however often it stands there, and as many values as it takes."""
+    while (index := _index_of_flag(command, _flag_name(flag))) is not None:
+        command = [*command[:index], *command[_end_of_flag(command, index, len(flag) - 1) :]]
+    return command
+
+
+def _flag_name(flag: list[str]) -> str:
+    return flag[0].partition("=")[0]
+
+
+def _index_of_flag(command: list[str], name: str) -> int | None:
+    """Index of the last such flag after the script, which argparse takes; a launcher before it may have one too."""
+    script = script_index(command) or 0
+    indexes = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
+    return max(indexes, default=None)
+
+
+def _end_of_flag(command: list[str], index: int, values: int) -> int:
+    """Index after a flag and at most `values` values of its own."""
+    end = index + 1
+    while "=" not in command[index] and end < len(command) and end - index <= values and not FLAG.match(command[end]):
+        end += 1
+    return end
+
+
+def _check_flag_words(name: str, flag_words: object) -> None:
+    """Raise UserError unless these are words with {} or words by value, for a knob and values that there are."""
+    entry = knob(name)
+    by_value: dict[str, Any] = flag_words if isinstance(flag_words, dict) else {}
+    texts: list[Any] = list(by_value.values()) if isinstance(flag_words, dict) else [flag_words]
+    if not all(isinstance(text, str) for text in texts) or (isinstance(flag_words, str) and "{}" not in flag_words):
+        raise UserError(f"{name} needs words with {{}} for its value, or a table of words by value")
+    for words in texts:
+        split_words(words, name)
+    for value in by_value:
+        entry.read(value)
+
+
+def _command_of(script: dict[str, Any], source: TomlSource) -> tuple[str, ...]:
+    """Return the words of the command; empty if the preset has none. Raises UserError."""
+    command = script.get("command", [])
+    if not isinstance(command, list) or not all(isinstance(word, str) and "\0" not in word for word in command):
+        raise source.error_at(("script", "command"), "command must be a list of words")
+    return tuple(command)
+
+
+NUMBER_FLAGS = {
+    "batch_size": (
+        *("per_device_train_batch_size", "per_gpu_train_batch_size", "train_micro_batch_size_per_gpu"),
+        *("micro_batch_size", "device_batch_size", "per_device_batch_size", "train_batch_size", "batch_size"),
+        *("batchsize", "train_bs", "bs", "batch", "mbs", "b"),
+    ),
+    "grad_accum": (
+        *("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps", "grad_accumulation_steps"),
+        *("accumulation_steps", "gradient_accumulation", "grad_accum", "accum_steps", "accum_iter", "update_freq"),
+        *("accum", "acc_steps"),
+    ),
+    "workers": (
+        *("dataloader_num_workers", "num_workers", "n_workers", "nworkers", "data_workers", "loader_workers"),
+        *("workers", "nw", "j"),
+    ),
+    "seq_len": ("max_seq_length", "sequence_length", "seq_length", "seq_len", "block_size", "max_seq_len"),
+    "prefetch": ("dataloader_prefetch_factor", "prefetch_factor"),
+    "lr": ("learning_rate", "lr", "base_lr"),
+    "weight_decay": ("weight_decay", "wd"),
+    "grad_clip": ("max_grad_norm", "grad_clip", "gradient_clip_val", "clip_grad", "clip_grad_norm"),
+    "seed": ("seed", "random_seed"),
+}
+"""Names of the flags that take a knob's number, without dashes, the surest first."""
+SWITCH_FLAGS = {
+    "checkpointing": (
+        *("gradient_checkpointing", "grad_checkpointing", "activation_checkpointing", "checkpoint_activations"),
+        "use_checkpoint",
+    ),
+    "compile": ("torch_compile", "torchcompile", "compile"),
+    "pin_memory": ("dataloader_pin_memory", "pin_memory", "pin_mem"),
+}
+ON_VALUES = {"checkpointing": "full", "compile": "default", "pin_memory": "on"}
+PRECISION_FLAGS = ("mixed_precision", "precision", "amp_dtype", "dtype", "torch_dtype")
+_FLAG_PRECISIONS = ("fp32", "fp16", "bf16")
+PRECISION_FAMILIES = (
+    {name: ACCELERATE_NAMES[name] for name in _FLAG_PRECISIONS},
+    {name: PRECISIONS[name].compute_dtype for name in _FLAG_PRECISIONS},
+    {name: name for name in _FLAG_PRECISIONS},
+    {name: LIGHTNING_NAMES[name] for name in _FLAG_PRECISIONS},
+    {"fp32": "32", "fp16": "16", "bf16": "bf16"},
+)
+"""The values that a flag for the precision takes: accelerate's, torch's, ours, Lightning's new and old."""
+HALF_FLAGS = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16")}
+EITHER_HALF_FLAG = "half"
+"""Name of a flag for fp16, or for bf16 where its help says so."""
+BF16_WORD = re.compile(r"\bb(?:float|f)16\b", re.IGNORECASE)
+FP16_WORD = re.compile(r"\bf(?:loat|p)16\b", re.IGNORECASE)
+KEPT_KNOBS = ("batch_size", "grad_accum", "precision", "workers", "checkpointing")
+"""The knobs whose present values a preset of a script keeps: those that a search begins with."""
+OPTIMIZER_FLAGS = ("optim", "optimizer", "opt")
+NOT_TRAINING_WORDS = {"eval", "val", "valid", "validation", "test", "dev", "predict", "inference"}
+MAX_CHOICES_LISTED = 8
+"""Choices that a reason lists; of a flag with more it gives the default."""
+
+
+@dataclass(frozen=True)
+class FlagMapping:
+    """The flag that takes a knob, as words of the command, and the script's present value of the knob."""
+
+    knob: str
+    flag_words: FlagWords
+    value: KnobValue
+    """None if the present value is none of the knob's."""
+    reason: str
+    """The reason for this flag."""
+
+
+def propose(flags: Sequence[Flag]) -> list[FlagMapping]:
+    """The knobs that these flags seem to take, one flag each."""
+    mappings = [_number_mapping(name, names, flags) for name, names in NUMBER_FLAGS.items()]
+    mappings += [_switch_mapping(name, names, flags) for name, names in SWITCH_FLAGS.items()]
+    mappings += [_precision_mapping(flags) or _half_mapping(flags), _optimizer_mapping(flags)]
+    return [mapping for mapping in mappings if mapping is not None]
+
+
+def _number_mapping(name: str, names: Sequence[str], flags: Sequence[Flag]) -> FlagMapping | None:
+    kinds = ("int", "float") if name in ("lr", "weight_decay", "grad_clip") else ("int",)
+    for flag, word in _flags_named(names, flags):
+        if flag.type in kinds:
+            return FlagMapping(
+                name, flag_words_of(flag, word), value_or_none(name, flag.value), _reason(name, flag, word)
+            )
+    return None
+
+
+def _switch_mapping(name: str, names: Sequence[str], flags: Sequence[Flag]) -> FlagMapping | None:
+    for flag, word in _flags_named(names, flags):
+        if flag.type in ("switch", "bool"):
+            return FlagMapping(name, on_and_off(name, flag, word), present_value(name, flag), _reason(name, flag, word))
+    return None
+
+
+def on_and_off(name: str, flag: Flag, word: str) -> FlagWords:
+    """Return the words of a knob that a flag turns on and off, where the flag is typed as `word`."""
+    return {ON_VALUES[name]: _switch_words(flag, word, on=True), "off": _switch_words(flag, word, on=False)}
+
+
+def present_value(name: str, flag: Flag) -> KnobValue:
+    """Return the value that the command gives a knob which this flag turns on and off."""
+    return ON_VALUES[name] if flag.value is True else "off"
+
+
+def _precision_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
+    """A flag that takes the name of a precision."""
+    for flag, word in _flags_named(PRECISION_FLAGS, flags):
+        flag_values = flag.choices or [str(flag.default), str(flag.value)]
+        families = [
+            {precision: value for precision, value in family.items() if not flag.choices or value in flag_values}
+            for family in PRECISION_FAMILIES
+        ]
+        values = max(families, key=lambda family: len({*family.values()} & {*flag_values}))
+        if flag.type in ("str", "int") and {*values.values()} & {*flag_values}:
+            words = {precision: flag_words_of(flag, word).replace("{}", value) for precision, value in values.items()}
+            value_now = next((precision for precision, value in values.items() if value == str(flag.value)), None)
+            return FlagMapping("precision", words, value_now, _reason("precision", flag, word))
+    return None
+
+
+def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
+    """Flags that turn a precision on."""
+    by_precision: dict[str, tuple[Flag, str]] = {}
+    for precision, names in HALF_FLAGS.items():
+        for flag, word in _flags_named((*names, EITHER_HALF_FLAG), flags):
+            is_meant = _bare_name(word) != EITHER_HALF_FLAG or _half_meant(flag) == precision
+            if flag.type in ("switch", "bool") and is_meant:
+                # The surest flag comes first.
+                by_precision.setdefault(precision, (flag, word))
+    if not by_precision:
+        return None
+    off_words = " ".join(words for settings in by_precision.values() if (words := _switch_words(*settings, on=False)))
+    flag_words: FlagWords = {
+        **{precision: _switch_words(*settings, on=True) for precision, settings in by_precision.items()},
+        "fp32": off_words,
+    }
+    value_now = next((precision for precision, (flag, _) in by_precision.items() if flag.value is True), "fp32")
+    flag, word = by_precision[next(iter(by_precision))]
+    return FlagMapping("precision", flag_words, value_now, _reason("precision", flag, word))
+
+
+def _half_meant(flag: Flag) -> str:
+    return "bf16" if BF16_WORD.search(flag.help) and not FP16_WORD.search(flag.help) else "fp16"
+
+
+def _optimizer_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
+    """The Trainer's `--optim`, whose values are known."""
+    values = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
+    for flag, word in _flags_named(OPTIMIZER_FLAGS, flags):
+        by_name = {name: value for name, value in values.items() if not flag.choices or value in flag.choices}
+        if {*by_name.values()} & {str(flag.default), *flag.choices}:
+            words = {name: flag_words_of(flag, word).replace("{}", value) for name, value in by_name.items()}
+            value_now = next((name for name, value in by_name.items() if value == str(flag.value)), None)
+            return FlagMapping("optimizer", words, value_now, _reason("optimizer", flag, word))
+    return None
+
+
+def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
+    """The flags of these names, each with the name as it is typed; the surest first."""
+    for name in names:
+        named_flags = [
+            (flag, word) for flag in flags for word in flag.names if _bare_name(word) == name and _is_for_training(word)
+        ]
+        # A configuration may have the name twice, for training and for something else.
+        yield from sorted(
+            named_flags,
+            key=lambda named_flag: (
+                "train" not in named_flag[1],
+                not named_flag[1].startswith("--"),
+                len(named_flag[1]),
+            ),
+        )
+
+
+def _bare_name(word: str) -> str:
+    """A flag's name without dashes and, of a configuration, without the groups around it."""
+    return word.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
+
+
+def _is_for_training(word: str) -> bool:
+    return not NOT_TRAINING_WORDS & set(word.lstrip("-").lower().replace("-", "_").replace(".", "_").split("_"))
+
+
+def flag_words_of(flag: Flag, word: str) -> str:
+    """Return the words for a flag with a value, where the flag is typed as `word`."""
+    return f"{word}={{}}" if flag.assigned else f"{word} {{}}"
+
+
+def _switch_words(flag: Flag, word: str, *, on: bool) -> str:
+    """The words that turn a flag on or off; empty where its absence does."""
+    if flag.type == "bool":
+        return flag_words_of(flag, word).replace("{}", str(on).lower())
+    return word if on else flag.off or ""
+
+
+def value_or_none(name: str, value: object) -> KnobValue:
+    """Return a value that the knob takes; None for any other."""
+    try:
+        return knob(name).read(value)
+    except UserError:
+        return None
+
+
+def _reason(name: str, flag: Flag, word: str) -> str:
+    """Return a sentence: "--bs is a usual name for batch_size; default 16, this command gives 8"."""
+    if 0 < len(flag.choices) <= MAX_CHOICES_LISTED:
+        flag_facts = f"one of {', '.join(flag.choices)}"
+    else:
+        flag_facts = "no default" if flag.default is None else f"default {flag.default}"
+    present_text = f", this command gives {flag.value}" if flag.value != flag.default else ""
+    return f"{word} is a usual name for {name}; {flag_facts}{present_text}"
+
+
+WORDS_BY_VALUE = re.compile(r"[\w.-]+: ")
+"""The beginning of words by value, as `flag_words_text` shows them."""
+
+
+def flag_mappings(flags: Sequence[Flag], changes: Iterable[str]) -> list[FlagMapping]:
+    """The proposed mappings with every `KNOB=FLAG` that a person gave; `KNOB=` takes a knob out. Raises UserError."""
+    by_knob = {mapping.knob: mapping for mapping in propose(flags)}
+    for change in changes:
+        name, equals, words = change.partition("=")
+        if not equals:
+            raise UserError(f"--map takes KNOB=FLAG, not {change!r}", key="--map")
+        name = knob(name.strip()).name
+        if words.strip():
+            by_knob[name] = mapping_typed(name, words, flags, "given by --map", example=f"--map '{name}={{}}'")
+        else:
+            by_knob.pop(name, None)
+    return list(by_knob.values())
+
+
+def mapping_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, example: str = "'{}'") -> FlagMapping:
+    """The flag of a knob that a person typed: a flag, more words with {} for the value, or words by value as
+    `flag_words_text` shows them.
+
+    Raises UserError naming the nearest flag that the script has; `example` stands around words that would do.
+    """
+    typed = typed.strip()
+    if WORDS_BY_VALUE.match(typed):
+        table = _words_by_value(name, typed, flags)
+        return FlagMapping(name, table, _value_in_force(name, table, flags), reason)
+    parts = split_words(typed, name)
+    word = parts[0].partition("=")[0] if parts else ""
+    flag = _flag_of(word, flags)
+    if parts == [word] and flag.type in ("switch", "bool") and name in ON_VALUES:
+        return FlagMapping(name, on_and_off(name, flag, word), present_value(name, flag), reason)
+    if parts == [word] and "switch" in flag.type:
+        raise UserError(f"{word} takes no value, which {name} needs", key=word)
+    if parts != [word] and "{}" not in typed:
+        advice = example.replace("{}", f"{word} {{}}")
+        raise UserError(f"{typed} has no {{}} for the value", key=name, advice=advice)
+    flag_words = flag_words_of(flag, word) if parts == [word] else typed
+    return FlagMapping(name, flag_words, value_or_none(name, flag.value), reason)
+
+
+def _flag_of(word: str, flags: Sequence[Flag]) -> Flag:
+    """The flag of this name. Raises UserError naming the nearest that the script has."""
+    names = {name: flag for flag in flags for name in flag.names}
+    if word in names:
+        return names[word]
+    similar = nearest(word, names)
+    message = f"the script has no flag {word}" if names else "the script has no flags"
+    raise UserError(message, key=word, nearest=similar, allowed=None if similar or not names else sorted(names))
+
+
+def _words_by_value(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, str]:
+    """The words by value of `bf16: --half, fp32: nothing`. Raises UserError for a value or a flag that there is not."""
+    words_by_value: dict[str, str] = {}
+    for part in typed.split(", "):
+        value, colon, words = part.partition(":")
+        if not colon:
+            raise UserError(
+                f"{part!r} in {typed!r} is not VALUE: FLAG", key=name, advice=f"'{part.strip()}: {NOTHING}'"
+            )
+        words = "" if words.strip() == NOTHING else words.strip()
+        for first in split_words(words, name)[:1]:
+            _flag_of(first.partition("=")[0], flags)
+        words_by_value[knob(name).text_of(knob(name).read(value.strip()))] = words
+    return words_by_value
+
+
+def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) -> KnobValue:
+    """The value whose words the command has, else the one without words; None if there is neither."""
+    in_force = [value for value, words in table.items() if _are_in_force(split_words(words, name), flags)]
+    values_without_words = [value for value, words in table.items() if not words]
+    return next((knob(name).read(value) for value in (*in_force, *values_without_words)), None)
+
+
+def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
+    """True if the command gives every flag in these words its value there."""
+    by_name = {name: flag for flag in flags for name in flag.names}
+    in_force: list[bool] = []
+    for word, next_word in zip_longest(words, words[1:], fillvalue=""):
+        first, equals, value = word.partition("=")
+        if (flag := by_name.get(first)) is None:
+            continue
+        value = value if equals or next_word.partition("=")[0] in by_name else next_word
+        typed_value = value or str("off" not in flag.type and first != flag.off)
+        in_force.append(str(flag.value).lower() == typed_value.lower())
+    return bool(in_force) and all(in_force)

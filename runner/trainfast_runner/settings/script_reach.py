@@ -1,0 +1,133 @@
+"""The way of each knob into a script of the user's own, as far as it is known before the run.
+
+A knob without a flag may reach a script by a framework: the fields of the Trainer, the environment of accelerate and
+Lightning, defaults of DataLoader. An explicit argument in the script wins over the last two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knob_values import KnobValues
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS, LIGHTNING_NAMES
+from trainfast_runner.settings.script_preset import ScriptPreset, flag_words_text
+
+FRAMEWORK_KNOBS = (
+    *("batch_size", "grad_accum", "precision", "checkpointing", "optimizer", "compile", "workers", "pin_memory"),
+    *("prefetch", "lr", "lr_schedule", "weight_decay", "grad_clip", "seed"),
+)
+BY_LOADER = ("workers", "pin_memory")
+BY_ENVIRONMENT: dict[str, tuple[str, ...]] = {
+    "accelerate": ("precision", "grad_accum"),
+    "Lightning": ("precision", "grad_accum", "grad_clip"),
+}
+"""The knobs that a framework takes by variables of the environment, which need no hook in the script."""
+LOADER_DEFAULTS = "DataLoader's defaults"
+BY_FRAMEWORK: dict[str, dict[str, tuple[str, ...]]] = {
+    "HF Trainer": {"the fields of TrainingArguments": FRAMEWORK_KNOBS},
+    "accelerate": {"accelerate's environment": BY_ENVIRONMENT["accelerate"], LOADER_DEFAULTS: BY_LOADER},
+    "Lightning": {"Lightning's environment": BY_ENVIRONMENT["Lightning"], LOADER_DEFAULTS: BY_LOADER},
+    "torch": {LOADER_DEFAULTS: BY_LOADER},
+}
+"""The knobs that reach a script without a flag, by the framework that trains and the way that they take."""
+PRECISIONS_TAKEN: dict[str, tuple[str, ...]] = {
+    "HF Trainer": FP32_WEIGHTS,
+    "accelerate": tuple(ACCELERATE_NAMES),
+    "Lightning": tuple(LIGHTNING_NAMES),
+}
+LAUNCH_KNOBS = {
+    "steps": "ends the script after so many steps; without it the script runs to completion",
+    "timing_warmup": "first steps that enter no figure",
+    "devices": "by CUDA_VISIBLE_DEVICES",
+    "watch": "the supervisor samples these devices",
+    "memory_limit": "for the trials of a search alone: a run refuses it",
+}
+"""The knobs that need no place in a script, and how the launch, the supervisor or the hooks apply each."""
+
+
+class Way(StrEnum):
+    """A way into a script; the value is its heading on the screen."""
+
+    FLAG = "by a flag"
+    LAUNCH = "by the launch"
+    FRAMEWORK = "without a flag"
+    NONE = "cannot reach the script"
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """The way that a knob takes into a script, and the reason as text."""
+
+    way: Way
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.way}: {self.text}"
+
+
+def reach_of(name: str, preset: ScriptPreset) -> Reach:
+    """The way of this knob into the preset's script."""
+    if name in preset.flag_words:
+        return Reach(Way.FLAG, flag_words_text(preset.flag_words[name]))
+    if name in LAUNCH_KNOBS:
+        return Reach(Way.LAUNCH, LAUNCH_KNOBS[name])
+    if name not in FRAMEWORK_KNOBS:
+        return Reach(Way.NONE, "no flag is mapped to it")
+    if (reason := unreachable_reason(name, preset.framework, None)) is not None:
+        return Reach(Way.NONE, reason)
+    ways = [way for way, names in BY_FRAMEWORK.get(preset.framework, {}).items() if name in names]
+    unknown = "only if a Trainer, accelerate or Lightning takes it; the script showed none before its arguments"
+    return Reach(Way.FRAMEWORK, f"by {ways[0]}" if ways else unknown)
+
+
+def ways_without_flag(framework: str, mapped: Collection[str]) -> dict[str, list[str]]:
+    """The knobs that reach a script though it has no flag for them, by the way that they take.
+
+    A script whose framework is unknown is taken for one of torch alone.
+    """
+    ways = BY_FRAMEWORK[framework or "torch"]
+    missing_flags = {way: [name for name in names if name not in mapped] for way, names in ways.items()}
+    return {way: names for way, names in missing_flags.items() if names}
+
+
+def unreachable_reason(name: str, framework: str, hooks_blocked: str | None) -> str | None:
+    """Return the reason that a knob without a flag cannot reach a script; None if it may.
+
+    `framework` is empty if it is unknown.
+    """
+    every_variable = [knob for names in BY_ENVIRONMENT.values() for knob in names]
+    by_variable = BY_ENVIRONMENT.get(framework, ()) if framework else every_variable
+    if hooks_blocked is not None and name not in by_variable:
+        return hooks_blocked
+    reachable = [name for names in BY_FRAMEWORK.get(framework, {}).values() for name in names]
+    if framework and name not in reachable:
+        return f"without a flag {framework} takes only {', '.join(reachable)}"
+    return None
+
+
+def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) -> None:
+    """Refuse knobs without a flag that cannot reach a script, and precisions that its framework lacks.
+
+    Raises UserError naming the first and how to map it.
+    """
+    for name, value in knobs.items():
+        reason = unreachable_reason(name, framework, hooks_blocked)
+        if reason is None and name == "precision" and value is not None:
+            reason = _precision_unreachable_reason(str(value), framework)
+        if reason is not None:
+            raise UserError(
+                f"{name} cannot reach the script: {reason}",
+                key=name,
+                advice=f"a flag for {name}",
+                option=f"presets new NAME --map {name}=--FLAG -- COMMAND",
+            )
+
+
+def _precision_unreachable_reason(precision: str, framework: str) -> str | None:
+    taken = PRECISIONS_TAKEN.get(framework, ())
+    if not taken or precision in taken:
+        return None
+    return f"without a flag {framework} takes only precision {', '.join(taken)}, not {precision}"

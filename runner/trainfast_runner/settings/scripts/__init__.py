@@ -1,1 +1,0 @@
-"""Presets of the user's own scripts: the flags of knobs in a command, found, checked and saved."""

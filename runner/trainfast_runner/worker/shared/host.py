@@ -1,0 +1,223 @@
+"""The files that a process keeps locked while it lives, and the one way to wait for a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+ALIVE_LOCK_FILE = "alive.lock"
+"""In the run directory: held shared by each process of the run."""
+SEARCH_LOCK_FILE = "search.lock"
+"""In the search's directory: held by the process that conducts the search."""
+
+
+LOCK_PAUSE_S = 0.02
+"""Seconds between two tries for a lock."""
+TOLD_AFTER_S = 1.0
+"""Seconds of waiting for a lock after which its holder is told."""
+COMMAND_CHARACTERS = 80
+"""Chosen, not measured: the most of a holder's command that is told."""
+OnWait = Callable[[str], None]
+"""Called at each try for a lock, and may raise to end the wait; once, after `TOLD_AFTER_S`, with the holder in words,
+else with an empty text."""
+
+
+def print_holder(holder: str) -> None:
+    """Print on stderr who is waited for."""
+    if holder:
+        progress_bar_away = "\r\x1b[K" if sys.stderr.isatty() and can_move_cursor(os.environ) else ""
+        print(f"{progress_bar_away}waiting for {holder}", file=sys.stderr, flush=True)
+
+
+def wait_for_lock(fd: int, kind: int, on_wait: OnWait = print_holder, within_s: float = math.inf) -> bool:
+    """Lock an open file as `flock` does (`LOCK_EX`, `LOCK_SH`); False if others keep it for `within_s` seconds.
+
+    It tries again and again: a blocking `flock` would go on after a signal.
+    """
+    began_s, is_told = time.monotonic(), False
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            waited_s = time.monotonic() - began_s
+        if waited_s >= within_s:
+            return False
+        tells = waited_s >= TOLD_AFTER_S and not is_told
+        on_wait(lock_holder(fd) if tells else "")
+        is_told = is_told or tells
+        time.sleep(LOCK_PAUSE_S)
+
+
+def lock_holder(fd: int) -> str:
+    """Return the process that has locked an open file, with its command and the file's path, in words."""
+    path, status = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    holder = "another process"
+    with suppress(OSError):  # no /proc/locks; or ended, while a child of it keeps the lock
+        # "33: FLOCK  ADVISORY  WRITE 18629 fe:00:2146724 0 EOF"; processes that wait for it stand after "->".
+        line = rf"^\d+: FLOCK +\S+ +\S+ ([1-9]\d*) {file} "
+        found = re.search(line, Path("/proc/locks").read_text(), re.MULTILINE)
+        if found is not None:
+            pid = found[1]
+            holder = f"process {pid}"
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+            is_suspended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+            holder += f" ({command[:COMMAND_CHARACTERS]}{', suspended' if is_suspended else ''})"
+    return "".join(letter if letter.isprintable() else "?" for letter in f"{holder}, which has locked {path}")
+
+
+def search_lock(run_directory: Path, search_id: str) -> Path:
+    """The lock that a search's conductor holds; the searches' folder is next to that of the runs."""
+    return run_directory.parent.parent / "searches" / search_id / SEARCH_LOCK_FILE
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and those above it that are missing, mode 0700. Raises OSError."""
+    if not os.path.isdir(folder):
+        if not os.path.isdir(folder.parent):
+            make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def can_move_cursor(environment: Mapping[str, str]) -> bool:
+    """True if TERM names a terminal whose cursor programs can move; one that terminfo does not know may well."""
+    return environment.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+PASSIVE, DEFAULT = "passive", "default"
+"""The policies of a waiting OpenMP thread: sleep, or spin first."""
+PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+"""For libgomp, and for libiomp and libomp, whose threads spin 200 ms under any policy unless KMP_BLOCKTIME is 0."""
+WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+"""Variables that set how long a waiting thread spins: OpenMP's, libgomp's, and two of libiomp and libomp."""
+_LIBRARY = re.compile(r"/(lib(?:gomp|iomp5|omp5?)[^/\s]*\.so[.\d]*)$", re.MULTILINE)
+"""The file of an OpenMP library at the end of a line of `/proc/self/maps`."""
+
+
+def openmp_libraries() -> str | None:
+    """File names of the OpenMP libraries in this process, such as `libgomp.so.1`; None without one."""
+    libraries = dict.fromkeys(_LIBRARY.findall(Path("/proc/self/maps").read_text()))
+    return ", ".join(libraries) or None
+
+
+def wait_policy(environment: Mapping[str, str]) -> str:
+    """Return `passive`, `default` (the library's own: it spins first), or the settings as NAME=VALUE."""
+    settings = {name: environment[name] for name in WAIT_SETTINGS if name in environment}
+    if not settings:
+        return DEFAULT
+    upper_settings = {name: value.upper() for name, value in settings.items()}
+    if "OMP_WAIT_POLICY" in upper_settings and upper_settings.items() <= PASSIVE_SETTINGS.items():
+        return PASSIVE
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+SCRATCH_PREFIX = "trainfast-offload-"
+"""Beginning of the name of a directory for offloaded states."""
+MARKER_FILE = "made-by-trainfast-tui"
+"""The file that marks a directory as made here: only such directories are deleted."""
+DISK_FULL_BELOW_BYTES = 1 << 24
+"""A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
+LOCK_WITHIN_S = 5.0
+"""The supervisor tries to lock the user's directory for this long."""
+
+
+class Scratch:
+    """A new directory for this run, marked as ours and locked while this process lives.
+
+    `path` is an empty directory for the states. Directories of runs that ended without removing them are removed first.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        with _Lock(parent, within_s=math.inf):
+            _remove_unlocked(parent)
+            self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
+            self._alive = _Lock(self._folder, within_s=0)
+            (self._folder / MARKER_FILE).write_bytes(self._alive.mark())
+        self.path = self._folder / "states"
+        self.path.mkdir(mode=0o700)
+
+    def remove(self) -> None:
+        """Delete the directory with everything in it."""
+        _delete(self._folder)
+        self._alive.release()
+
+
+def remove_leftovers(parent: Path) -> bool:
+    """Delete the directories of runs that have ended; return False if another process keeps `parent` locked.
+
+    Raises OSError if `parent` cannot be read.
+    """
+    with _Lock(parent.resolve(), within_s=LOCK_WITHIN_S) as lock:
+        if lock.taken:
+            _remove_unlocked(parent)
+        return lock.taken
+
+
+def free_bytes(parent: Path) -> int:
+    """Bytes that this user may still write below `parent`. Raises OSError."""
+    disk = os.statvfs(parent)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _remove_unlocked(parent: Path) -> None:
+    """Delete each directory that has our mark and that no live run has locked."""
+    for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
+        try:
+            lock = _Lock(folder, within_s=0)
+        except OSError:
+            continue  # a file, a link, or a directory of another user
+        with lock:
+            if lock.taken and _is_marked(folder, lock):
+                _delete(folder)
+
+
+def _is_marked(folder: Path, lock: _Lock) -> bool:
+    try:
+        return (folder / MARKER_FILE).read_bytes() == lock.mark()
+    except OSError:
+        return False
+
+
+def _delete(folder: Path) -> None:
+    """Delete the mark last, so that the rest of an interrupted deletion is still marked."""
+    shutil.rmtree(folder / "states", ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Lock:
+    """An exclusive flock on a directory, which ends with its process; `taken` is True if this process has it.
+
+    Raises OSError for a link, for anything that is not a directory, and on a file system without locks.
+    """
+
+    def __init__(self, folder: Path, *, within_s: float) -> None:
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if within_s else os.O_NOFOLLOW))
+        try:
+            self.taken = wait_for_lock(self._fd, fcntl.LOCK_EX, within_s=within_s)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def mark(self) -> bytes:
+        """Content of the marker: user and inode, so that a copy of the directory is not marked."""
+        return f"user {os.geteuid()}, inode {os.fstat(self._fd).st_ino}\n".encode()
+
+    def release(self) -> None:
+        """Unlock the directory."""
+        os.close(self._fd)
+
+    def __enter__(self) -> _Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

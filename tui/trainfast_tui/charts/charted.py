@@ -1,0 +1,354 @@
+"""The charts of device readings: one line a GPU, or the highest and the lowest of many; without a GPU the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+
+from trainfast_runner.errors import highest, lowest
+from trainfast_runner.machine.telemetry.throttle import causes_of, slows_down_at_c
+from trainfast_tui.charts.chart_data import (
+    SECOND_NS,
+    ChartData,
+    Limit,
+    Series,
+    ThrottledSpan,
+    TimeAxis,
+    gap_ns_of,
+    ticks_on,
+)
+from trainfast_tui.live.figures import RECENT_STEPS, run_figures
+from trainfast_tui.live.snapshot import Snapshot, used_uuids
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.event_words import start_words
+from trainfast_tui.text.format import SYNTHETIC_MARK, Tone
+from trainfast_tui.text.keys import RUN_KEY, key_of
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.tick import DeviceReading, Tick
+    from trainfast_runner.running.follower import RunSnapshot
+
+
+LINE_TONES: tuple[Tone, Tone] = ("primary", "secondary")
+
+
+def device_charts(
+    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, cache: TickValuesCache | None = None
+) -> list[ChartData]:
+    """Return charts of `count` readings from number `first` on, starting over after the last."""
+    ticks = charted_ticks(snapshot)
+    names = reading_names(snapshot)
+    indexes = [(first + number) % len(names) for number in range(count)]
+    recent = ticks_on(axis, ticks)
+    if not has_gpu_samples(snapshot):
+        charts = cpu_charts(recent, axis, snapshot.run is not None)
+        return [charts[number] for number in indexes]
+    uuids = charted_uuids(snapshot.run, ticks[-1])
+    tick_values = (cache or TickValuesCache()).values_of(recent, uuids)
+    by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
+    newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
+    times = [tick.t_ns for tick in recent]
+    gap_ns = gap_ns_of(times)
+    spans = throttled_spans(tick_values, gap_ns)
+    return [_gpu_chart(number, times, gap_ns, tick_values, newest, spans, axis) for number in indexes]
+
+
+def _gpu_chart(
+    number: int,
+    times: list[int],
+    gap_ns: int,
+    tick_values: list[TickValues],
+    newest: list[DeviceReading | None],
+    spans: tuple[ThrottledSpan, ...],
+    axis: TimeAxis,
+) -> ChartData:
+    """Return one reading's chart; of over `MAX_LINES` GPUs (`newest`) only the highest and the lowest are drawn."""
+    reading = GPU_READINGS[number]
+    if len(newest) > MAX_LINES:
+        names = [f"highest of {len(newest)} GPUs", "lowest"]
+    else:
+        names = [f"GPU {device.index}" if device is not None else "GPU" for device in newest]
+    series = tuple(
+        Series(name, times, [values.values[number][index] for values in tick_values], LINE_TONES[index])
+        for index, name in enumerate(names)
+    )
+    limit = _limit(reading, [device for device in newest if device is not None])
+    y_min, y_max = _ends(reading, limit)
+    return ChartData(
+        title=reading.name,
+        series=series,
+        axis=axis,
+        gap_ns=gap_ns,
+        format_value=reading.format_value,
+        spans=spans,
+        limit=limit,
+        y_min=y_min,
+        y_max=y_max,
+        binary=reading.binary,
+        empty=_empty_words(len(newest)) if tick_values else "No samples yet.",
+    )
+
+
+def _empty_words(gpus: int) -> str:
+    return "This GPU does not report it." if gpus == 1 else "No GPU reports it."
+
+
+def _ends(reading: Reading, limit: Limit | None) -> tuple[float | None, float | None]:
+    """Return the ends of the y axis while the data stays inside; None follows the data."""
+    if reading.limit_headroom is None or limit is None:
+        return 0.0, reading.y_max
+    return None, limit.value + reading.limit_headroom
+
+
+def _limit(reading: Reading, devices: Sequence[DeviceReading]) -> Limit | None:
+    """Return the lowest limit of the devices; None without one."""
+    if reading.limit_of is None:
+        return None
+    values = [value for device in devices if (value := reading.limit_of(device)) is not None]
+    return Limit(min(values), reading.limit_label) if values else None
+
+
+def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
+    """Return the charts of `CPU_READING_NAMES`, with the run's processes beside the machine if `has_run`."""
+    cores = next((tick.host.cpu_count for tick in reversed(ticks) if tick.host.cpu_count), None)
+    cpu = [_series("machine", ticks, lambda tick: tick.host.cpu_percent, "primary")]
+    memory = [_series("machine", ticks, lambda tick: tick.host.memory_used_bytes, "primary")]
+    if has_run:
+        cpu.insert(0, _series("this run", ticks, partial(_run_cpu_percent, cores), "secondary"))
+        memory.insert(0, _series("process memory", ticks, _run_memory_bytes, "secondary"))
+    chart = partial(ChartData, axis=axis, gap_ns=gap_ns_of([tick.t_ns for tick in ticks]))
+    return [
+        chart(title=CPU_READING_NAMES[0], series=tuple(cpu), format_value=fmt.percent, y_max=100.0),
+        chart(title=CPU_READING_NAMES[1], series=tuple(memory), format_value=fmt.size, binary=True),
+    ]
+
+
+def _series(name: str, ticks: Sequence[Tick], value_of: Callable[[Tick], float | None], tone: Tone) -> Series:
+    """Return a reading over time up to its last known value."""
+    count = len(ticks)
+    while count and value_of(ticks[count - 1]) is None:
+        count -= 1
+    shown_ticks = ticks[:count]
+    return Series(name, [tick.t_ns for tick in shown_ticks], [value_of(tick) for tick in shown_ticks], tone)
+
+
+def _run_cpu_percent(cores: int | None, tick: Tick) -> float | None:
+    run = tick.host.run
+    return None if run is None or run.cpu_percent is None or not cores or not run.processes else run.cpu_percent / cores
+
+
+def _run_memory_bytes(tick: Tick) -> float | None:
+    """Return the resident memory of the run's processes; None once all have ended."""
+    run = tick.host.run
+    return None if run is None or not run.processes else run.memory_rss_bytes or None
+
+
+MIN_STEP_GAP_NS = 5 * SECOND_NS
+NO_SAMPLES = "The script shows no samples: start it with --samples-per-step N."
+ThroughputUnit = Literal["samples", "tokens"]
+THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
+"""The units of work that throughput counts, in the order in which a key shows them."""
+
+
+def next_throughput_unit(unit: ThroughputUnit) -> ThroughputUnit:
+    """Return the unit after this one; after the last comes the first."""
+    return THROUGHPUT_UNITS[(THROUGHPUT_UNITS.index(unit) + 1) % len(THROUGHPUT_UNITS)]
+
+
+def throughput_chart(
+    snapshot: Snapshot,
+    axis: TimeAxis,
+    unit: ThroughputUnit,
+    uuids: Sequence[str] = (),
+    cache: TickValuesCache | None = None,
+) -> ChartData:
+    """Return the chart of throughput by step, in samples/s or tokens/s, as `unit` says.
+
+    Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
+    """
+    run = snapshot.run
+    rates = run.rates if run is not None else None
+    values: Sequence[float | None] = ()
+    empty = _waiting_words(run)
+    if rates is not None:
+        values = rates.samples_per_s if unit == "samples" else rates.tokens_per_s
+        if values and all(value is None for value in values):
+            key = key_of("main", "ChartColumn.throughput_unit")
+            values, empty = (), f"This model has no {unit}; {key} shows {next_throughput_unit(unit)}/s."
+    figures = run_figures(run) if run is not None and values else None
+    median = None if figures is None else figures.samples_per_s if unit == "samples" else figures.tokens_per_s
+    times_ns = rates.times_ns if rates is not None and values else ()
+    synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
+    ticks = ticks_on(axis, run.ticks) if run is not None else ()
+    return ChartData(
+        title=f"throughput{synthetic}",
+        series=(Series(f"{unit}/s", times_ns, values, "success", median),),
+        axis=axis,
+        gap_ns=_step_gap(run),
+        y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",
+        format_value=fmt.number,
+        spans=throttled_spans(
+            (cache or TickValuesCache()).values_of(ticks, uuids), gap_ns_of([tick.t_ns for tick in ticks])
+        ),
+        empty=empty,
+    )
+
+
+def _step_gap(run: RunSnapshot | None) -> int:
+    """Return the time without a step that counts as a gap: several times the longest recent step."""
+    if run is None or not run.steps:
+        return MIN_STEP_GAP_NS
+    longest = max(step.step_ms for step in run.steps[-RECENT_STEPS:])
+    return max(MIN_STEP_GAP_NS, int(longest * 4e6))
+
+
+def _starting_words(run: RunSnapshot) -> str:
+    """Return the phase of a run without steps, in words."""
+    if not run.is_live:
+        return "No step was completed."
+    return f"Starting: {start_words(run.phase, run.detail)}…"
+
+
+def _waiting_words(run: RunSnapshot | None) -> str:
+    if run is None:
+        return f"Press {RUN_KEY} to start a run."
+    if not run.steps:
+        return _starting_words(run)
+    if all(step.samples is None for step in run.steps):
+        return NO_SAMPLES
+    return "No steps in this time."
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One device reading that can be charted."""
+
+    name: str
+    value_of: Callable[[DeviceReading], float | None]
+    format_value: fmt.Formatter
+    limit_of: Callable[[DeviceReading], float | None] | None = None
+    """Returns a device's limit; None if the reading has none."""
+    limit_label: str = ""
+    y_max: float | None = None
+    """The upper end of the y axis; None follows the data."""
+    binary: bool = False
+    """Round the ends of the y axis to powers of two, for bytes."""
+    limit_headroom: float | None = None
+    """Headroom of the y axis above the limit, in the reading's unit; its lower end then follows the data.
+
+    None for an axis from zero to the data or the limit.
+    """
+
+
+GPU_READINGS: tuple[Reading, ...] = (
+    Reading("GPU utilization", lambda gpu: gpu.gpu_utilization_percent, fmt.percent, y_max=100.0),
+    Reading(
+        "GPU memory",
+        lambda gpu: gpu.memory_used_bytes,
+        fmt.size,
+        lambda gpu: gpu.memory_total_bytes,
+        "total",
+        binary=True,
+    ),
+    Reading(
+        "temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", limit_headroom=13.0
+    ),
+    Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
+    Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "max"),
+)
+CPU_READING_NAMES = ("CPU of all cores", "memory")
+
+
+def has_gpu_samples(snapshot: Snapshot) -> bool:
+    """True if a GPU has a sample; else the CPU is charted."""
+    ticks = charted_ticks(snapshot)
+    return bool(ticks) and bool(ticks[-1].devices)
+
+
+def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the names of the readings that can be charted, the most important first."""
+    return tuple(reading.name for reading in GPU_READINGS) if has_gpu_samples(snapshot) else CPU_READING_NAMES
+
+
+def charted_ticks(snapshot: Snapshot) -> Sequence[Tick]:
+    """Return the machine's samples, or an ended run's own."""
+    run = snapshot.run
+    return snapshot.machine_ticks if run is None or run.is_live else run.ticks
+
+
+def charted_uuids(run: RunSnapshot | None, tick: Tick) -> list[str]:
+    """Return the UUIDs of the GPUs in this tick that the run uses or watches, or of all if it uses none of them."""
+    run_uuids = used_uuids(run)
+    uuids = [device.uuid for device in tick.devices if device.uuid]
+    return [uuid for uuid in uuids if uuid in run_uuids] or uuids
+
+
+MAX_LINES = 2
+"""More devices than this are drawn as their highest and lowest reading."""
+
+
+class TickValues(msgspec.Struct, frozen=True):
+    """The values of one tick for the charted GPUs."""
+
+    tick: Tick
+    values: tuple[tuple[float | None, ...], ...]
+    """Values of each of `GPU_READINGS` by GPU; with more than `MAX_LINES` GPUs only the highest and lowest."""
+    causes: frozenset[str]
+    """The causes that throttle a charted GPU, or any GPU if none is charted."""
+
+
+class TickValuesCache:
+    """Keeps the values of each tick for the charted GPUs: a chart is drawn from hundreds of ticks."""
+
+    def __init__(self) -> None:
+        self._uuids: Sequence[str] = ()
+        self._by_time: dict[int, TickValues] = {}
+        """The values of the newest ticks, by `t_ns`."""
+
+    def values_of(self, ticks: Sequence[Tick], uuids: Sequence[str]) -> list[TickValues]:
+        """Return the values of these ticks for the GPUs `uuids`, and forget those of other ticks."""
+        if uuids != self._uuids:
+            self._uuids, self._by_time = uuids, {}
+        values = []
+        for tick in ticks:
+            cached = self._by_time.get(tick.t_ns)
+            values.append(cached if cached is not None and cached.tick is tick else _values_of(tick, uuids))
+        self._by_time = {tick_values.tick.t_ns: tick_values for tick_values in values}
+        return values
+
+
+def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
+    by_uuid = {device.uuid: device for device in tick.devices if device.uuid}
+    devices = [by_uuid.get(uuid) for uuid in uuids]
+    values: list[tuple[float | None, ...]] = []
+    for reading in GPU_READINGS:
+        drawn_values = tuple(None if device is None else reading.value_of(device) for device in devices)
+        if len(devices) > MAX_LINES:
+            drawn_values = highest(drawn_values), lowest(drawn_values)
+        values.append(drawn_values)
+    causes: frozenset[str] = frozenset()
+    for device in tick.devices:
+        if device.throttle_reasons and (not uuids or device.uuid in uuids):
+            causes |= causes_of(device.throttle_reasons)
+    return TickValues(tick, tuple(values), causes)
+
+
+def throttled_spans(tick_values: Sequence[TickValues], gap_ns: int) -> tuple[ThrottledSpan, ...]:
+    """Return the spans in which a charted GPU was throttled, by cause; a span ends at a gap of over `gap_ns`."""
+    spans: list[ThrottledSpan] = []
+    begun_ns: dict[str, int] = {}
+    last_ns: int | None = None
+    for values in tick_values:
+        t_ns = values.tick.t_ns
+        if last_ns is not None and t_ns - last_ns > gap_ns:
+            spans += [ThrottledSpan(since_ns, last_ns, cause) for cause, since_ns in begun_ns.items()]
+            begun_ns = {}
+        last_ns = t_ns
+        if begun_ns.keys() == values.causes:
+            continue
+        spans += [ThrottledSpan(begun_ns.pop(cause), t_ns, cause) for cause in begun_ns.keys() - values.causes]
+        begun_ns.update(dict.fromkeys(values.causes - begun_ns.keys(), t_ns))
+    spans += [ThrottledSpan(since_ns, tick_values[-1].tick.t_ns, cause) for cause, since_ns in begun_ns.items()]
+    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.cause)))

@@ -1,0 +1,357 @@
+"""`presets list`: list every preset by name; a broken one with its error."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices import detect_machine
+from trainfast_runner.machine.training_python import find_python, torch_build
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import SCHEMA, Discovered, Flag
+from trainfast_runner.running.scripts.discovery import discover, preset_of
+from trainfast_runner.search.advice import Advice, advise, gather, model_advice
+from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings.knob_values import Knob, KnobValues
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
+from trainfast_runner.settings.presets import PLAIN_PRESET, Preset, Variant
+from trainfast_runner.settings.saving import new_preset_path, save_preset, save_script_preset
+from trainfast_runner.settings.script_preset import FlagMapping, flag_mappings, flag_tokens
+from trainfast_runner.settings.script_reach import ways_without_flag
+from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
+from trainfast_runner.settings.typed_settings import setting_of
+from trainfast_runner.units import counted
+from trainfast_tui.cli.arguments import add_settings
+from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table, terminal_width
+from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.text.format import FigureHeading, figure_headings, pair_lines, table
+from trainfast_tui.text.next_run_words import field_text, typed_overrides
+from trainfast_tui.text.script_words import default_words, discovery_words, warning_words
+
+
+def presets_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print {presets[...]}")
+
+
+def presets_list(arguments: argparse.Namespace) -> int:
+    """Print the presets by name."""
+    rows = [_row(name, path) for name, path in sorted(presets.preset_files().items())]
+    if arguments.json:
+        print_json({"schema": SCHEMA, "presets": rows})
+        return 0
+    cells = [
+        (
+            row["name"],
+            "shipped" if row["shipped"] else "yours",
+            str(row["variants"] or ""),
+            f"broken: {row['error']}" if row["error"] else row["title"],
+        )
+        for row in rows
+    ]
+    print_table(("PRESET", "FROM", FigureHeading("VARIANTS"), "TITLE"), cells)
+    return 0
+
+
+def _row(name: str, path: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": name,
+        "title": None,
+        "shipped": path.parent == presets.shipped_directory(),
+        "variants": 0,
+        "path": str(path),
+        "error": None,
+    }
+    try:
+        if script_preset.path_of(name) is not None:
+            return {**row, "title": script_preset.load(path).title or name}
+        preset, _ = presets.load(name)
+    except UserError as error:
+        return {**row, "error": error.line()}
+    return {**row, "title": preset.title, "variants": len(preset.variants)}
+
+
+def presets_new_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Make a preset of your own from another one, its comments kept. With a command after -- of a script of your"
+        " own: the script is run to its argument parser and no further (argparse, HfArgumentParser, click, Hydra), its"
+        " flags are listed, and the preset maps knobs to them."
+    )
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="name of the preset and of its file; add -- COMMAND to make it from a script's flags",
+    )
+    parser.add_argument("--from", metavar="PRESET", dest="source", help=f"the preset to start from ({PLAIN_PRESET})")
+    add_settings(parser)
+    parser.add_argument(
+        "--map",
+        action="append",
+        default=[],
+        metavar="KNOB=FLAG",
+        dest="mapping",
+        help="the flag of the script that takes a knob, such as 'batch_size=--bs'; empty for none; may be given again",
+    )
+    parser.add_argument("--python", metavar="PATH", help="run the script with this Python")
+    parser.add_argument("--all", action="store_true", help="list every flag of the script, not only those of knobs")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a preset of yours of that name, or hide a shipped one"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print {name, path}; for a script also its flags and mapping"
+    )
+
+
+def presets_new(arguments: argparse.Namespace) -> int:
+    """Write the file and print its path."""
+    if arguments.script is not None:
+        if arguments.source is not None:
+            raise UserError("--from is for a preset without a command after --", key="--from")
+
+        return presets_new_of_script(arguments)
+    for option, name in (("mapping", "--map"), ("python", "--python"), ("all", "--all")):
+        if getattr(arguments, option):
+            raise UserError(f"{name} is for a command after --", key=name)
+    source = arguments.source or PLAIN_PRESET
+    spec = resolve(source, arguments.settings)
+    path = save_preset(arguments.name, spec, overwrite=arguments.overwrite, source=source)
+    if arguments.json:
+        print_json({"name": arguments.name, "path": str(path)})
+    else:
+        print_line(str(path), f"run it with: trainfast-tui run {arguments.name}")
+    return 0
+
+
+FEW_FLAGS = 20
+"""Up to this many flags are all listed; of a Trainer's 150 only those that a knob takes."""
+
+
+def presets_new_of_script(arguments: argparse.Namespace) -> int:
+    """Discover the flags, write the preset, and print both."""
+    new_preset_path(arguments.name, overwrite=arguments.overwrite)
+    with progress_when_slow("running the script up to its argument parser…"):
+        discovered = discover(
+            arguments.script, arguments.python, on_start=lambda command: print_notice(warning_words(command))
+        )
+    mapping = flag_mappings(discovered.flags, arguments.mapping)
+    preset = preset_of(
+        arguments.script, discovered, mapping, name=arguments.name, cwd=os.getcwd(), python=arguments.python
+    )
+    preset = replace(preset, knobs=preset.knobs | dict(setting_of(setting) for setting in arguments.settings))
+    path = save_script_preset(
+        preset, {flag_mapping.knob: flag_mapping.reason for flag_mapping in mapping}, overwrite=arguments.overwrite
+    )
+    ways = ways_without_flag(preset.framework, preset.flag_words)
+    if arguments.json:
+        print_json(
+            {
+                "name": preset.name,
+                "path": str(path),
+                **msgspec.to_builtins(discovered),
+                "framework": discovered.framework,
+                "mapping": [
+                    {
+                        "knob": flag_mapping.knob,
+                        "flag": flag_mapping.flag_words,
+                        "value": flag_mapping.value,
+                        "reason": flag_mapping.reason,
+                    }
+                    for flag_mapping in mapping
+                ],
+                "without_flag": ways,
+            }
+        )
+        return 0
+    print_lines(_flag_lines(discovered, mapping, arguments.all))
+    print_lines(pair_lines((f"  {flag_mapping.knob}", flag_mapping.reason) for flag_mapping in mapping))
+    for way, knobs in ways.items():
+        print_line(f"without a flag, through {way}: {', '.join(knobs)}")
+    print_line(str(path), f"run it with: trainfast-tui run {arguments.name}")
+    return 0
+
+
+def _flag_lines(discovered: Discovered, mapping: list[FlagMapping], shows_all: bool) -> Iterator[str]:
+    """Yield where the script was stopped and a table of its flags, those of knobs first.
+
+    Of a long list the flags of no knob are left out, unless `shows_all`.
+    """
+    yield discovery_words(discovered)
+    words = {word for flag_mapping in mapping for word in flag_tokens(flag_mapping.flag_words)}
+    flags = sorted(discovered.flags, key=lambda flag: words.isdisjoint(flag.names))
+    hidden = [] if shows_all or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
+    shown_flags = flags[: len(flags) - len(hidden)]
+    if shown_flags:
+        yield from table(["  FLAG", "TYPE", "DEFAULT"], [_cells(flag) for flag in shown_flags])
+    if hidden:
+        yield f"  and {counted(len(hidden), 'flag')} without a knob; --all lists them"
+
+
+def _cells(flag: Flag) -> list[str]:
+    return [f"  {', '.join(flag.names)}", flag.type, default_words(flag)]
+
+
+def presets_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+
+
+def presets_show(arguments: argparse.Namespace) -> int:
+    """Print model, data, knobs and variants; for a script preset its command and the flags of its knobs."""
+    if (script := script_preset.path_of(arguments.preset)) is not None:
+        _print_script(script, arguments.json)
+        return 0
+    preset, variant = presets.load(arguments.preset)
+    spec = from_preset(preset, variant)
+    advice = _advice(spec)
+    if arguments.json:
+        print_json(
+            {
+                "name": spec.name,
+                "title": preset.title,
+                "shipped": preset.shipped,
+                "files": [str(path) for path in preset.files],
+                "model": spec.model,
+                "data": spec.data,
+                "knobs": spec.knobs,
+                "baseline": preset.baseline,
+                "variants": preset.variants,
+                "advice": advice,
+            }
+        )
+    else:
+        _print_preset(preset, variant, spec, advice)
+    return 0
+
+
+def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice: list[Advice]) -> None:
+    print_line(f"{spec.name}: {preset.title}")
+    for path in preset.files:
+        print_line(f"from {path}")
+    for heading, fields in (("model", spec.model), ("data", spec.data)):
+        print_line("", heading)
+        print_lines(pair_lines((f"  {key}", field_text(value, ", ")) for key, value in fields.items()))
+    print_line("", "knobs")
+    print_lines(pair_lines(_knob_rows(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
+    if preset.variants and variant is None:
+        print_line("", f"variants (run one with: trainfast-tui run {preset.name}/ID)")
+        print_lines(_variant_lines(preset, terminal_width()))
+    print_line("", "advice for this machine")
+    print_lines(pair_lines((f"  {entry.knob}", entry.text) for entry in advice))
+
+
+def _print_script(path: Path, as_json: bool) -> None:
+    preset = script_preset.load(path)
+    if as_json:
+        script = {"command": preset.command, "cwd": preset.cwd, "knobs": preset.flag_words}
+        print_json(
+            {"name": preset.name, "title": preset.title, "files": [str(path)], "script": script, "knobs": preset.knobs}
+        )
+        return
+    print_line(f"{preset.name}: {preset.title}", f"from {path}")
+    folder_line = [f"in {preset.cwd}"] if preset.cwd else []
+    print_line("", "command", f"  {shlex.join(preset.command)}", *folder_line)
+    print_line("", "flags of its knobs")
+    print_lines(
+        pair_lines((f"  {name}", script_preset.flag_words_text(place)) for name, place in preset.flag_words.items())
+    )
+    print_line("", "knobs")
+    print_lines(pair_lines((f"  {name}", KNOBS_BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
+
+
+def _advice(spec: RunSpec) -> list[Advice]:
+    """Return the advisor's lines on the preset and on the model's shapes."""
+    machine = detect_machine(torch_build(find_python(None)))
+    situation = gather(spec, machine, Home())
+    advice = advise(spec, spec.knobs, machine, situation)
+    # Shapes cost nothing on a CPU, but the preset is read for other machines as well.
+    shapes = model_advice(situation)
+    return [entry for entry in advice if entry.knob != "model"] + ([shapes] if shapes else [])
+
+
+def _knob_rows(knobs: KnobValues, set_by_preset: KnobValues) -> Iterator[tuple[str, str]]:
+    """Yield each knob with its value, marked as a default unless the preset sets it."""
+    for name, value in knobs.items():
+        yield f"  {name}", KNOBS_BY_NAME[name].text_of(value) + ("" if name in set_by_preset else "  (default)")
+
+
+def _variant_lines(preset: Preset, width: int | None) -> list[str]:
+    """Return a table of the variants, figures and knobs; if it is wider than `width`, knobs go on their own lines."""
+    published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
+    header = ("  ID", *figure_headings(*(f"published {key}" for key in published)), "KNOBS")
+    rows = [
+        [
+            f"  {row.id}" + (" (baseline)" if row.id == preset.baseline else ""),
+            *(field_text(row.published.get(key, ""), ", ") for key in published),
+        ]
+        for row in preset.variants
+    ]
+    knobs = [_settings(row) for row in preset.variants]
+    wide_lines = table(header, [[*row, settings] for row, settings in zip(rows, knobs, strict=True)])
+    if width is None or max(map(len, wide_lines)) <= width:
+        return wide_lines
+    narrow = table((header[0], *figure_headings(*published)), rows)
+    lines = [f"  published: {', '.join(published)}"] if published else []
+    for line, settings in zip(narrow, ["", *knobs], strict=True):
+        lines += [line, *textwrap.wrap(settings, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    return lines
+
+
+def _settings(row: Variant) -> str:
+    """Return a variant's settings as they are typed."""
+    fields = {f"model.{name}": value for name, value in row.model.items()}
+    fields |= {f"data.{name}": value for name, value in row.data.items()}
+    return " ".join(typed_overrides({**fields, **row.knobs}))
+
+
+def knobs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("knob", metavar="NAME", nargs="?", help="one knob, with its whole help")
+    parser.add_argument("--json", action="store_true", help="print {knobs[...]}")
+
+
+def knobs(arguments: argparse.Namespace) -> int:
+    """Print a table of all knobs, or the help of one."""
+    entries = KNOBS if arguments.knob is None else (knob(arguments.knob),)
+    if arguments.json:
+        print_json({"schema": SCHEMA, "knobs": [_fields(entry) for entry in entries]})
+    elif arguments.knob is None:
+        rows = [(entry.name, entry.group, entry.text_of(entry.default), entry.values.describe()) for entry in entries]
+        print_table(("KNOB", "GROUP", "DEFAULT", "TAKES"), rows)
+    else:
+        _print_help(entries[0])
+    return 0
+
+
+def _print_help(entry: Knob) -> None:
+    print_line(f"{entry.name}: {entry.what}")
+    rows = [("speed", entry.speed), ("memory", entry.memory), ("training", entry.training)]
+    rows += [("takes", entry.values.describe()), ("default", entry.text_of(entry.default))]
+    rows += [("only with", f"strategy {', '.join(entry.only_with)}")] if entry.only_with else []
+    rows += [(tool.replace("_", "-"), name) for tool, name in asdict(entry.same_as).items()]
+    print_lines(pair_lines((f"  {label}", text) for label, text in rows if text))
+
+
+def _fields(entry: Knob) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "group": entry.group,
+        "default": entry.default,
+        "takes": entry.values.describe(),
+        "what": entry.what,
+        "speed": entry.speed,
+        "memory": entry.memory,
+        "training": entry.training,
+        "only_with": entry.only_with,
+        "same_as": entry.same_as,
+    }

@@ -1,0 +1,202 @@
+"""Printing of commands: aligned tables for people, one JSON object as the last line for programs.
+
+Every text passes `plain` here, whichever file it came from: no command prints a control sequence but its own bar.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+from rich.cells import cell_len
+
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.units import escaped
+from trainfast_runner.worker.shared.host import can_move_cursor
+from trainfast_tui.text.format import (
+    GAP_CELLS,
+    MAX_COLUMN_CELLS,
+    aligned_line,
+    figure_columns,
+    plain,
+    to_ascii,
+    truncate,
+)
+
+BAR_CELLS = 20
+USUAL_COLUMNS = 80
+"""Columns of a terminal of unknown size, which reports 0."""
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON; takes dicts, lists, Structs and dataclasses."""
+    try:
+        line = msgspec.json.encode(value).decode()
+        line.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        # A stdout or a file name that is not UTF-8: json escapes what msgspec leaves or refuses.
+        line = json.dumps(msgspec.to_builtins(value))
+    print(escaped(line))
+
+
+def print_line(*lines: str) -> None:
+    """Print each text as one line on stdout, in ASCII if its encoding cannot hold the text; without any an empty line.
+
+    A line end within a text becomes a space.
+    """
+    for line in lines or ("",):
+        print(_encodable(plain(line), sys.stdout.encoding))
+
+
+def print_exact(text: str) -> None:
+    """Print the text of a file, in UTF-8 whatever the encoding of stdout; on a terminal as `print_line` does."""
+    if sys.stdout.isatty():
+        print_lines(text.removesuffix("\n").split("\n"))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+
+
+def print_notice(text: str) -> None:
+    """Print a line on stderr; while a progress bar is shown, use `Progress.print_line`."""
+    write_to_stderr(text, end="\n")
+
+
+def write_to_stderr(text: str, *, begin: str = "", end: str = "") -> None:
+    """Write one line on stderr, in ASCII if its encoding cannot hold the text; `begin` and `end` as they are."""
+    try:
+        sys.stderr.write(f"{begin}{_encodable(plain(text), sys.stderr.encoding)}{end}")
+        sys.stderr.flush()
+    except OSError:
+        pass  # the terminal has gone; the command goes on, and its exit code still counts
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    """Return the text, or its ASCII likeness if `encoding` cannot hold it."""
+    try:
+        text.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return to_ascii(text.replace(" °C", " C"))
+    return text
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print each line."""
+    for line in lines:
+        print_line(line)
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """True if the stream is a terminal that can write over its text."""
+    return stream.isatty() and can_move_cursor(os.environ)
+
+
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Return COLUMNS, else the columns of the terminal on the stream (stdout); None if that is not a terminal."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    try:
+        width = int(columns) if columns.isdecimal() else 0
+        return width or os.get_terminal_size(stream.fileno()).columns or USUAL_COLUMNS
+    except OSError:  # the terminal has gone
+        return USUAL_COLUMNS
+
+
+def progress_bar(fraction: float) -> str:
+    """Return a bar filled to a fraction from 0 to 1."""
+    full = round(max(0.0, min(1.0, fraction)) * BAR_CELLS)
+    return "█" * full + "░" * (BAR_CELLS - full)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], drop: Sequence[str] = ()) -> None:
+    """Print a table with its widest cells cut; `drop` as in `GrowingTable`."""
+    cells = [[plain(cell, MAX_COLUMN_CELLS) for cell in row] for row in rows]
+    table = GrowingTable(header, [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)], drop)
+    for row in cells:
+        table.add(row)
+
+
+class GrowingTable:
+    """A table that prints its rows as they come; lines are cut to the width of a terminal, and whole in a pipe."""
+
+    def __init__(
+        self,
+        header: Sequence[str],
+        widths: Sequence[int],
+        drop: Sequence[str] = (),
+        without: Sequence[str] = (),
+    ) -> None:
+        """Print the header over columns of at least `widths` cells.
+
+        The columns named in `drop` are left out one by one until the rest fits the terminal, so that no figure is cut;
+        those in `without` are always left out.
+        """
+        self._width = terminal_width()
+        all_widths = [max(cell_len(name), cells) for name, cells in zip(header, widths, strict=True)]
+        self._columns = [column for column, name in enumerate(header) if name not in without]
+        for dropped in drop:
+            needed = sum(all_widths[column] + GAP_CELLS for column in self._columns) - GAP_CELLS
+            if self._width is None or needed <= self._width:
+                break
+            self._columns = [column for column in self._columns if header[column] != dropped]
+        self._widths = [all_widths[column] for column in self._columns]
+        self._right = figure_columns(header[column] for column in self._columns)
+        self.add(header)
+
+    def add(self, row: Sequence[str]) -> None:
+        """Print a row; a cell wider than its column moves the rest of its row."""
+        cells = [plain(row[column]) for column in self._columns]
+        self._print_cut(aligned_line(cells, map(max, self._widths, map(cell_len, cells)), self._right))
+
+    def add_note(self, name: str, text: str) -> None:
+        """Print a row with words instead of figures."""
+        widths = max(self._widths[0], cell_len(name)), cell_len(text)
+        self._print_cut(aligned_line((name, text), widths, ()))
+
+    def _print_cut(self, line: str) -> None:
+        print_line(line if self._width is None else truncate(line, self._width))
+
+
+def output_path(name: str, endings: Sequence[str]) -> Path:
+    """Return the path of `-o NAME`. Raises UserError for another ending, and for a file that cannot be written."""
+    path = Path(name).absolute()
+    if path.suffix.lower() not in endings:
+        close = nearest(path.suffix, endings) if path.suffix else None
+        raise UserError(f"{name}: unknown file type", key="-o", allowed=endings, nearest=close)
+    refuse_unwritable(path, "-o")
+    return path
+
+
+def refuse_unwritable(path: Path, option: str) -> None:
+    """Raise UserError, before any work, if the file that `option` names cannot be written."""
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent}", key=option)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", key=option)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{path} cannot be written", key=option)
+
+
+def write_output(path: Path, text: str, option: str = "-o") -> int:
+    """Write the file that `option` names, and return its bytes. Raises UserError."""
+    try:
+        return path.write_bytes(text.encode())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", key=option, exit_code=EXIT_FAILED) from None
+    except UnicodeEncodeError as error:
+        word = os.fsencode(error.object[error.start : error.end])
+        raise UserError(f"cannot write {path}: {word!r} is not UTF-8", key=option) from None
+
+
+EXIT_FAILED = 4
+EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_CUT_OFF = 129, 130, 141
+"""128 and the signal, as shells have it: SIGHUP, SIGINT (Ctrl-C), and SIGPIPE for a reader that has gone."""
+SEARCH_EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": EXIT_FAILED, "cancelled": EXIT_INTERRUPTED}
+"""Exit code by the state of a search that has ended."""

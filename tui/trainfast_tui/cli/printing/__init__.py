@@ -1,1 +1,0 @@
-"""Everything that commands print: tables, progress, results and the journals of searches."""

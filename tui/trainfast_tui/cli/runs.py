@@ -1,0 +1,331 @@
+"""`runs list`: the history as a table, or one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.machine.telemetry.throttle import CAUSES
+from trainfast_runner.memory.oom import with_newer_explanation
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Diagnosis, Result
+from trainfast_runner.records.run_directory import STATES, notable_reason, read_result, read_run_file
+from trainfast_runner.records.run_file import SCHEMA, RunFile
+from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.results.comparison import ComparisonRow, compare
+from trainfast_runner.results.summary import read_joined_steps, step_record
+from trainfast_runner.running.follower import Follower, RunSnapshot
+from trainfast_runner.running.history import RunRow, iter_rows
+from trainfast_runner.running.recovery import final_result, result_or_none_while_live
+from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings.spec import without_search_settings
+from trainfast_runner.worker.shared.words import STEP_PHASES
+from trainfast_tui.cli.arguments import add_run, directory_of, positive
+from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_table, terminal_width
+from trainfast_tui.cli.progress import live_record, status_line, summary_lines
+from trainfast_tui.text.diagnosis_words import (
+    diagnosis_section,
+    no_bottleneck_in_result,
+    no_bottleneck_in_run,
+    overlap_words,
+)
+from trainfast_tui.text.format import (
+    ABSENT,
+    DOUBT_SIGN,
+    SYNTHETIC_MARK,
+    celsius,
+    count,
+    doubt_words,
+    duration,
+    figure_headings,
+    fraction,
+    joules,
+    line_text,
+    milliseconds,
+    per_second,
+    signed_percent,
+    size,
+    with_sizes,
+    without_empty_columns,
+)
+from trainfast_tui.text.next_run_words import short_overrides, typed_overrides
+from trainfast_tui.text.result_words import (
+    difference_text,
+    figure_with_unit,
+    interval_text,
+    value_text,
+    verdict_reasons,
+    verdict_words,
+)
+from trainfast_tui.text.search_words import ROLE_WORDS
+
+FIGURES = figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
+HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NOTE")
+DROPPED_COLUMNS = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
+"""The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
+MAX_OVERRIDES_CELLS = 48
+MAX_NOTE_CELLS = 40
+
+
+def runs_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--state", help="only runs in this state: running, finished, oom, failed, ...")
+    parser.add_argument("--preset", help="only runs of this preset, NAME or NAME/VARIANT")
+    parser.add_argument("--probes", action="store_true", help="also the processes in which searches tried settings")
+    parser.add_argument("-n", type=positive, metavar="N", help="only the newest N")
+    parser.add_argument("--json", action="store_true", help="print {schema, runs[...]}")
+
+
+def runs_list(arguments: argparse.Namespace) -> int:
+    """Print the runs, newest first."""
+    if arguments.state is not None and arguments.state not in STATES:
+        raise UserError(
+            f"there is no state {arguments.state!r}",
+            key="--state",
+            allowed=STATES,
+            nearest=nearest(arguments.state, STATES),
+        )
+    matching_rows = (row for row in iter_rows(Home(), warm_processes=arguments.probes) if _matches(row, arguments))
+    rows = list(itertools.islice(matching_rows, arguments.n))
+    if not rows and arguments.preset is not None:
+        _refuse_unknown(arguments.preset, Home())
+    if arguments.json:
+        print_json({"schema": SCHEMA, "runs": rows})
+    elif not rows:
+        is_filtered = arguments.state or arguments.preset
+        print_line("no matching runs" if is_filtered else f"no run yet: trainfast-tui run {presets.PLAIN_PRESET}")
+    else:
+        print_table(HEADER, map(_cells, rows), drop=DROPPED_COLUMNS)
+    return 0
+
+
+def _refuse_unknown(preset: str, home: Home) -> None:
+    """Raise UserError for a preset that does not exist and never ran. A script's preset exists if its file does."""
+    if script_preset.path_of(preset) is None and not any(preset in (row.preset, row.name) for row in iter_rows(home)):
+        presets.load(preset)
+
+
+def _matches(row: RunRow, arguments: argparse.Namespace) -> bool:
+    if arguments.state is not None and row.state != arguments.state:
+        return False
+    return arguments.preset is None or arguments.preset in (row.preset, row.name)
+
+
+def _cells_for_overrides() -> int:
+    """Return the cells beside id, state and rate on a terminal of 80 columns."""
+    width = terminal_width()
+    return MAX_OVERRIDES_CELLS if width is None else min(MAX_OVERRIDES_CELLS, width * 2 // 7)
+
+
+def _cut_note(note: str) -> str:
+    """Return the note, on a terminal cut to words that leave room for the figures."""
+    return textwrap.shorten(note, MAX_NOTE_CELLS, placeholder=" …") if sys.stdout.isatty() else note
+
+
+def _cells(row: RunRow) -> list[str]:
+    started = ABSENT
+    if row.started_wall_ns is not None:
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
+    notes = [
+        "" if row.number is None else f"run {row.number}",
+        ROLE_WORDS.get(row.role or "", ""),
+        doubt_words(row.doubts),
+        f"on host {row.host}" if row.host else "",
+        "unsupervised" if row.supervised is False else "",
+        SYNTHETIC_MARK if row.synthetic_data else "",
+        with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",
+    ]
+    return [
+        row.run_id,
+        row.state,  # the name that --state takes
+        short_overrides(without_search_settings(row.overrides, row.role), _cells_for_overrides()),
+        f"{DOUBT_SIGN} " * bool(row.doubts and row.samples_per_s) + per_second(row.samples_per_s, "samples"),
+        milliseconds(row.step_ms_p50),
+        size(row.peak_allocated_bytes),
+        duration(row.seconds),
+        started,
+        _cut_note("; ".join(note for note in notes if note)),
+    ]
+
+
+PIPE_WIDTH = 10_000
+"""The width of lines for a pipe, which gets each one whole."""
+
+
+def runs_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run(parser)
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--steps", action="store_true", help="each step, with the readings of the watched GPUs")
+    view.add_argument("--why", action="store_true", help="the bottlenecks, with figures and thresholds")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def runs_show(arguments: argparse.Namespace) -> int:
+    """Print the run; return 0 however it ended."""
+    directory = directory_of(arguments)
+    if arguments.steps:
+        _print_steps(directory, arguments.json)
+        return 0
+    result = result_or_none_while_live(directory)
+    if result is not None:
+        _print_ended(with_newer_explanation(directory, result), read_run_file(directory), arguments)
+    else:
+        _print_live(Follower(directory).poll(), arguments)
+    return 0
+
+
+def _print_ended(result: Result, run_file: RunFile | None, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print_json(result)
+    elif arguments.why:
+        print_lines(explained_bottlenecks(result.diagnosis, no_bottleneck_in_result(result)))
+    else:
+        print_lines([*summary_lines(result), _settings_line(result, run_file)])
+
+
+def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print_json(live_record(snapshot))
+    elif arguments.why:
+        print_lines(explained_bottlenecks(snapshot.diagnosis, no_bottleneck_in_run(snapshot)))
+    else:
+        print_line(f"{snapshot.run_id}  {status_line(snapshot)}")
+        print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")
+
+
+def explained_bottlenecks(diagnoses: Sequence[Diagnosis], nothing: str) -> list[str]:
+    """Return each bottleneck with its figures, its rule's thresholds and their sources; else `nothing`."""
+    if not diagnoses:
+        return [nothing]
+    lines: list[str] = []
+    width = terminal_width() or PIPE_WIDTH
+    for diagnosis in diagnoses:
+        title, section = diagnosis_section(diagnosis, width)
+        lines += ["", title, *(line_text(line) for line in section)]
+    overlap = overlap_words(diagnoses)
+    return [*lines[1:], *(["", overlap] if overlap else [])]
+
+
+def _print_steps(directory: Path, as_json: bool) -> None:
+    steps = [step_record(*step) for step in read_joined_steps(directory)]
+    result = read_result(directory)
+    thinning = None if result is None else result.thinning
+    if as_json:
+        print_json({"schema": SCHEMA, "run_id": directory.name, "thinning": thinning, "steps": steps})
+        return
+    print_steps(steps)
+    if result is not None and thinning is not None:
+        step_count = result.steps.measured + result.steps.warmup
+        print_line(f"note: a long run: these are {count(len(steps))} of its {count(step_count)} steps")
+
+
+def _settings_line(result: Result, run_file: RunFile | None) -> str:
+    """Return a run's overrides, or the search that a warm process belongs to."""
+    if result.role in WARM_ROLES and result.script is None:
+        return f"its search: {result.search_id or 'none recorded'}"
+    typed = typed_overrides(without_search_settings(result.overrides, result.role))
+    return f"settings: {' '.join(typed)}" if typed else "settings: as the preset sets them"
+
+
+def runs_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("a", metavar="A", help="the run to compare with: an id, a unique prefix, or last")
+    parser.add_argument("b", metavar="B", help="the other run")
+    parser.add_argument(
+        "--json", action="store_true", help="print {a, b, knobs[], rows[], conditions[], notes[], doubts[]}"
+    )
+
+
+def runs_compare(arguments: argparse.Namespace) -> int:
+    """Print the differing settings and figures."""
+    home = Home()
+    comparison = compare(final_result(home, home.find(arguments.a)), final_result(home, home.find(arguments.b)))
+    if arguments.json:
+        print_json(comparison)
+        return 0
+    print_line(f"A  {comparison.a}", f"B  {comparison.b}", "")
+    if comparison.a == comparison.b:
+        print_line("A and B are one and the same run.", "")
+    if (verdict := verdict_words(comparison)) is not None:
+        print_line(verdict)
+    for reason in verdict_reasons(comparison):
+        print_line(f"? {reason}")
+    for note in map(with_sizes, comparison.notes):
+        print_line(f"note: {note}")
+    print_line()
+    if comparison.knobs:
+        settings = [(name, value_text(name, a), value_text(name, b)) for name, a, b in comparison.knobs]
+        print_table(("KNOB", "A", "B"), settings)
+    else:
+        print_line("the same settings")
+    print_line()
+    rows = [_cells_runs_compare(row) for row in comparison.rows if row.a is not None or row.b is not None]
+    header = ("FIGURE", *figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
+    print_table(header, rows, drop=("95 % CI", "CHANGE"))
+    if comparison.conditions:
+        print_line()
+        cells = [
+            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
+            for row in comparison.conditions
+        ]
+        print_table(("CONDITION", "A", "B", ""), cells)
+    return 0
+
+
+def _cells_runs_compare(row: ComparisonRow) -> list[str]:
+    percent = "" if row.percent is None else signed_percent(row.percent)
+    return [
+        row.label,
+        figure_with_unit(row.a, row.unit),
+        figure_with_unit(row.b, row.unit),
+        difference_text(row),
+        percent,
+        interval_text(row),
+        row.verdict,
+    ]
+
+
+StepRecord = dict[str, Any]
+"""A step's fields and those of its `StepConditions`, as `step_record` returns them."""
+CAUSE_HEADS = {"thermal": "HEAT", "power": "POWER CAP", "brake": "BRAKE", "sync_boost": "SYNC BOOST"}
+
+
+def print_steps(steps: Sequence[StepRecord]) -> None:
+    """Print a line for each step, without empty columns; throttled time is in milliseconds of the step."""
+    if not steps:
+        print_line("no step is on record")
+        return
+    rows = [[cell(step) for _, cell in STEP_COLUMNS] for step in steps]
+    header = figure_headings(*(heading for heading, _ in STEP_COLUMNS))
+    print_table(*without_empty_columns(header, rows, empty=ABSENT))
+    sources = sorted({source for step in steps for source in (step["sources"] or {}).values()})
+    if sources:
+        print_line(f"throttled time from: {', '.join(sources)}")
+
+
+def _phase(name: str) -> Callable[[StepRecord], str]:
+    return lambda step: milliseconds(step[f"{name}_ms"])
+
+
+def _throttled(cause: str) -> Callable[[StepRecord], str]:
+    return lambda step: milliseconds((step["throttled_ms"] or {}).get(cause))
+
+
+STEP_COLUMNS: tuple[tuple[str, Callable[[StepRecord], str]], ...] = (
+    ("STEP", lambda step: count(step["step"]) + (" warm-up" if step["warmup"] else "")),
+    ("TOOK", _phase("step")),
+    *((name.upper(), _phase(name)) for name in STEP_PHASES),
+    *((CAUSE_HEADS[cause.name], _throttled(cause.name)) for cause in CAUSES),
+    ("CLOCK LOSS", lambda step: fraction(step["clock_loss_fraction"], 1)),
+    ("ENERGY", lambda step: joules(step["energy_joules"])),
+    ("A SAMPLE", lambda step: joules(step["joules_per_sample"])),
+    ("TEMP AT START", lambda step: celsius(step["temperature_c"])),
+)

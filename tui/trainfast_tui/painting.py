@@ -1,0 +1,268 @@
+"""The base of every painted widget: rows that repaint alone, styled text, and the colours of the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+from weakref import WeakKeyDictionary
+
+import msgspec
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import App
+from textual.filter import LineFilter
+from textual.geometry import Region, Size
+from textual.strip import Strip
+from textual.widget import Widget
+
+from trainfast_tui.terminal.textual_app import part_style
+from trainfast_tui.text.format import Line, Piece, Tone, paragraph, plain, truncate
+
+if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
+
+
+SegmentRows = list[list[Segment]]
+
+
+class Canvas(msgspec.Struct, frozen=True):
+    """The size and colours of the drawn rows."""
+
+    width: int = 0
+    height: int = 0
+    is_native: bool = False
+    """True in the terminal's own colours."""
+
+
+class RowWidget(Widget):
+    """A widget without border, padding, tint or opacity of its own: put a border on its container."""
+
+    ALLOW_SELECT = False
+    DEFAULT_CSS = """
+    RowWidget {
+        /* Never dim: while themes change Textual blends it with a background that is not there yet, and breaks. */
+        .tone--title { text-style: bold; }
+        .tone--muted { color: $text-muted; }
+        .tone--primary { color: $text-primary; }
+        .tone--secondary { color: $text-secondary; }
+        .tone--accent { color: $text-accent; }
+        .tone--success { color: $text-success; }
+        .tone--warning { color: $text-warning; text-style: bold; }
+        .tone--error { color: $text-error; text-style: bold; }
+        .tone--key { color: $text-accent; text-style: bold; }
+        .tone--cursor { color: $block-cursor-foreground; background: $block-cursor-background; text-style: bold; }
+        .tone--badge { color: $block-cursor-foreground; background: $primary; text-style: bold; }
+        .tone--alarm { color: $block-cursor-foreground; background: $error; text-style: bold; }
+    }
+    """
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._strips: dict[int, tuple[list[Segment] | None, Strip]] = {}
+        """The segments of each row and their strip on the background."""
+        self._strips_for: tuple[int, Style | None, Sequence[LineFilter]] = (0, None, ())
+        self._rows: SegmentRows | None = None
+        self._rows_for = Canvas()
+
+    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
+        """Return the rows to show, each `width` cells wide; missing ones are blank."""
+        raise NotImplementedError
+
+    def repaint(self) -> None:
+        """Draw again and send the changed cells."""
+        old, is_same_size = self._rows, self._rows_for == self._canvas()
+        self._rows = None
+        self.send_changes(old if is_same_size else None)
+
+    def notify_style_update(self) -> None:
+        """Forget the rows of the old theme."""
+        self._rows = None
+        forget_palettes(self)
+        super().notify_style_update()
+
+    def painted(self) -> SegmentRows:
+        """Return the rows as they are now, drawn once."""
+        canvas = self._canvas()
+        if self._rows is None or self._rows_for != canvas:
+            self._rows_for = canvas
+            self._rows = self.rows(canvas.width, canvas.height, tone_styles(self))
+        return self._rows
+
+    def _canvas(self) -> Canvas:
+        return Canvas(*self.size, self.app.native_ansi_color)
+
+    def background(self) -> Style | None:
+        """Return the style behind the rows; None in the terminal's own colours."""
+        return None if self.app.native_ansi_color else Style(bgcolor=self.rich_style.bgcolor)
+
+    def render_line(self, y: int) -> Strip:
+        return self.render_lines(Region(0, y, self.size.width, 1))[0]
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        rows, width = self.painted(), self.size.width
+        background, filters = self.background(), self.get_line_filters()
+        if self._strips_for != (width, background, filters):
+            self._strips_for, self._strips = (width, background, filters), {}
+        strips = []
+        for y in crop.line_range:
+            row = rows[y] if y < len(rows) else None
+            cached = self._strips.get(y)
+            if cached is None or cached[0] is not row:
+                cached = self._strips[y] = row, self._strip(row, width, background, filters)
+            strips.append(cached[1])
+        first, last = crop.column_span
+        return strips if (first, last) == (0, width) else [strip.crop(first, last) for strip in strips]
+
+    def _strip(
+        self, row: list[Segment] | None, width: int, background: Style | None, filters: Sequence[LineFilter]
+    ) -> Strip:
+        # NO_COLOR makes Textual ask every segment for a style.
+        strip = Strip.blank(width, Style.null()) if row is None else Strip(row, width)
+        strip = strip if background is None else strip.apply_style(background)
+        for line_filter in filters:
+            strip = strip.apply_filter(line_filter, self.background_colors[1])
+        return strip
+
+    def send_changes(self, before: SegmentRows | None) -> None:
+        """Refresh the rows that differ from `before`; all rows if that is unknown."""
+        if not before or not self.is_on_screen:
+            self.refresh()
+            return
+        width = self.size.width
+        regions = [
+            Region(0, y, width, 1)
+            for y, (old, new) in enumerate(zip(before, self.painted(), strict=True))
+            if old is not new and old != new
+        ]
+        # terminal/ sends only the cells that differ.
+        if regions:
+            self.refresh(*regions)
+
+
+MAX_ROWS = 100
+"""A growing panel asks for no more lines of its text."""
+
+
+class PaintedWidget(RowWidget):
+    """A widget that draws its `lines`; call `repaint` when they have changed."""
+
+    DEFAULT_CSS = "PaintedWidget { height: 1; width: 1fr; }"
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """Return the lines to draw; longer ones are cut, missing ones blank."""
+        raise NotImplementedError
+
+    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
+        lines = self.lines(width, height)[:height] if width and height else []
+        return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
+
+    def set_height(self, rows: int) -> None:
+        """Set the height, unless it stays the same: Textual would lay out the screen again."""
+        if self.styles.height is None or self.styles.height.value != rows:
+            self.styles.height = rows
+
+
+class GrowingPanel(PaintedWidget):
+    """A panel as high as its text, hidden without any."""
+
+    DEFAULT_CSS = """
+    GrowingPanel { height: auto; display: none; }
+    GrowingPanel.-shown { display: block; }
+    """
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.lines(width, MAX_ROWS))
+
+    def set_shown(self, is_shown: bool) -> None:
+        """Draw again in the height that the text needs now; `is_shown` is False without a text."""
+        width, height = self.size
+        if width and self.has_class("-shown") == is_shown and len(self.lines(width, MAX_ROWS)) == height:
+            self.repaint()
+            return
+        self.set_class(is_shown, "-shown")
+        self._rows = None
+        self.refresh(layout=True)
+
+
+class ShownRunWidget(PaintedWidget):
+    """A widget about a run, by the newest snapshot of it."""
+
+    _run: RunSnapshot | None = None
+
+    def show_run(self, run: RunSnapshot | None) -> None:
+        """Draw this run from now on."""
+        self._run = run
+        self.repaint()
+
+
+class WidgetWithNotice(PaintedWidget):
+    """A view that places its `notice_lines` among its own, for screens without a status line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._notice: Piece = ("", "muted")
+
+    def show_notice(self, text: str, tone: Tone = "text") -> None:
+        """Show this notice until the next one; an empty text removes it."""
+        self._notice = (text, tone)
+        self.repaint()
+
+    def notice_lines(self, width: int, max_lines: int | None = None) -> list[Line]:
+        """Return the notice in at most `max_lines` lines of `width` cells; empty without a notice."""
+        text, tone = self._notice
+        return paragraph(text, width, tone, max_lines)
+
+
+def _row(line: Line, width: int, palette: Palette) -> list[Segment]:
+    row: list[Segment] = []
+    room = width
+    for text, tone in line:
+        text = truncate(plain(text), room)
+        if text:
+            row.append(Segment(text, palette[tone]))
+        room -= cell_len(text)
+    if room > 0:
+        # The cursor's line is filled to its end.
+        filled = line and line[-1][1] == "cursor"
+        row.append(Segment(" " * room, palette["cursor" if filled else "text"]))
+    return row
+
+
+TONES: tuple[Tone, ...] = get_args(Tone)
+"""Every tone."""
+FILLED_TONES: tuple[Tone, ...] = ("cursor", "badge", "alarm")
+"""Tones with a background of their own."""
+Palette = Mapping[str, Style]
+"""The style of every tone, by name."""
+_PALETTES: WeakKeyDictionary[App[Any], dict[tuple[object, ...], Palette]] = WeakKeyDictionary()
+
+
+def tone_styles(widget: Widget) -> Palette:
+    """Return the styles of the classes `tone--NAME` on `widget`, in its present theme.
+
+    COMPONENT_CLASSES would apply the style sheet to every tone of every widget before the first frame.
+    """
+    app = widget.app
+    styles = _PALETTES.setdefault(app, {})
+    key = app.theme, app.native_ansi_color, widget.rich_style
+    if key not in styles:
+        # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
+        whole_styles = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}
+        filled = {
+            tone: Style(bgcolor=whole_styles[tone].bgcolor, reverse=whole_styles[tone].reverse) for tone in FILLED_TONES
+        }
+        styles[key] = {
+            tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole_styles.items()
+        }
+    return styles[key]
+
+
+def forget_palettes(widget: Widget) -> None:
+    """Forget the styles: the theme has changed."""
+    _PALETTES.pop(widget.app, None)
+
+
+def _without_background(style: Style) -> Style:
+    """Return the style without background, underline and reverse."""
+    return Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)

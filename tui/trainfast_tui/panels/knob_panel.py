@@ -1,0 +1,374 @@
+"""The knobs of the next run, in groups, their keys, and the text about the knob under the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knob_values import whole_number
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import Way, reach_of
+from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.next_run.sources import preset_choices
+from trainfast_tui.painting import PaintedWidget
+from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
+from trainfast_tui.text.format import (
+    Line,
+    Section,
+    Tone,
+    clamp_scroll,
+    hidden_words,
+    labelled,
+    line_length,
+    moved_cursor,
+    paragraph,
+    plain,
+    rule,
+    to_width,
+    with_more,
+    wrap,
+)
+from trainfast_tui.text.keys import KNOBS_IN_ORDER, SCRIPT_KEY, key_of
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.settings.knob_values import KnobValues
+    from trainfast_tui.session import Session
+
+
+AUTO = "auto"
+NO_VALUE = "–"
+"""Stands for the value of a knob that cannot reach a script."""
+NAME_WIDTH = 15
+MAX_ABOUT_LINES, MAX_ADVISED_LINES = 13, 16
+"""The most lines about a knob, and about one there is advice for."""
+MIN_LIST_LINES = 7
+"""The text about a knob leaves the list this many lines, unless the text would get fewer than `MIN_ABOUT_LINES`."""
+MIN_ABOUT_LINES = 3
+WIDE_FACTORS_FROM = 40
+"""Columns from which the factors of the global batch have room around them."""
+MIN_LIST_LINES_BESIDE_REFUSAL = 3
+"""Lines of the list that a long refusal leaves."""
+
+
+class KnobPanel(PaintedWidget, can_focus=True):
+    """A list of knobs with a cursor, and below it the text about the knob; the keys change the session's next run."""
+
+    DEFAULT_CSS = "KnobPanel { height: 1fr; width: 1fr; }"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._shown_next_run: NextRun | None = None
+        self._global_batch: tuple[int, int] | None = None
+        self._advice: Mapping[str, str] = {}
+        self._auto_choices: Mapping[str, str] = {}
+        self._value_refusal: UserError | None = None
+        self._machine_refusal: UserError | None = None
+        self._headings: Mapping[str, str] = dict.fromkeys(KNOBS_IN_ORDER, "")
+        """The heading over each listed knob, in the order of the list."""
+        self._cursor = 0
+        self._top = 0
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The names of the listed knobs."""
+        return tuple(self._headings)
+
+    @property
+    def current(self) -> str:
+        """The name of the knob under the cursor."""
+        return self.listed[self._cursor]
+
+    def show_knobs(self, knob: str = "") -> None:
+        """Paint the knobs that matter to the next run, with the cursor on `knob` where one is named."""
+        next_run, machine = self._session.next_run, self._session.machine
+        if next_run is not self._shown_next_run or knob:
+            self._value_refusal = None
+        self._shown_next_run, self._advice = next_run, self._session.advice()
+        self._global_batch = None if next_run is None else next_run.global_batch(machine)
+        self._machine_refusal = _refusal_of_machine(next_run, machine)
+        if next_run is not None:
+            above = self.listed[: self._cursor + 1]
+            self._headings = next_run.headings(KNOBS_IN_ORDER)
+            # The cursor stays on its knob, or goes to the nearest one above that is still listed.
+            self._cursor = next((self.listed.index(name) for name in reversed(above) if name in self.listed), 0)
+        self._put_cursor_on(knob)
+        self.repaint()
+
+    def show_auto_choices(self, chosen: Mapping[str, str]) -> None:
+        """Show the value that `auto` chose and the reason, by the name of the knob."""
+        if chosen != self._auto_choices:
+            self._auto_choices = chosen
+            self.repaint()
+
+    @property
+    def _shown_refusal(self) -> UserError | None:
+        """The refusal of the typed value; else this machine's of the run, if it is about the knob under the cursor."""
+        machine_refusal = self._machine_refusal
+        if self._value_refusal is not None or machine_refusal is None or machine_refusal.key != self.current:
+            return self._value_refusal
+        return machine_refusal
+
+    def _auto_choice(self, next_run: NextRun, name: str) -> str:
+        """Return the value that `auto` chose for this knob; empty for another value, and before the choice is known."""
+        return self._auto_choices.get(name, "") if next_run.spec.knobs.get(name) == AUTO else ""
+
+    def _put_cursor_on(self, name: str | None) -> None:
+        if name in self.listed:
+            self._cursor = self.listed.index(name)
+
+    def show_refusal(self, error: UserError) -> None:
+        """Show why a value was refused, at its knob and on the status line."""
+        self._value_refusal = error
+        self._put_cursor_on(error.key)
+        self.repaint()
+        self.screen.notify(error.line_without_option(), severity="error")
+
+    def move_to(self, name: str) -> None:
+        """Move the cursor to this knob, where it is listed."""
+        self._put_cursor_on(name)
+        self._value_refusal = None
+        self.repaint()
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor `by` knobs down, clamped to the list."""
+        self.move_to(self.listed[moved_cursor(self._cursor, by, len(self.listed))])
+
+    def action_end(self, by: int) -> None:
+        """Move the cursor to the first knob (-1) or to the last (1)."""
+        self.action_move(by * len(self.listed))
+
+    def action_turn(self, by: int, around: bool = False) -> None:
+        next_run = self._session.next_run
+        if next_run is None:
+            return
+        try:
+            refused = next_run.refused_values(self.current, self._session.machine)
+            self._change(next_run.turn(self.current, by, around=around, skipped=refused))
+        except UserError as error:
+            self.show_refusal(error)
+
+    def _change(self, next_run: NextRun) -> None:
+        """Change the next run and show it at once: the next key may already be waiting."""
+        self._session.set_next_run(next_run)
+        self.show_knobs()
+
+    def action_cycle(self) -> None:
+        self.action_turn(1, around=True)
+
+    def action_reset_knob(self) -> None:
+        if self._session.next_run is not None:
+            self._change(self._session.next_run.reset(self.current))
+
+    def action_type_value(self) -> None:
+        entry, next_run = KNOBS_BY_NAME[self.current], self._session.next_run
+        if next_run is None:
+            return
+
+        def set_value(text: str) -> None:
+            # Looked up again: a run that was started elsewhere may have replaced the next run meanwhile.
+            if self._session.next_run is not None:
+                self._change(self._session.next_run.with_value(entry.name, text))
+
+        ask_text(self.app, entry.name, entry.values.describe(), next_run.text_of(entry.name), set_value)
+
+    def action_preset(self) -> None:
+        current = self._session.next_run.spec.name if self._session.next_run is not None else None
+        ask_choice(self.app, "What to train", preset_choices(), self._set_preset, current=current)
+
+    def _set_preset(self, name: str) -> None:
+        try:
+            spec = self._session.set_preset(name).spec
+        except UserError as error:
+            self.show_refusal(error)
+            return
+        self.screen.notify(f"{spec.name}: {spec.title}")
+
+    def action_save(self) -> None:
+        next_run = self._session.next_run
+        if next_run is None:
+            return
+        from trainfast_runner.settings.presets import user_directory
+
+        def save(name: str) -> None:
+            try:
+                self.screen.notify(f"saved: {next_run.save(name)}")
+            except UserError as error:
+                self.screen.notify(error.line_without_option(), severity="error")
+
+        hint = f"A name; it becomes a file in {user_directory()}, with the comments of the preset it comes from."
+        ask_preset_name(self.app, "Save these knobs as", hint, "", save)
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        next_run = self._shown_next_run
+        if next_run is None:
+            return [rule("next run", width)]
+        head = self._head(next_run, width)
+        room = height - 1 - len(head)
+        if (refusal := self._shown_refusal) is not None:
+            # A refusal and its advice matter more than knobs that were not turned.
+            text = _refusal_lines(refusal, width, max(MIN_ABOUT_LINES, room // 2, room - MIN_LIST_LINES_BESIDE_REFUSAL))
+        else:
+            max_rows = MAX_ADVISED_LINES if self.current in self._advice else MAX_ABOUT_LINES
+            text = self._knob_text.cut_to(max(MIN_ABOUT_LINES, min(max_rows, room // 2, room - MIN_LIST_LINES)), width)
+        room = max(1, room - len(text))
+        rows, row_of_knob = self._list_rows(next_run)
+        cursor = row_of_knob[self._cursor]
+        # The group's title stays visible when the cursor reaches its first knob.
+        self._top = max(clamp_scroll(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
+        above = sum(row < self._top for row in row_of_knob)
+        below = sum(row >= self._top + room for row in row_of_knob)
+        visible_rows = rows[self._top : self._top + room]
+        visible_rows += [[] for _ in range(room - len(visible_rows))]
+        return [rule("next run", width, hidden_words(above, below)), *head, *visible_rows, *text]
+
+    def _head(self, next_run: NextRun, width: int) -> list[Line]:
+        name = to_width(plain(next_run.spec.name), width - 7).rstrip()
+        lines: list[Line] = [[("preset ", "muted"), (name, "title")]]
+        if next_run.script is not None:
+            lines.append([("script ", "muted"), (to_width(plain(next_run.spec.title), width - 7).rstrip(), "text")])
+        for override in next_run.typed_field_overrides():
+            lines.append([("with ", "muted"), (to_width(plain(override), max(8, width - 5)).rstrip(), "warning")])
+        if self._global_batch is not None:
+            lines.append(_global_batch_line(next_run.spec.knobs, *self._global_batch, width))
+        return lines
+
+    def _list_rows(self, next_run: NextRun) -> tuple[list[Line], list[int]]:
+        """Return the rows of the list with its headings, and the index of each knob's row."""
+        rows: list[Line] = []
+        row_of_knob: list[int] = []
+        group = ""
+        for number, (name, heading) in enumerate(self._headings.items()):
+            if heading != group:
+                group = heading
+                rows.append([(group, "muted")])
+            changed = next_run.is_changed(name)
+            row_of_knob.append(len(rows))
+            rows.append(_knob_row(name, next_run, changed, number == self._cursor, self._auto_choice(next_run, name)))
+        return rows, row_of_knob
+
+    def about(self, width: int) -> Section:
+        """Return the whole text about the knob under the cursor, after the refusal of a value."""
+        return self._knob_text.whole(width, self._shown_refusal)
+
+    @property
+    def _knob_text(self) -> KnobText:
+        next_run, name = self._shown_next_run, self.current
+        if next_run is None:
+            return KnobText(name, None)
+        return KnobText(
+            name,
+            next_run.script,
+            self._advice.get(name, ""),
+            self._auto_choice(next_run, name),
+            tuple(next_run.refused_values(name, self._session.machine).values()),
+        )
+
+
+def _refusal_of_machine(next_run: NextRun | None, machine: Machine | None) -> UserError | None:
+    """Return the refusal of a preset's run for which this machine lacks the devices; None for a script."""
+    if next_run is None or next_run.script is not None or machine is None:
+        return None
+    from trainfast_runner.settings.compatibility import refusal_here
+
+    return refusal_here(next_run.spec, machine)
+
+
+def _global_batch_line(knobs: KnobValues, total: int, ranks: int, width: int) -> Line:
+    is_spaced = width >= WIDE_FACTORS_FROM
+    numbers = (whole_number(knobs, "batch_size"), whole_number(knobs, "grad_accum"), ranks)
+    factors = [f"{factor:,}" for factor in numbers]
+    words = " = " + (" x " if is_spaced else "x").join(factors)
+    if is_spaced:
+        words += " rank" if ranks == 1 else " ranks"
+    return [("global batch ", "muted"), (f"{total:,}", "title"), (words, "muted")]
+
+
+def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:
+    """Return a refusal in at most `room` lines; the last one stays, which names the values that work."""
+    lines = wrap(f"Refused: {error.line_without_option()}", width)
+    is_whole = len(lines) < room
+    if not is_whole:
+        lines = [*lines[: room - 3], with_more(lines[room - 3], width), lines[-1]]
+    refused: list[Line] = [[(line, "error")] for line in lines]
+    return [rule("", width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it")[1:], *refused]
+
+
+def _knob_row(name: str, next_run: NextRun, is_changed: bool, is_current: bool, choice: str) -> Line:
+    value = next_run.text_of(name) if next_run.matters(name) else NO_VALUE
+    if choice:
+        value += f" ({choice.partition(',')[0]})"
+    mark = "•" if is_changed else " "
+    pointer = "▸" if is_current else " "
+    tone: Tone = "cursor" if is_current else "title" if is_changed else "text"
+    row: Line = [(f"{pointer}{mark}{name:<{NAME_WIDTH}}", tone)]
+    before = next_run.shown_run_knobs
+    before_words = ""
+    if is_changed and before is not None and name in before:
+        before_words = f"  was {KNOBS_BY_NAME[name].text_of(before[name])}"
+    if is_current:
+        return [*row, (f"{value}{before_words}", "cursor")]
+    return [*row, (value, "warning" if is_changed else "text"), (before_words, "muted")]
+
+
+class KnobText(msgspec.Struct, frozen=True):
+    """The texts about a knob of the next run."""
+
+    name: str
+    script: ScriptPreset | None
+    """The user's own script; None for a model."""
+    advice: str = ""
+    auto_choice: str = ""
+    """The value that `auto` chose, and the reason; empty for another value."""
+    refusals: tuple[str, ...] = ()
+    """The reason of each value that cannot work on the devices of the run."""
+
+    def whole(self, width: int, refusal: UserError | None) -> Section:
+        """Return all of the text, after the refusal of a value."""
+        entry = KNOBS_BY_NAME[self.name]
+        entries = [
+            paragraph("" if refusal is None else f"Refused: {refusal.line_without_option()}", width, "error"),
+            self._way(width),
+            paragraph(entry.what, width, "text"),
+            *self._trade_off(width),
+            labelled(("trains ", "secondary"), entry.training, width),
+        ]
+        return Section(self.name, [lines for lines in entries if lines])
+
+    def cut_to(self, room: int, width: int) -> list[Line]:
+        """Return the text in at most `room` lines."""
+        way, description = self._way(width), KNOBS_BY_NAME[self.name].what
+        trade_off = [line for entry in self._trade_off(width) for line in entry]
+        # The short texts about speed and memory are worth more than the end of a long description.
+        lines_for_description = max(1, room - 1 - len(way) - len(trade_off))
+        lines = [*way, *paragraph(description, width, "text", lines_for_description), *trade_off]
+        is_whole = len(wrap(description, width)) <= lines_for_description and len(lines) < room
+        if len(lines) >= room:
+            *before, (last, tone) = lines[room - 2]
+            lines = [*lines[: room - 2], [*before, (with_more(last, width - line_length(before)), tone)]]
+        return [rule(self.name, width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it"), *lines]
+
+    def _trade_off(self, width: int) -> list[list[Line]]:
+        """Return advice, the choice of `auto`, the effects on speed and memory, and the values; an entry for each."""
+        entry = KNOBS_BY_NAME[self.name]
+        return [
+            labelled(("advice ", "accent"), self.advice, width),
+            labelled(("here   ", "secondary"), self.auto_choice, width),
+            labelled(("speed  ", "secondary"), entry.speed, width),
+            labelled(("memory ", "secondary"), entry.memory, width),
+            labelled(("not here ", "muted"), "; ".join(self.refusals), width, "muted"),
+            paragraph(f"takes {entry.values.describe()}", width, "muted"),
+        ]
+
+    def _way(self, width: int) -> list[Line]:
+        """Return the way of the knob into the user's own script; empty for a model."""
+        if self.script is None:
+            return []
+        reach = reach_of(self.name, self.script)
+        words = f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
+        return labelled(("script ", "accent"), words, width)

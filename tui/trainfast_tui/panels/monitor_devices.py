@@ -1,0 +1,521 @@
+"""The monitor's devices: each GPU with all its readings, and the host; or the CPU, and the reason for no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+from rich.cells import cell_len
+
+from trainfast_runner.machine.gpu_health import BUSY_PERCENT
+from trainfast_runner.machine.telemetry import binding
+from trainfast_runner.machine.telemetry.throttle import causes_of
+from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
+from trainfast_runner.results.device_conditions import DeviceConditions
+from trainfast_runner.units import counted
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.painting import PaintedWidget
+from trainfast_tui.panels.devices import gpu_line, host_line
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.event_words import SHADES, severity_rank, shade_of
+from trainfast_tui.text.format import Line, Tone, labelled, line_length, moved_cursor, paragraph
+from trainfast_tui.text.topology import pcie_link
+
+INDENT = 6
+ROW_HAS_CLOCK_FROM = 120
+"""Columns from which a GPU's row has its highest clock; below, its details have it."""
+RATE_TICKS = 5
+"""Rates are taken over this many samples."""
+
+
+class MonitorHead(PaintedWidget):
+    """The throttled GPUs, and the cost of a sample."""
+
+    _snapshot: Snapshot | None = None
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Show the newest sample of this snapshot."""
+        self._snapshot = snapshot
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        snapshot = self._snapshot
+        tick = snapshot.tick if snapshot is not None else None
+        line: Line = [("monitor", "title")]
+        if tick is None or snapshot is None:
+            return [[*line, ("   looking…", "muted")]]
+        if tick.devices:
+            line += [(f"  {counted(len(tick.devices), 'GPU')}", "text")]
+            worded = [*line, *_throttled(tick, with_words=True)]
+            line = worded if line_length(worded) <= width else [*line, *_throttled(tick, with_words=False)]
+        cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(snapshot)}", "muted")]
+        if (slowed := tick.missing.get("sampler.period")) is not None:
+            cost.append((f"   {slowed}", "warning"))
+        if line_length([*line, *cost]) <= width or slowed is not None:
+            line += cost
+        return [line]
+
+
+class MonitorDevices(PaintedWidget):
+    """A row for each GPU with as many readings as fit; the chosen GPU shows all."""
+
+    DEFAULT_CSS = "MonitorDevices { height: 4; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._snapshot: Snapshot | None = None
+        self._used_uuids: frozenset[str] = frozenset()
+        self._last_minute: Mapping[str, DeviceConditions] = {}
+        self._chosen = 0
+        self._view: _MachineView | None = None
+        """The view of this snapshot; None until it is asked for."""
+
+    def set_snapshot(
+        self, snapshot: Snapshot, used_uuids: frozenset[str], last_minute: Mapping[str, DeviceConditions]
+    ) -> None:
+        """Take a snapshot without drawing it: `rows_wanted` comes first.
+
+        `used_uuids` are the UUIDs of a live run's GPUs; `last_minute` is each GPU's last minute, by UUID.
+        """
+        self._snapshot, self._used_uuids, self._last_minute = snapshot, used_uuids, last_minute
+        self._view = None
+
+    def action_choose(self, by: int) -> None:
+        """Show all readings of the next GPU, or of the one before."""
+        tick = self._snapshot.tick if self._snapshot is not None else None
+        count = len(tick.devices) if tick is not None else 0
+        self._chosen = moved_cursor(self._chosen, by, count)
+        self.repaint()
+
+    def rows_wanted(self, width: int, max_rows: int) -> int:
+        """Return the rows there is content for, at most `max_rows`."""
+        return min(max_rows, len(self.lines(width, max_rows)))
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        snapshot = self._snapshot
+        tick = snapshot.tick if snapshot is not None else None
+        if snapshot is None or tick is None:
+            return [[("looking at the machine…", "muted")]]
+        view = self._view
+        if view is None or view.width != width:
+            # Asked for twice a frame: for the rows wanted, and to paint.
+            view = self._view = _MachineView(snapshot, tick, self._used_uuids, self._last_minute, width)
+        host = view.host
+        if not tick.devices:
+            return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
+        heads = [*view.heads]
+        details = view.all_details(height - len(heads) - len(host))
+        if details is None:
+            host, chosen = host[:1], min(self._chosen, len(heads) - 1)
+            details = _most_important(view, chosen, height - len(heads) - len(host))
+            heads[chosen] = view.head(chosen, is_chosen=True)
+        return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
+
+
+class _MachineView:
+    """The lines of `width` cells for the host and the GPUs of a sample; each is made once, when it is asked for."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        tick: Tick,
+        used_uuids: frozenset[str],
+        last_minute: Mapping[str, DeviceConditions],
+        width: int,
+    ) -> None:
+        """`used_uuids` are the GPUs of a live run; `last_minute` is each GPU's last minute, by UUID."""
+        self.snapshot, self.tick, self.width = snapshot, tick, width
+        self.used_uuids, self.last_minute = used_uuids, last_minute
+        self._details: dict[int, list[Line]] = {}
+        """The details made so far, by GPU."""
+
+    @cached_property
+    def before(self) -> tuple[Tick | None, float]:
+        """An earlier sample and the seconds since it."""
+        return _before(self.snapshot, self.tick)
+
+    @cached_property
+    def host(self) -> list[Line]:
+        """The host's row and its rates."""
+        before, seconds = self.before
+        rates = host_items(self.tick.host, before.host if before is not None else None, seconds)
+        head = host_line(self.tick.host, self.snapshot.cpu_percent, self.width, bool(self.tick.devices))
+        return [head, *item_lines(rates, self.width, INDENT)]
+
+    @cached_property
+    def heads(self) -> list[Line]:
+        """Each GPU's row."""
+        return [self.head(index) for index in range(len(self.tick.devices))]
+
+    @cached_property
+    def alarms(self) -> list[list[Item]]:
+        """Each GPU's readings that need a person."""
+        return [alarm_items(device) if device.error is None else [] for device in self.tick.devices]
+
+    @cached_property
+    def _lost_s(self) -> Mapping[int, float]:
+        """Seconds since the first sample in which each lost GPU did not answer, by its index."""
+        return self.snapshot.lost_s()
+
+    def head(self, index: int, *, is_chosen: bool = False) -> Line:
+        """Return a GPU's row."""
+        device = self.tick.devices[index]
+        is_used, since_s = device.uuid in self.used_uuids, self._lost_s.get(device.index)
+        return gpu_line(device, self.width, is_used, since_s, self.tick.missing, is_chosen=is_chosen)
+
+    def items(self, index: int) -> list[Item]:
+        """Return the readings of a GPU that its row does not have; empty for one that does not answer."""
+        device = self.tick.devices[index]
+        if device.error is not None:
+            return []
+        before, seconds = self.before
+        readings = before.devices if before is not None else []
+        earlier = next(
+            (reading for reading in readings if (reading.uuid or reading.index) == (device.uuid or device.index)), None
+        )
+        last_minute, with_sm_clock = self.last_minute.get(device.uuid or ""), self.width < ROW_HAS_CLOCK_FROM
+        items = device_items(device, earlier, seconds, last_minute, with_sm_clock=with_sm_clock)
+        missing = missing_item(self.tick, device.index, self.width - INDENT)
+        return items if missing is None else [*items, missing]
+
+    def details(self, index: int) -> list[Line]:
+        """Return the lines below a GPU's row: its readings, or its error if the row had no room for it."""
+        if index not in self._details:
+            error = self.tick.devices[index].error
+            self._details[index] = (
+                item_lines(self.items(index), self.width, INDENT)
+                if error is None
+                else _why_silent(error, self.heads[index], self.width)
+            )
+        return self._details[index]
+
+    def all_details(self, room: int) -> list[list[Line]] | None:
+        """Return the lines below each GPU's row; None once they are more than `room`."""
+        all_lines: list[list[Line]] = []
+        for index in range(len(self.tick.devices)):
+            all_lines.append(self.details(index))
+            room -= len(all_lines[-1])
+            if room < 0:
+                return None
+        return all_lines
+
+
+def _most_important(view: _MachineView, chosen: int, room: int) -> list[list[Line]]:
+    """Return a line of alarms for each GPU, and for the chosen one all its lines, or its alarms first."""
+    rows: list[list[Line]] = []
+    for index, alarms in enumerate(view.alarms):
+        rows.append(item_lines(alarms, view.width, INDENT)[:1] if index != chosen and room > 0 else [])
+        room -= len(rows[-1])
+    chosen_lines = view.details(chosen)
+    if len(chosen_lines) > room and (items := view.items(chosen)):
+        chosen_lines = item_lines(sorted(items, key=lambda item: item.is_alarm, reverse=True), view.width, INDENT)
+    rows[chosen] = chosen_lines[: max(0, room)]
+    return rows
+
+
+def _why_silent(error: str, head: Line, width: int) -> list[Line]:
+    """Return the whole error with its cure if the GPU's row had no room for it."""
+    is_whole = any(text == error for text, _ in head)
+    return [] if is_whole else labelled((" " * INDENT, "text"), error, width, "error")
+
+
+def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
+    """Return an earlier sample and the seconds since it."""
+    ticks = snapshot.machine_ticks
+    if len(ticks) < 2:
+        return None, 0.0
+    before = ticks[max(0, len(ticks) - 1 - RATE_TICKS)]
+    return before, (tick.t_ns - before.t_ns) / 1e9
+
+
+def _throttled(tick: Tick, *, with_words: bool) -> Line:
+    """Return the throttled GPUs by cause, the worst first."""
+    by_cause: dict[str, list[int]] = {}
+    for device in tick.devices:
+        for cause in causes_of(device.throttle_reasons):
+            by_cause.setdefault(cause, []).append(device.index)
+    line: Line = []
+    for shade in sorted(map(shade_of, by_cause), key=severity_rank):
+        gpu_numbers = ", ".join(map(str, by_cause[shade.cause]))
+        line.append((f"  {shade.letter} GPU {gpu_numbers}{f' {shade.words}' if with_words else ''}", shade.tone))
+    lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
+    return [*line, (f"  GPU {lost} {'does not answer' if with_words else 'lost'}", "error")] if lost else line
+
+
+def _microseconds(value: int) -> str:
+    return f"{value:,} µs" if value < 10_000 else fmt.milliseconds(value / 1e3)
+
+
+def _period(snapshot: Snapshot) -> str:
+    ticks = snapshot.machine_ticks
+    if len(ticks) < 2:
+        return ""
+    return f", every {fmt.duration(round((ticks[-1].t_ns - ticks[-2].t_ns) / 1e9, 1))}"
+
+
+def _why_no_gpu(tick: Tick) -> list[str]:
+    failure = tick.missing.get("nvml", binding.NO_DEVICES)
+    if binding.comes_from_a_driver(failure):
+        return [f"no GPU: {failure}.", "devices=cpu trains without one; trainfast-tui doctor says more."]
+    advice = (
+        "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu. trainfast-tui doctor says more."
+    )
+    return [f"no GPU: {failure}.", advice]
+
+
+ReadingT = TypeVar("ReadingT")
+
+MIN_THROTTLED_SHARE = 0.005
+"""A smaller share of throttled time prints as 0 %."""
+MAX_NAMED_READINGS = 4
+"""At most this many of the readings that a GPU lacks are named."""
+NEAR_MAX_MEMORY_C = 5
+"""Chosen, not measured: memory this near its highest temperature, in degrees Celsius, is a warning."""
+MINUTE_MS = 60_000
+WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
+
+
+class Item(NamedTuple):
+    """A reading with its label."""
+
+    label: str
+    text: str
+    """The reading with its unit."""
+    tone: Tone = "text"
+    """The tone of the reading."""
+    widest: str = ""
+    """The widest text of the reading: later items stay where they are while figures change."""
+    is_throttling: bool = False
+    """True for throttled time, which has its sign in the GPU's row too."""
+
+    @property
+    def is_alarm(self) -> bool:
+        """True if a person should see the item even in little room."""
+        return self.tone in ("warning", "error") and not self.is_throttling
+
+
+def device_items(
+    device: DeviceReading,
+    before: DeviceReading | None,
+    seconds: float,
+    last_minute: DeviceConditions | None,
+    *,
+    with_sm_clock: bool = False,
+) -> list[Item]:
+    """Return this GPU's readings; `before` is its reading `seconds` earlier, `last_minute` its last minute."""
+    items = [
+        *_throttled_device_details(last_minute),
+        _limits(device),
+        _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
+        _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
+        _item("memory busy", fmt.percent(device.memory_utilization_percent), "100 %"),
+        _memory_temperature(device),
+        _item("fan", fmt.percent(device.fan_percent), "100 %"),
+        # The driver's counters of PCIe bytes wrap after 4 GiB, perhaps more than once between two samples.
+        _gpu_rates(
+            "PCIe at least", device, before, seconds, lambda gpu: gpu.pcie_tx_bytes, lambda gpu: gpu.pcie_rx_bytes
+        ),
+        _gpu_rates("NVLink", device, before, seconds, lambda gpu: gpu.nvlink_tx_bytes, lambda gpu: gpu.nvlink_rx_bytes),
+        _power(device),
+        *_memory_health(device),
+        _mig(device),
+        _item(
+            "energy since driver load",
+            fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
+            "99.9 MJ",
+        ),
+        # Last: its length changes with the link.
+        _pcie(device),
+    ]
+    return [item for item in items if item is not None]
+
+
+def alarm_items(device: DeviceReading) -> list[Item]:
+    """Return the items of `device_items` that a person should see even in little room."""
+    items = [_memory_temperature(device), *_memory_health(device), _mig(device), _pcie(device)]
+    return [item for item in items if item is not None and item.is_alarm]
+
+
+def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
+    """Return the host's load, free memory, swap, storage and network, which a data loader uses too."""
+    items = [
+        _item("load", fmt.number(host.load_1m), "99.9"),
+        _item("available", fmt.size(host.memory_available_bytes), WIDEST_SIZE),
+        None
+        if host.swap_used_bytes is None
+        else Item("swap", fmt.size(host.swap_used_bytes), "warning" if host.swap_used_bytes else "text", WIDEST_SIZE),
+        _host_rate("storage read", host, before, seconds, lambda reading: reading.disk_read_bytes),
+        _host_rate("written", host, before, seconds, lambda reading: reading.disk_write_bytes),
+        _host_rate("network in", host, before, seconds, lambda reading: reading.network_received_bytes),
+        _host_rate("out", host, before, seconds, lambda reading: reading.network_sent_bytes),
+    ]
+    return [item for item in items if item is not None]
+
+
+def missing_item(tick: Tick, index: int, width: int) -> Item | None:
+    """Name the readings this GPU does not have, with the reason if it fits in `width`."""
+    why = {key.partition(".")[2]: text for key, text in tick.missing.items() if key.startswith(f"gpu{index}.")}
+    if not why:
+        return None
+    names = [name.replace("_", " ") for name in why]
+    hidden_count = len(names) - MAX_NAMED_READINGS
+    list_words = ", ".join(names[:MAX_NAMED_READINGS]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
+    label, reason = "no reading of", next(iter(why.values()))
+    has_one_reason = all(text == reason for text in why.values())
+    if has_one_reason and cell_len(f"{label} {list_words}: {reason}") <= width:
+        return Item(label, f"{list_words}: {reason}", "muted")
+    return Item(label, f"{list_words} (doctor says why)", "muted")
+
+
+def item_lines(items: Sequence[Item], width: int, indent: int) -> list[Line]:
+    """Lay the items out in lines of `width` cells; none is broken, and each has the room of its widest reading."""
+    lines: list[Line] = []
+    used_cells, gap = width + 1, 0
+    for label, text, tone, widest, _ in items:
+        length = cell_len(text)
+        room = max(length, len(widest))
+        if used_cells + gap + cell_len(label) + 1 + room > width:
+            lines.append([(" " * indent, "text")])
+            used_cells = indent
+        else:
+            lines[-1].append((" " * gap, "text"))
+            used_cells += gap
+        lines[-1] += [(f"{label} ", "muted"), (text, tone)]
+        used_cells += cell_len(label) + 1 + length
+        gap = 3 + room - length
+    return lines
+
+
+def _item(label: str, text: str, widest: str = "") -> Item | None:
+    """Return the item; None if its text says that the reading is missing."""
+    return None if text == fmt.ABSENT else Item(label, text, "text", widest)
+
+
+def _throttled_device_details(last_minute: DeviceConditions | None) -> list[Item]:
+    """Return the throttled shares of the last minute, by cause."""
+    if last_minute is None:
+        return []
+    items: list[Item] = []
+    for shade in SHADES:
+        share = (last_minute.throttled_ms.get(shade.cause) or 0.0) / MINUTE_MS
+        if share >= MIN_THROTTLED_SHARE:
+            text = f"{fmt.fraction(share)} of the last minute"
+            label, widest = f"{shade.letter} {shade.words}", "100 % of the last minute"
+            items.append(Item(label, text, shade.tone, widest, is_throttling=True))
+    return items
+
+
+def _limits(device: DeviceReading) -> Item | None:
+    """Return the slowdown temperatures: the driver's limit, then the hardware's."""
+    limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
+    parts = [f"{fmt.celsius(limit)} ({source} limit)" for source, limit in limits if limit is not None]
+    if device.degrees_to_slowdown_c is not None:
+        left_c = device.degrees_to_slowdown_c
+        parts.insert(0, f"in {left_c} °C" if left_c >= 0 else f"passed by {-left_c} °C")
+        return Item("slowdown", ", ".join(parts), "text", ", ".join(["passed by 10 °C", *parts[1:]]))
+    return Item("slowdown", ", ".join(parts)) if parts else None
+
+
+def _clock(label: str, now_mhz: float | None, max_mhz: float | None) -> Item | None:
+    if now_mhz is None:
+        return None
+    limit = fmt.megahertz(max_mhz)
+    return Item(
+        label, fmt.beside_limit(fmt.megahertz(now_mhz), limit), "text", fmt.beside_limit(fmt.megahertz(1000), limit)
+    )
+
+
+def _memory_temperature(device: DeviceReading) -> Item | None:
+    if device.memory_temperature_c is None:
+        return None
+    max_c = device.memory_max_temperature_c
+    is_hot = max_c is not None and device.memory_temperature_c >= max_c - NEAR_MAX_MEMORY_C
+    limit = f" of {fmt.celsius(max_c)}" if max_c is not None else ""
+    text = fmt.celsius(device.memory_temperature_c) + limit
+    return Item("memory temp", text, "warning" if is_hot else "text", f"100 °C{limit}")
+
+
+def _mig(device: DeviceReading) -> Item | None:
+    return Item("MIG", "on: some readings are unavailable", "warning") if device.mig_mode else None
+
+
+def _pcie(device: DeviceReading) -> Item | None:
+    link = pcie_link(device)
+    present = device.pcie_generation, device.pcie_width
+    highest = device.pcie_generation_max, device.pcie_width_max
+    is_old, is_narrow = (a is not None and b is not None and a < b for a, b in zip(present, highest, strict=True))
+    if link == fmt.ABSENT or not (is_old or is_narrow):
+        return _item("PCIe", link)
+    if is_narrow or (device.gpu_utilization_percent or 0) >= BUSY_PERCENT:
+        return Item("PCIe", f"{link}: below its maximum", "warning")
+    return Item("PCIe", f"{link} while idle")
+
+
+def _power(device: DeviceReading) -> Item | None:
+    average, instant = device.power_average_w, device.power_instant_w
+    readings = [
+        (value, words) for value, words in ((average, "averaged over 1 s"), (instant, "now")) if value is not None
+    ]
+    text, widest = (
+        ", ".join(f"{fmt.watts(value)} {words}" for value, words in parts)
+        for parts in (readings, [(1000, words) for _, words in readings])
+    )
+    return Item("power", text, "text", widest) if text else None
+
+
+def _memory_health(device: DeviceReading) -> list[Item]:
+    """Return ECC errors and remapped rows; those that need a person are alarms."""
+    corrected, uncorrected = device.ecc_corrected_errors, device.ecc_uncorrected_errors
+    items: list[Item] = []
+    if corrected is not None or uncorrected is not None:
+        text = f"{fmt.count(uncorrected)} uncorrected, {fmt.count(corrected)} corrected"
+        items.append(Item("ECC errors", text, "error" if uncorrected else "text"))
+    rows = [device.remapped_rows_corrected, device.remapped_rows_uncorrected]
+    if any(row is not None for row in rows):
+        text = fmt.count(sum(row or 0 for row in rows))
+        items.append(Item("remapped rows", text, "warning" if any(rows) else "text"))
+    if device.remapped_rows_pending:
+        items.append(Item("rows to remap", "waiting for a reset of the GPU", "error"))
+    if device.remapped_rows_failed:
+        items.append(Item("remapping", "failed: replace this GPU", "error"))
+    return items
+
+
+def _gpu_rates(
+    label: str,
+    device: DeviceReading,
+    before: DeviceReading | None,
+    seconds: float,
+    sent: Callable[[DeviceReading], int | None],
+    received: Callable[[DeviceReading], int | None],
+) -> Item | None:
+    """Return the rates of two of a GPU's counters; None if it has neither."""
+    if sent(device) is None and received(device) is None:
+        return None
+    out, back = _per_second(device, before, seconds, sent), _per_second(device, before, seconds, received)
+    text = f"out {fmt.bytes_per_second(out)}, in {fmt.bytes_per_second(back)}"
+    return Item(label, text, "text", f"out {WIDEST_RATE}, in {WIDEST_RATE}")
+
+
+def _host_rate(
+    label: str,
+    host: HostReading,
+    before: HostReading | None,
+    seconds: float,
+    counter: Callable[[HostReading], int | None],
+) -> Item | None:
+    """Return the rate of one of the host's counters; None if it has no such counter."""
+    if counter(host) is None:
+        return None
+    return Item(label, fmt.bytes_per_second(_per_second(host, before, seconds, counter)), "text", WIDEST_RATE)
+
+
+def _per_second(
+    newest: ReadingT, before: ReadingT | None, seconds: float, counter: Callable[[ReadingT], int | None]
+) -> float | None:
+    """Return a counter's growth per second; None until the next sample if it was reset or wrapped."""
+    last, first = counter(newest), None if before is None else counter(before)
+    if last is None or first is None or seconds <= 0 or last < first:
+        return None
+    return (last - first) / seconds

@@ -1,0 +1,175 @@
+"""A table with a cursor and orders; it draws only the visible rows, so that ten thousand cost no more than ten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar, Generic, TypeVar
+
+from textual.message import Message
+
+from trainfast_tui.painting import PaintedWidget
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.format import Line, clamp_scroll, moved_cursor
+
+RowT = TypeVar("RowT")
+Columns = tuple[tuple[str, int], ...]
+"""Names of columns and their widths, the space after each included."""
+
+
+@dataclass(frozen=True, slots=True)
+class SortOrder(Generic[RowT]):
+    """A column to order by; rows for which `key` gives None come last."""
+
+    name: str
+    key: Callable[[RowT], float | str | None]
+    largest_first: bool = True
+    direction_labels: tuple[str, str] = ("most first", "least first")
+    """The usual direction and the other one."""
+    group_by: Callable[[RowT], object] | None = None
+    """Rows rank only among rows of the same value; None if all rank together."""
+
+
+def sorted_rows(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list[RowT]:
+    """Return the rows in this order, rows without a value last; rows of equal values keep their order.
+
+    Groups follow each other in the order of their first rows.
+    """
+    listed_rows = list(rows)
+    rankable = [row for row in listed_rows if order.key(row) is not None]
+    without_value = [row for row in listed_rows if order.key(row) is None]
+    rankable.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
+    if order.group_by is not None:
+        groups: dict[object, list[RowT]] = {}
+        for row in rankable:
+            groups.setdefault(order.group_by(row), []).append(row)
+        rankable = list(chain.from_iterable(groups.values()))
+    return rankable + without_value
+
+
+class SortedTable(PaintedWidget, Generic[RowT]):
+    """The cursor stays on its row while the order of the rows changes."""
+
+    ORDERS: ClassVar[tuple[SortOrder[Any], ...]]
+    """The first is taken until a person chooses another."""
+    RIGHT_ALIGNED: ClassVar[tuple[str, ...]] = ()
+    """Columns that are set to the right."""
+    LAST_COLUMN: ClassVar[str]
+    """The column that takes the rest of the line."""
+    MARGIN: ClassVar[int] = 2
+    """Cells of the cursor and the marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reverse = False
+        self._order = ""
+        self._listed_rows: list[RowT] = []
+        self._ordered_rows: list[RowT] = []
+        """The listed rows in their order."""
+        self._current_identity: object = None
+        """The identity of the row under the cursor; None for the first row."""
+        self._top = 0
+
+    def identity(self, row: RowT) -> object:
+        """Return the value by which a row is known when it comes again."""
+        raise NotImplementedError
+
+    def columns(self, width: int) -> Columns:
+        """Return the columns there is room for."""
+        raise NotImplementedError
+
+    def row_line(self, row: RowT, width: int) -> Line:
+        """Paint a row, margin included."""
+        raise NotImplementedError
+
+    @property
+    def orders(self) -> list[SortOrder[RowT]]:
+        """The orders by visible columns."""
+        shown = [name for name, _ in self.columns(self.size.width)]
+        return [order for order in self.ORDERS if order.name in shown]
+
+    @property
+    def order(self) -> SortOrder[RowT]:
+        """The order of the rows now."""
+        return next((order for order in self.orders if order.name == self._order), self.orders[0])
+
+    def reorder(self) -> None:
+        """Put the listed rows in order and draw them; the cursor keeps its index if its row is not listed any more."""
+        cursor = self._cursor
+        self._ordered_rows = sorted_rows(self._listed_rows, self.order, self.reverse)
+        identities = [self.identity(row) for row in self._ordered_rows]
+        if identities and self._current_identity is not None and self._current_identity not in identities:
+            self._current_identity = identities[min(cursor, len(identities) - 1)]
+        self.repaint()
+        self.post_message(self.Moved())
+
+    def action_sort(self) -> None:
+        """Order by the next column."""
+        orders = self.orders
+        self._order = orders[(orders.index(self.order) + 1) % len(orders)].name
+        self.reorder()
+
+    def action_reverse(self) -> None:
+        """Reverse the order."""
+        self.reverse = not self.reverse
+        self.reorder()
+
+    def on_resize(self) -> None:
+        self.reorder()
+
+    @property
+    def current(self) -> RowT | None:
+        """The row under the cursor."""
+        return self._ordered_rows[self._cursor] if self._ordered_rows else None
+
+    @property
+    def _cursor(self) -> int:
+        return next(
+            (index for index, row in enumerate(self._ordered_rows) if self.identity(row) == self._current_identity), 0
+        )
+
+    class Moved(Message):
+        """The cursor is on another row, or the rows are others or in another order."""
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor `by` rows down, clamped to the table."""
+        if self._ordered_rows:
+            self._current_identity = self.identity(
+                self._ordered_rows[moved_cursor(self._cursor, by, len(self._ordered_rows))]
+            )
+        self.repaint()
+        self.post_message(self.Moved())
+
+    def action_page(self, by: int) -> None:
+        """Move the cursor `by` pages down."""
+        self.action_move(by * max(1, self.size.height - 2))
+
+    def action_end(self, by: int) -> None:
+        """Move the cursor to the first row (-1) or to the last (1)."""
+        self.action_move(by * len(self._ordered_rows))
+
+    def heading(self, width: int) -> Line:
+        """Paint the names of the columns, with an arrow at the one that orders."""
+        order = self.order
+        arrow = "↓" if order.largest_first != self.reverse else "↑"
+        line: Line = [(" " * self.MARGIN, "muted")]
+        for name, column_width in self.columns(width):
+            if name == order.name:
+                line.append((self.cell(name, name + arrow, column_width), "title"))
+            else:
+                line.append((self.cell(name, name, column_width), "muted"))
+        return [*line, (self.LAST_COLUMN, "muted")]
+
+    def visible_rows(self, width: int, room: int) -> list[Line]:
+        """Paint `room` rows around the cursor."""
+        cursor, room = self._cursor, max(1, room)
+        self._top = max(clamp_scroll(min(self._top, cursor), len(self._ordered_rows), room), cursor - room + 1)
+        lines = [self.row_line(row, width) for row in self._ordered_rows[self._top : self._top + room]]
+        (margin, _), *rest = lines[cursor - self._top]
+        lines[cursor - self._top] = [(f"▸{margin[1:]}", "cursor"), *((text, "cursor") for text, _ in rest)]
+        return lines
+
+    def cell(self, column: str, text: str, width: int) -> str:
+        """Return the text as wide as its column."""
+        return fmt.to_width(text, width - 2, "right" if column in self.RIGHT_ALIGNED else "left") + "  "

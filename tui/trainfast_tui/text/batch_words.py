@@ -1,0 +1,237 @@
+"""The answer of a batch search: its rows for a report, and its lines for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from trainfast_runner.records.home import UNFINISHED_STATES
+from trainfast_runner.search.batch_journal import CONFIRM_STEP
+from trainfast_runner.units import counted
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.event_words import wait_words
+from trainfast_tui.text.format import LabelledText, count, duration, pair_lines, per_second, plain, size
+from trainfast_tui.text.keys import key_of
+from trainfast_tui.text.memory_words import CLOSEST_TITLE, change_options, phase_words
+from trainfast_tui.text.next_run_words import typed_overrides
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.search.batch.answer import BatchSnapshot
+    from trainfast_runner.search.batch_journal import BatchAnswer, BatchEnded
+    from trainfast_runner.settings.spec import RunSpec
+
+
+def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tuple[str, str]]:
+    """Yield the labels and words of a search's answer."""
+    from trainfast_runner.search.batch.answer import measured_under
+    from trainfast_runner.search.batch_journal import refuted_by
+
+    question = search.question
+    assert question is not None
+    confirmed = (
+        f"confirmed by {answer.confirmation_run_id}" if answer.confirmation_run_id else "no confirmation run on record"
+    )
+    if answer.samples_per_s is not None:
+        condition = measured_under(question)
+        condition_words = f" (under {condition})" if condition is not None else ""
+        confirmed += f" at {per_second(answer.samples_per_s, 'samples')}{condition_words}"
+    yield "largest batch", f"{count(answer.max_batch)}, {confirmed}; {answer.certainty}"
+    if answer.widths_note:
+        yield "widths", answer.widths_note
+    rank_words = f" on rank {answer.tightest_rank}, the tightest" if question.world_size > 1 else ""
+    limit = f"{size(answer.limit_bytes)} ({question.limit_words})" if question.limit_words else size(answer.limit_bytes)
+    yield "leaves free", f"{size(answer.headroom_bytes)} of {limit}{rank_words}"
+    yield "aligned", count(answer.aligned_batch) if answer.aligned_batch else "none below 8"
+    recommended = "none" if answer.recommended_batch is None else count(answer.recommended_batch)
+    yield "recommended", f"{recommended}: {answer.recommended_why}"
+    phase = phase_words(answer.phase) if answer.phase else "a step"
+    yield "memory", f"{size(answer.fixed_bytes)} and {size(answer.bytes_per_sample)} a sample in {phase}"
+    if answer.fastest_batch is not None:
+        rate = per_second(answer.fastest_samples_per_s, "samples")
+        yield "fastest tried", f"{count(answer.fastest_batch)}, {rate}"
+    refuted = [count(probe.batch_size) for probe in search.probes if refuted_by(probe, search.confirmations)]
+    if refuted:
+        yield "refuted", f"{' and '.join(refuted)}: fitted in a probe, ran out of memory in a confirmation run"
+    yield "took", _took(search)
+
+
+def _took(search: BatchSnapshot) -> str:
+    """Return the time of an ended search, the sizes tried, and how often memory ran out."""
+    assert search.ended is not None
+    tried_probes = [probe for probe in search.probes if probe.outcome != "void"]
+    oom_probes = sum(probe.outcome == "oom" for probe in tried_probes)
+    oom_confirmations = sum(confirmation.state == "oom" for confirmation in search.confirmations)
+    confirming = f", and {_times(oom_confirmations)} in a confirmation run" if oom_confirmations else ""
+    time_taken = duration(search.ended.seconds)
+    return f"{time_taken}, {counted(len(tried_probes), 'size')} tried, memory ran out {_times(oom_probes)}{confirming}"
+
+
+def _times(number: int) -> str:
+    return {0: "never", 1: "once"}.get(number, f"{number} times")
+
+
+def batch_answer_lines(search: BatchSnapshot, ended: BatchEnded) -> list[str]:
+    """Return the answer in lines; without one the end of the search, with the changes as they are typed."""
+    if ended.answer is not None:
+        return pair_lines(batch_answer_rows(search, ended.answer))
+    if ended.state == "cancelled":
+        return [f"cancelled; the same command continues {search.directory.name}"]
+    lines = [ended.reason]
+    if ended.missing_bytes is not None:
+        lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
+    if ended.changes and all(change.missing_bytes for change in ended.changes):
+        lines.append(CLOSEST_TITLE)
+    for change in ended.changes:
+        doubt = ", not known to be enough" if change.predicted_bytes is None else ""
+        costs = f"; speed: {change.costs}" if change.costs else ""
+        lines.append(f"  {change_options(change)}: {change.saves}{doubt}{costs}")
+    return [plain(line) for line in lines]
+
+
+ABOUT_SEARCH = (
+    "Finds the largest batch that fits: sizes are tried with real steps in a warm process, and the largest is confirmed"
+    " in a fresh one."
+)
+ABOUT_SCRIPT_SEARCH = (
+    "Finds the largest batch of the script: each size is a process of its own, which ends after a few steps and whose"
+    " checkpoints and trackers are off; the largest is confirmed in another."
+)
+LABEL_CELLS = 9
+"""Cells of the labels of the question."""
+START_HINT = f"{key_of('batch', 'apply')} starts the search; {key_of('batch', 'leave')} goes back."
+CONTINUE_HINT = f"{key_of('batch', 'apply')} continues the unfinished search; {key_of('batch', 'leave')} goes back."
+
+
+def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free_bytes: int) -> str:
+    """Name the limit of a search on a CPU without `memory_limit`; empty if a limit is set or a GPU sets it.
+
+    `ranks` are the processes of a run; None if they are refused, which the search itself reports. `free_bytes` is the
+    host's free memory.
+    """
+    if machine is None or ranks is None or spec.knobs.get("memory_limit") is not None:
+        return ""
+    if machine.used_by(spec.knobs.get("devices")).device != "cpu":
+        return ""
+    from trainfast_runner.search.fitted_memory import share_of_free
+
+    each_process = "" if ranks == 1 else f" for each of {ranks} processes"
+    limit = f"{fmt.size(share_of_free(free_bytes, ranks))} of this machine's memory{each_process}"
+    return f"No memory_limit: the search uses up to {limit}, set as a real limit; set memory_limit to lower it."
+
+
+def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[LabelledText]:
+    """Return the rows that ask whether to start a batch search.
+
+    `limit` is the notice about the search's limit; `earlier` is the newest search of these knobs, or None.
+    """
+    continues = earlier is not None and _can_be_continued(earlier)
+    overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
+    rows = [
+        ("knobs", ", ".join(typed_overrides(overrides)) or "as the preset"),
+        ("limit", (_limit_of(earlier) if continues else "") or limit or _own_limit(spec)),
+        ("time", _time_words(earlier)),
+    ]
+    return [
+        ("", ABOUT_SEARCH if spec.script is None else ABOUT_SCRIPT_SEARCH, "muted"),
+        ("", CONTINUE_HINT if continues else START_HINT, "title"),
+        *((f"{label:<{LABEL_CELLS}}", words, "text") for label, words in rows),
+    ]
+
+
+def limits_words(limits_bytes: Iterable[int]) -> str:
+    """Return the different limits of the ranks: `8.00 GiB + 16.0 GiB a rank`."""
+    return " + ".join(fmt.size(limit_bytes) for limit_bytes in dict.fromkeys(limits_bytes)) + " a rank"
+
+
+def _can_be_continued(earlier: BatchSnapshot) -> bool:
+    """True if a search of the same knobs would continue this one."""
+    return bool(earlier.probes) and (earlier.ended is None or earlier.state in UNFINISHED_STATES)
+
+
+def _limit_of(earlier: BatchSnapshot | None) -> str:
+    """Return the limit with which an earlier search began; empty if its journal has none."""
+    question = earlier.question if earlier is not None else None
+    if question is None or not question.limits_bytes:
+        return ""
+    return f"{limits_words(question.limits_bytes)}, as it began ({question.limit_words})"
+
+
+def _own_limit(spec: RunSpec) -> str:
+    """Return the limit that the knobs set, or the device."""
+    limit = spec.knobs.get("memory_limit")
+    return "the device's free memory" if limit is None else f"memory_limit={limit}"
+
+
+def _time_words(earlier: BatchSnapshot | None) -> str:
+    """Return the time that an earlier search took, or the sizes that it has tried."""
+    if earlier is None or not earlier.probes:
+        return "not known before the first sizes have run"
+    sizes = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
+    if earlier.ended is None or _can_be_continued(earlier):
+        return f"continues the search that has tried {sizes}"
+    return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {sizes}"
+
+
+CONTINUE_WORDS = f"{key_of('batch', 'again')} continues"
+
+
+def batch_search_words(search: BatchSnapshot) -> str:
+    """Describe the search, or its end, in one line."""
+    words = {
+        "starting": "starting: the model is built, and its memory predicted",
+        "running": "working",
+        "pausing": f"pausing after {_under_way(search)}",
+        "paused": "paused: no process is running",
+        "interrupted": f"interrupted: no process works on it; {CONTINUE_WORDS}",
+        "cancelled": f"cancelled; its journal is kept, {CONTINUE_WORDS}",
+    }
+    return _doing_words(search) or _end_words(search) or words.get(search.state, search.state)
+
+
+def _doing_words(search: BatchSnapshot) -> str:
+    """Return the wait or the step under way; empty without either."""
+    if search.state not in ("running", "starting"):
+        return ""
+    if waiting := wait_words(search.waits_for):
+        return waiting
+    step = search.newest_step
+    if search.state == "starting" or step is None:
+        return ""
+    if step.action in ("probe", CONFIRM_STEP):
+        verb = "probing" if step.action == "probe" else "confirming in a fresh process"
+        return f"{verb}: batch_size {step.batch_size:,}"
+    if not any(probe.outcome == "fits" for probe in search.probes):
+        return "batch_size 1 does not fit: tracing which knobs would make it fit"
+    return ""
+
+
+def _end_words(search: BatchSnapshot) -> str:
+    """Return the answer, or the reason there is none; empty for a search that goes on or was cancelled."""
+    from trainfast_runner.search.journal import CANCELLED_REASON
+
+    ended = search.ended
+    if ended is None:
+        return ""
+    if (answer := search.answer) is not None:
+        max_batch, too_large = answer.max_batch, answer.too_large
+        seen = answer.widths
+        widths = f" with batches up to {seen.widest:,} wide" if seen is not None and not seen.has_widest else ""
+        if too_large is not None and too_large > max_batch + 1:
+            return f"batch_size {max_batch:,} fits, confirmed in a fresh process{widths}; {too_large:,} does not"
+        return f"batch_size {max_batch:,} is the largest that fits, confirmed in a fresh process{widths}"
+    if search.state == "nothing_fits":
+        missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
+        return f"batch_size 1 does not fit{missing}"
+    if search.state == "failed":
+        return f"failed: {fmt.plain(ended.reason)}"
+    if search.state == "cancelled" and ended.reason not in ("", CANCELLED_REASON):
+        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, {CONTINUE_WORDS}"
+    return ""
+
+
+def _under_way(search: BatchSnapshot) -> str:
+    """Name the process that a pause waits for."""
+    if search.newest_step is None:
+        return "the model is built and its memory predicted"
+    return "this confirmation run" if search.newest_step.action == CONFIRM_STEP else "this probe"

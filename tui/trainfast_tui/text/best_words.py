@@ -1,0 +1,524 @@
+"""The answer of a best-fit search in words, for the command line and for a report: rows of a label and its words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainfast_runner.search.best.person_instructions import UNPIN
+from trainfast_runner.search.searches import BATCH_KNOBS
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.units import chance_text, counted
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.event_words import wait_words
+from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, figure_headings, pair_lines, table
+from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
+from trainfast_tui.text.next_run_words import typed_overrides
+from trainfast_tui.text.search_words import role_of
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.best.estimate import Estimate
+    from trainfast_runner.search.best.plan import BestRequest
+    from trainfast_runner.search.best.report import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best_journal import BestAnswer, CandidateVerdict, Instruction, Interval, Space
+
+
+MAX_LISTED = 5
+"""Runner-ups and candidates that were not tried are listed up to this many."""
+EFFECT_HEADER = ("value", "instead of", FigureHeading("gave (95 % CI)"), "measured by")
+PARETO_HEADER = ("fastest in its memory", *figure_headings("rate", "peak"))
+
+
+def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
+    """Return the answer in lines: the best first, then the effects, the Pareto settings and the rest."""
+    answer = so_far.answer
+    if answer is None or so_far.space is None:
+        return [fmt.plain(line) for line in _without_answer(so_far, search_id)]
+    lines = pair_lines(best_answer_rows(so_far, answer))
+    if answer.effects:
+        lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
+    if answer.pareto_numbers:
+        lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer))]
+    counts = count_rows(so_far, answer.verdicts)
+    continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
+    lines += ["", *pair_lines([*counts, *continues])]
+    return [fmt.plain(line) for line in lines]
+
+
+def _is_cancelled(so_far: BestSoFar) -> bool:
+    return so_far.ended is not None and so_far.ended.state == "cancelled"
+
+
+def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, str]]:
+    """Yield the best setting and the baseline with their figures, the gain, the ties, and the notes on the claim."""
+    assert so_far.space is not None
+    assert so_far.ended is not None
+    baseline, noise, tried = so_far.space.baseline_number, answer.within_percent, answer.tried_in_budget
+    if tried is not None:
+        yield "budget", budget_words(tried, len(so_far.candidates))
+    if noise is not None:
+        yield "no winner", f"{noise_words(noise)}: no setting is faster beyond it"
+    for doubt in so_far.answer_doubts:
+        yield f"{DOUBT_SIGN} doubtful", doubt.text
+    label = best_label(answer, so_far.ended.state)
+    yield label, _side_words(so_far, answer.best_number, answer.best_rate, answer.best_value, answer.best_run_ids)
+    if answer.best_number != baseline:
+        rate, value = answer.baseline_rate, answer.baseline_value
+        yield "baseline", _side_words(so_far, baseline, rate, value, answer.baseline_run_ids)
+        yield "gain", gain_text(answer.gain_percent)
+    elif noise is not None:
+        yield "gain", "none beyond the noise: the baseline is kept"
+    else:
+        no_gain_words = "none" if is_final(answer, so_far.ended.state) else "none so far"
+        yield "gain", f"{no_gain_words}: the baseline is the best"
+    changed = answer.changes_training
+    training_words = ", ".join(filter(None, ("the same as the baseline", precision_words(so_far, answer))))
+    yield "trains", f"differently, by {', '.join(changed)}" if changed else training_words
+    for note in answer.notes:
+        yield "note", note
+    yield from _shortened("within the noise", [typed_knobs(so_far.candidate(tie).knobs) for tie in answer.tied_numbers])
+
+
+def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
+    """Return words for a best setting in another precision than the baseline's; empty for the same precision."""
+    assert so_far.space is not None
+    numbers = so_far.space.baseline_number, answer.best_number
+    baseline_precision, precision = (so_far.candidate(number).knobs.get("precision") for number in numbers)
+    if precision == baseline_precision:
+        return ""
+    return f"counting precision={precision} as the same as {baseline_precision}"
+
+
+def _side_words(
+    so_far: BestSoFar, number: int, rate: Interval | None, value: Interval | None, run_ids: Sequence[str]
+) -> str:
+    """Return a setting with its rate, its objective where that is another figure, and its runs."""
+    words = f"{typed_knobs(so_far.candidate(number).knobs)}: {rate_text(rate)}"
+    if value is not None and so_far.objective != "samples_per_s":
+        words += f", {objective_words(so_far.objective, so_far.for_steps, value)}"
+    return f"{words}, runs {' and '.join(run_ids)}" if run_ids else f"{words}, not confirmed"
+
+
+def _shortened(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for words in texts[:MAX_LISTED]:
+        yield label, words
+    if len(texts) > MAX_LISTED:
+        yield label, f"and {len(texts) - MAX_LISTED} more"
+
+
+def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
+    """Yield the gain of each value over the baseline's, below `EFFECT_HEADER`."""
+    for effect in answer.effects:
+        text_of = KNOBS_BY_NAME[effect.knob].text_of
+        basis = "turned back in a run" if effect.measured else "earlier searches" if effect.earlier else "the trials"
+        yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_text(effect.gain_percent), basis
+
+
+def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
+    rates = {verdict.candidate_number: verdict.rate for verdict in answer.verdicts}
+    for number in answer.pareto_numbers:
+        knobs = typed_knobs(so_far.candidate(number).knobs)
+        yield knobs, rate_text(rates.get(number)), fmt.size(so_far.peak_bytes(number))
+
+
+def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
+    """Yield the number of each verdict, the settings not tried or disturbed, why the search stopped, and its time."""
+    dropped_count = so_far.space.dropped if so_far.space is not None else 0
+    note = f"; another global batch: {counted(dropped_count, 'combination')}" if dropped_count else ""
+    yield "settings", f"{len(so_far.candidates):,}: {verdict_counts(verdict.verdict for verdict in verdicts)}{note}"
+    not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
+    not_tried_words = [
+        f"{typed_knobs(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
+    ]
+    yield from _shortened("not tried", not_tried_words)
+    void = [trial for trial in so_far.attempts if trial.outcome == "void"]
+    yield from _shortened(
+        "void", [f"{typed_knobs(so_far.candidate(line.candidate_number).knobs)}: {line.reason}" for line in void]
+    )
+    if so_far.disturbed_count:
+        yield "disturbed", f"{counted(so_far.disturbed_count, 'measurement')}, by other processes or a throttled GPU"
+    if so_far.ended is not None:
+        if so_far.ended.stopped_because:
+            yield "stopped because", so_far.ended.stopped_because
+        trials, runs = len(so_far.trials), len(so_far.attempts) - len(so_far.trials)
+        counts = f"{counted(trials, 'trial')}, {counted(runs, 'run')}"
+        yield "took", f"{fmt.duration(so_far.ended.seconds)}, {counts}"
+
+
+def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
+    from trainfast_runner.search.best.answer import verdicts_without_answer
+
+    ended = so_far.ended
+    if _is_cancelled(so_far):
+        void = [trial.reason for trial in so_far.trials if trial.outcome == "void"]
+        end_words = f"before a measurement counted ({void[-1]})" if void else "before anything was measured"
+        yield f"cancelled {end_words}; the same command continues {search_id}"
+    elif ended is not None:
+        missing = ended.missing_bytes
+        yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"
+        if counts := verdict_counts(verdict.verdict for verdict in verdicts_without_answer(so_far.lines)):
+            yield f"{counted(len(so_far.candidates), 'setting')}: {counts}"
+
+
+ABOUT_SEARCH = (
+    "Finds the fastest settings that fit, by short trials of real steps in warm processes; the best and your own"
+    " settings are then confirmed in fresh ones."
+)
+ABOUT_SCRIPT_SEARCH = (
+    "Finds the fastest settings of the script that fit: each trial is a process of its own, which ends after a few"
+    " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
+)
+START_HINT = f"{key_of('best', 'apply')} starts the search; {key_of('best', 'leave')} goes back."
+NAMED_BY_COMMAND = "--set {knob}=VALUE names it"
+NAMED_BY_KEYS = f"press {key_of('main', 'KnobPanel.type_value')} on the knob to type a value"
+"""Words on how to name a script's present value: on the command line, and in the app."""
+EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
+AS_KNOBS_ARE_SET = "as the knobs are set"
+FRESH_WORDS = "yes: starts over, without the effects of earlier searches"
+NOT_FRESH_WORDS = "no: continues an unfinished search; effects of earlier ones choose the first trials"
+
+
+def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
+    """Return the varied knobs as they are typed: `batch_size=4,8 precision=fp32,bf16`."""
+    return " ".join(f"{name}={','.join(map(KNOBS_BY_NAME[name].text_of, values))}" for name, values in vary.items())
+
+
+def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bool) -> list[tuple[str, str]]:
+    """Return key, name and value of each part of the question; `own_batch` is the global batch of the knobs, if known.
+
+    A `fresh` search uses no earlier one.
+    """
+    if request.global_batch is not None:
+        batch = counted(request.global_batch, "sample")
+    elif any(name in request.vary for name in BATCH_KNOBS):
+        batch = "free: follows the varied batch"
+    else:
+        batch = AS_KNOBS_ARE_SET if own_batch is None else f"{counted(own_batch, 'sample')}, {AS_KNOBS_ARE_SET}"
+    steps = "" if request.for_steps is None else f": {counted(request.for_steps, 'step')}"
+    rows = [
+        (ASK_VARY, "vary", vary_text(request.vary) or EVERY_KNOB),
+        (ASK_BATCH, "global batch", batch),
+        (ASK_OBJECTIVE, "objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
+        (ASK_BUDGET, "time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
+        ("fresh", "fresh", FRESH_WORDS if fresh else NOT_FRESH_WORDS),
+    ]
+    return [(f"{key_of('best', action)} {name}", words) for action, name, words in rows]
+
+
+def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
+    """Return the knobs that a search varies, with their values."""
+    varied = "; ".join(f"{name} {', '.join(map(KNOBS_BY_NAME[name].text_of, values))}" for name, values in vary.items())
+    batch_words = f" at a global batch of {global_batch:,}" if global_batch is not None else ""
+    return f"varying {varied or 'nothing'}{batch_words}"
+
+
+def left_alone_lines(left_alone: Mapping[str, str], *, to_name: str = NAMED_BY_COMMAND) -> list[str]:
+    """Return the knobs that a search leaves alone, those with the same reason in one line.
+
+    `to_name` says how the missing present value of a `{knob}` is named.
+    """
+    from trainfast_runner.search.best_journal import UNNAMED_REASON
+
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_alone.items():
+        words = f"{reason}; {to_name.format(knob=name)}" if reason == UNNAMED_REASON else reason
+        by_reason.setdefault(words, []).append(name)
+    return [_left_alone(", ".join(names), reason) for reason, names in by_reason.items()]
+
+
+def question_lines(
+    vary: Mapping[str, list[Any]],
+    left_alone: Mapping[str, str],
+    global_batch: int | None,
+    *,
+    to_name: str = NAMED_BY_COMMAND,
+) -> list[str]:
+    """Return the knobs that a search varies, and then those that it leaves alone."""
+    return [varied_line(vary, global_batch), *left_alone_lines(left_alone, to_name=to_name)]
+
+
+def _left_alone(names: str, reason: str) -> str:
+    """Return the names with the reason, which a refusal begins with the name already."""
+    return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
+
+
+def estimate_lines(estimate: Estimate) -> list[str]:
+    """Return the number of candidates, the processes and the expected time of a search."""
+    dropped_words = f", {estimate.dropped:,} with another global batch left out" if estimate.dropped else ""
+    legal = f"{estimate.candidates:,}, {estimate.legal:,} of them can run here{dropped_words}; the baseline is one"
+    start = f"{fmt.duration(estimate.start_s)} a process, {estimate.basis}"
+    rows = [
+        ("settings", legal),
+        ("processes", f"{estimate.processes} for trials and about {estimate.cold_runs} cold runs; {start}"),
+        (
+            "takes",
+            f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}",
+        ),
+    ]
+    return [*busy_lines(estimate), *pair_lines(rows)]
+
+
+def busy_lines(estimate: Estimate) -> list[str]:
+    """Return the share of the CPU that others take, and the settings that the budget then tries; empty without any."""
+    if estimate.others_cpu_percent is None:
+        return []
+    tries = "one setting" if estimate.tries <= 1 else f"{estimate.tries:,} of {estimate.legal:,} settings"
+    return [f"others take {fmt.percent(estimate.others_cpu_percent)} of the CPU: this budget tries about {tries}"]
+
+
+CONTINUE_WORDS = f"{key_of('best', 'again')} continues"
+VOID_CAUSES = {"other_processes": "machine busy: ", "heat": "GPU too hot: ", "power_brake": "GPU braked: "}
+"""Words before the number of void settings, by the kind of doubt that voided most."""
+VARY_KEY, LEAVE_KEY = key_of("best", ASK_VARY), key_of("best", "leave")
+
+
+def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
+    """Return a candidate as the knobs in which it differs from the baseline.
+
+    With `short` the accumulation is left out where it follows from the batch at one global batch.
+    """
+    candidate, baseline = space.candidates[number], space.candidates[space.baseline_number]
+    overrides = {name: value for name, value in candidate.knobs.items() if value != baseline.knobs.get(name)}
+    if short and "batch_size" in overrides and candidate.samples_per_step == baseline.samples_per_step:
+        overrides.pop("grad_accum", None)
+    return typed_knobs(overrides) or "the baseline"
+
+
+def best_search_words(search: BestSnapshot) -> str:
+    """Return the state of the search, or its end, in one line."""
+    so_far = search.so_far
+    waiting = wait_words(so_far.waits_for)
+    if waiting and search.state in ("running", "starting"):
+        return waiting
+    if search.state == "running":
+        return doing_words(so_far)
+    words = {
+        "starting": "starting: the model is built, and the settings are listed with their memory",
+        "pausing": "pausing after this step",
+        "paused": "paused: no process is running",
+        "interrupted": f"interrupted: no process works on it; {CONTINUE_WORDS}",
+    }
+    return _end_words(search) or words.get(search.state, search.state)
+
+
+def _end_words(search: BestSnapshot) -> str:
+    """Return the answer, or the reason there is none; empty for a search that goes on."""
+    from trainfast_runner.search.journal import CANCELLED_REASON
+
+    ended = search.so_far.ended
+    if ended is None:
+        return ""
+    if search.state == "answered" and ended.answer is not None:
+        return _answer_words(search.so_far)
+    if search.state == "nothing_fits":
+        missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
+        return f"no setting fits{missing}; {VARY_KEY} varies other knobs, {LEAVE_KEY} goes back to turn some"
+    if search.state == "failed":
+        return f"failed: {fmt.plain(ended.reason)}; {VARY_KEY} asks a new question, {LEAVE_KEY} goes back to the knobs"
+    if search.state == "cancelled":
+        reason_words = "" if ended.reason in ("", CANCELLED_REASON) else f": {fmt.plain(ended.reason)}"
+        return f"stopped{reason_words}; its journal is kept, {CONTINUE_WORDS}"
+    return ""
+
+
+def is_doubtful(search: BestSnapshot) -> bool:
+    """True for an answer that is not final, or whose figures are in doubt."""
+    answer = search.so_far.answer
+    if search.state != "answered" or answer is None:
+        return False
+    return not is_final(answer, search.state) or bool(search.so_far.answer_doubts)
+
+
+def doing_words(so_far: BestSoFar) -> str:
+    """Return the step under way and its candidate in words."""
+    step, space = so_far.newest_step, so_far.space
+    if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
+        return "deciding the next step"
+    knob = f" {step.knob} of" if step.knob else ""
+    return f"{role_of(step.action).doing}{knob} {candidate_words(space, step.candidate_number)}"
+
+
+def _answer_words(so_far: BestSoFar) -> str:
+    answer = so_far.ended.answer if so_far.ended is not None else None
+    assert answer is not None
+    assert so_far.space is not None
+    tried_count = answer.tried_in_budget
+    budget = "" if tried_count is None else f"{_unfinished_words(so_far, tried_count)}; "
+    if answer.within_percent is not None:
+        return f"{budget}no winner: {noise_words(answer.within_percent)}"
+    if answer.best_number == so_far.space.baseline_number and tried_count is None:
+        return "the baseline itself is the fastest"
+    if tried_count is not None:
+        budget += "best so far: "
+    words = candidate_words(so_far.space, answer.best_number)
+    if (gain := answer.gain_percent) is not None and answer.best_number != so_far.space.baseline_number:
+        words += f": {gain_text(gain)}"
+    return budget + words
+
+
+def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
+    """Return why the budget did not pay for every setting: what was void, else their number, and the key for more."""
+    measured = {line.candidate_number for line in so_far.attempts if line.outcome != "void"}
+    void = [line for line in so_far.trials if line.outcome == "void"]
+    void_numbers = {line.candidate_number for line in void} - measured
+    kinds = [doubt.kind for line in void for doubt in line.doubts if doubt.kind in VOID_CAUSES]
+    words = VOID_CAUSES[max(kinds, key=kinds.count)] if kinds else ""
+    if void_numbers:
+        words += f"{len(void_numbers)} of {counted(len(void_numbers | measured), 'setting')} void"
+    else:
+        words += f"{len(void)} of {counted(len(so_far.trials), 'trial')} void, " if void else ""
+        words += budget_words(tried_count, len(so_far.candidates))
+    return f"{words}; {key_of('best', ASK_BUDGET)} adds time"
+
+
+def instruction_words(instruction: Instruction, space: Space | None) -> str:
+    """Return an instruction in words: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8`."""
+    do, name, number = instruction.do, instruction.knob, instruction.candidate_number
+    if number is not None:
+        is_listed = space is not None and 0 <= number < len(space.candidates)
+        return f"{do} the setting {candidate_words(space, number) if space is not None and is_listed else number}"
+    return f"{do} {name}" if do == UNPIN else f"{do} {typed_knobs({name: instruction.value})}"
+
+
+def best_words(so_far: BestSoFar) -> str:
+    """Return the objective of the best setting so far with its 95 % interval; empty before anything was measured."""
+    return "" if so_far.best is None else objective_words(so_far.objective, so_far.for_steps, so_far.best.value)
+
+
+def chance_words(so_far: BestSoFar) -> str:
+    """Return the chance that going on finds 2 % more, and its price; empty before two settings were measured.
+
+    With one measurement both are assumptions. A price beyond the budget is never paid.
+    """
+    step, question = so_far.newest_step, so_far.question
+    measured = {so_far.attempts[index].candidate_number for index in so_far.rates}
+    if step is None or step.chance is None or step.action != "trial" or len(measured) < 2:
+        return ""
+    price = "" if step.price_s is None else f", for about {fmt.duration(step.price_s)}"
+    if step.price_s is not None and question is not None and step.price_s > question.budget_s - so_far.spent_s():
+        price = f", but that takes {fmt.duration(step.price_s)}, beyond the budget"
+    return f"{chance_text(step.chance)} chance that going on finds 2 % more{price}"
+
+
+def candidate_knob_texts(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
+    """Return names and values of a candidate's knobs as they are typed."""
+    return tuple((name, KNOBS_BY_NAME[name].text_of(value)) for name, value in so_far.candidates[number].knobs.items())
+
+
+VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Words of an objective. `unit` is empty for `time`, whose unit depends on the figure (`unit_of`)."""
+
+    unit: str
+    judged_by: str
+    """The criterion that a report names."""
+    best: str
+    """Completes: which settings train the model ...?"""
+    hint: str
+    """The line of the dialog that asks for the objective."""
+
+
+OBJECTIVES = {
+    "samples_per_s": Objective("samples/s", "samples/s", "fastest", "the most samples a second"),
+    "tokens_per_s": Objective(
+        "tokens/s",
+        "tokens/s",
+        "fastest by tokens",
+        "the most tokens a second, which compares values of seq_len as well",
+    ),
+    "samples_per_joule": Objective(
+        "samples/J",
+        "samples a joule",
+        "with the least energy a sample",
+        "the most samples a joule; needs a GPU with an energy counter",
+    ),
+    "time": Objective(
+        "",
+        "the time of a cold start and the steps",
+        "to the last step in the least time",
+        "the least time for a start and a number of steps",
+    ),
+}
+"""The words of each objective by its name."""
+TIME_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
+"""Least seconds, seconds of the unit and its name, the largest unit first."""
+
+
+def typed_knobs(knobs: Mapping[str, Any]) -> str:
+    """Return the knobs as they are typed: `batch_size=8 precision=bf16`."""
+    return " ".join(typed_overrides(knobs))
+
+
+def rate_text(rate: Interval | None) -> str:
+    """Return a rate with its 95 % interval: `123 samples/s (120 to 126)`."""
+    if rate is None:
+        return fmt.ABSENT
+    return f"{fmt.per_second(rate.median, 'samples')} ({fmt.interval(rate.low, rate.high)})"
+
+
+def gain_text(percent: Interval | None) -> str:
+    """Return a gain with its 95 % interval: `+34.1 % (+31.0 % to +37.2 %)`."""
+    if percent is None:
+        return "unknown"
+    low, high = fmt.signed_percent(percent.low), fmt.signed_percent(percent.high)
+    return f"{fmt.signed_percent(percent.median)} ({low} to {high})"
+
+
+def is_final(answer: BestAnswer | None, state: str) -> bool:
+    """True if the search has ended with its answer, and not because its budget was spent."""
+    return state == "answered" and (answer is None or answer.tried_in_budget is None)
+
+
+def best_label(answer: BestAnswer | None, state: str) -> str:
+    """Return the label of the best setting: `best so far`, or `chosen` where the noise decides against a winner."""
+    label = "best" if answer is None or answer.within_percent is None else "chosen"
+    return label if is_final(answer, state) else f"{label} so far"
+
+
+def noise_words(percent: float) -> str:
+    """Return the noise that decides instead of a winner: `within 8.0 %, the noise of this machine`."""
+    return f"within {fmt.percent(percent, 1)}, the noise of this machine"
+
+
+def budget_words(tried: int, candidates: int) -> str:
+    """Return the number of candidates tried within the budget: `2 of 28 tried when the budget ended`."""
+    return f"{tried:,} of {candidates:,} tried when the budget ended"
+
+
+def verdict_counts(verdicts: Iterable[str]) -> str:
+    """Return the number of each verdict in words: `12 measured, 17 beaten`."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
+
+
+def objective_of(name: str) -> Objective:
+    """Return the words of an objective; an unknown one is named by itself."""
+    return OBJECTIVES.get(name, Objective(name, name, f"best by {name}", name))
+
+
+def unit_of(objective: str, median: float) -> tuple[str, float]:
+    """Return the unit in which a figure of this size is shown, and the divisor of the figure."""
+    if objective != "time":
+        return objective_of(objective).unit, 1.0
+    return next((name, divisor_s) for from_s, divisor_s, name in TIME_UNITS if median >= from_s)
+
+
+def objective_words(objective: str, for_steps: int | None, value: Interval) -> str:
+    """Return a figure with its 95 % interval: `123 tokens/s (120 to 126)`, `12.3 min (12.1 to 12.5) for 800 steps`."""
+    unit, divisor = unit_of(objective, value.median)
+    words = figure_with_interval_text(value, divisor, f" {unit}")
+    return words if for_steps is None else f"{words} for {counted(for_steps, 'step')}"
+
+
+def figure_with_interval_text(value: Interval, divisor: float, unit: str = "") -> str:
+    """Return a figure divided by `divisor`, with its interval if it has one: `123 (120 to 126)`."""
+    words = f"{fmt.number(value.median / divisor)}{unit}"
+    if value.low == value.high:
+        return words
+    return f"{words} ({fmt.interval(value.low / divisor, value.high / divisor)})"

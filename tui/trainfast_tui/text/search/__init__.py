@@ -1,1 +1,0 @@
-"""The words of the two searches, shared by screens, commands and reports: the question, the state, the answer."""

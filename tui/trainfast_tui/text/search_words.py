@@ -1,0 +1,85 @@
+"""The words of the two searches, shared by screens, commands and reports: the question, the state, the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from trainfast_runner.records.warm_process import COLD
+from trainfast_runner.worker.shared.words import CONFIRMATION, PROBE, TRIAL
+from trainfast_tui.text.format import Tone
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """An outcome of a probe, a trial or a run."""
+
+    sign: str
+    tone: Tone
+    noun: str
+    """For a table."""
+    verb: str
+    """For a sentence about the size or setting."""
+
+
+class Role(msgspec.Struct, frozen=True):
+    """The role of a step of a best-fit search."""
+
+    noun: str
+    """For a table or a line."""
+    short: str
+    """For a narrow cell."""
+    doing: str
+    """The verb while the step goes on."""
+
+
+REFUTED = "refuted"
+"""The outcome of a size that fitted in the warm process and ran out of memory in a fresh one; no record has it."""
+OUTCOMES = {
+    "fits": Outcome("●", "success", "fits", "fits"),
+    "measured": Outcome("●", "success", "measured", "is measured"),
+    "slow": Outcome("•", "secondary", "slow", "is too slow"),
+    "oom": Outcome("✗", "error", "out of memory", "ran out of memory"),
+    "failed": Outcome("✗", "error", "failed", "failed"),
+    "void": Outcome("~", "warning", "void", "is void"),
+    REFUTED: Outcome("✗", "warning", "fitted, refuted by the confirmation run", "fitted and was refuted"),
+}
+ROLES = {
+    "trial": Role("trial", "trial", "trying"),
+    "race": Role("race", "race", "racing"),
+    "confirm": Role("confirm", "confirm", "confirming in a fresh process"),
+    "limit": Role("limit", "at limit", "running under memory_limit"),
+    "turn_back": Role("turn back", "turn back", "turning back"),
+}
+
+
+def outcome_of(outcome: str) -> Outcome:
+    """Return the row of an outcome; one of a newer version is named by itself."""
+    words = outcome.replace("_", " ")
+    return OUTCOMES.get(outcome) or Outcome("○", "text", words, words)
+
+
+def role_of(role: str) -> Role:
+    """Return the row of a role; one of a newer version is named by itself."""
+    words = role.replace("_", " ")
+    return ROLES.get(role) or Role(words, words, "running")
+
+
+ROLE_WORDS = {
+    PROBE: "a search's probe",
+    TRIAL: "a search's trials",
+    CONFIRMATION: "a search's confirmation run",
+    COLD: "a search's run",
+}
+"""The names of a search's runs by their roles."""
+
+
+def warm_words(role: str | None, tried: Sequence[int]) -> str:
+    """Name a warm process by the sizes or settings it tried: `a search's probe at batch_size 62, after 7`."""
+    if not tried:
+        return ROLE_WORDS[TRIAL if role == TRIAL else PROBE]
+    if role == TRIAL:
+        return "a search's trial of a setting" if len(tried) == 1 else f"a search's trials of {len(tried)} settings"
+    *before, last = (f"{batch:,}" for batch in tried)
+    after = f", after {' and '.join(filter(None, (', '.join(before[:-1]), before[-1])))}" if before else ""
+    return f"a search's probe at batch_size {last}{after}"

@@ -1,1 +1,0 @@
-"""The devices of the monitor, each with all its readings."""

@@ -1,1 +1,0 @@
-"""The views of both kinds of search."""

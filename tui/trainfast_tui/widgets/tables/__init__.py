@@ -1,1 +1,0 @@
-"""Sortable tables with a cursor, and the details of one row."""
