@@ -123,8 +123,8 @@ def test_the_signs_of_a_gpu_without_nvml(tmp_path):
 
 def test_a_container_without_nvml_where_cuda_works_has_a_gpu(monkeypatch, tmp_path):
     python = tmp_path / "python"
-    devices = '{"names": ["NVIDIA H100"], "uuids": ["GPU-1"]}'
-    python.write_text(f"#!{sys.executable}\nprint('{{\"devices\": {devices}}}')\n")
+    answer = '{"names": ["NVIDIA H100"], "uuids": ["GPU-1"]}'
+    python.write_text(f"#!{sys.executable}\nprint('{{\"devices\": {answer}}}')\n")
     python.chmod(0o755)
     monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: None)
     assert devices.sign_of_a_gpu(str(python), root=tmp_path) == "torch sees NVIDIA H100"

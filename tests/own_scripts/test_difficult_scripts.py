@@ -235,7 +235,7 @@ def test_the_note_of_an_error_names_the_hook_by_its_module(cli: Cli, tmp_path: P
     for file in (engine.parent.parent / "__init__.py", engine.parent / "__init__.py", engine):
         file.write_text("")
     done = cli("run", "--json", *written(tmp_path, "import torch, deepspeed.runtime.engine\n"))
-    assert any("deepspeed_engine.install: AttributeError: " in trouble for trouble in done.json["troubles"])
+    assert any("frameworks.install_deepspeed: AttributeError: " in trouble for trouble in done.json["troubles"])
     no_step(done)
 
 

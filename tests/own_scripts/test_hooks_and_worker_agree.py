@@ -16,11 +16,11 @@ from trainfast_runner.worker.records import record_file
 LIMITED = """
 import json, resource, torch
 from trainfast_runner.door.trainfast_door import memory_limit
-from trainfast_runner.worker.memory import limit_gauge, memory_meter
+from trainfast_runner.worker.memory import memory_meter
 
 of_hooks = memory_limit.MemoryLimit([1 << 30], "cpu")
 of_hooks.impose(rank=0)
-of_worker = limit_gauge.HostLimitGauge(1 << 30)
+of_worker = memory_meter.HostLimitGauge(1 << 30)
 torch.ones(64 << 20, dtype=torch.uint8)
 peaks = [of_hooks.peak_bytes(), of_worker.peak_bytes()]
 

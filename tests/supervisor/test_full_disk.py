@@ -95,7 +95,7 @@ def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: 
         f"""
         sys.path.insert(0, {str(Path(trainfast_runner.__file__).parents[1])!r})
         from pathlib import Path
-        from trainfast_runner.worker.shared.offload_scratch import Scratch
+        from trainfast_runner.worker.shared.host import Scratch
         begin()
         with open(Scratch(Path({str(disk)!r})).path / "states", "wb", buffering=0) as file:
             train(3)

@@ -19,7 +19,7 @@ from trainfast_tui.text.event_words import start_words
 
 BUILD = """
 import sys
-from trainfast_runner.worker.strategies.extension_builds import build_lock
+from trainfast_runner.worker.strategies.deepspeed_zero import build_lock
 with build_lock("cpu_adam"):
     print("alone", flush=True)
     open(sys.argv[1], "x")

@@ -19,7 +19,7 @@ from trainfast_runner.worker.shared.host import Scratch, remove_leftovers
 HOLD = """
 import sys
 from pathlib import Path
-from trainfast_runner.worker.shared.offload_scratch import Scratch
+from trainfast_runner.worker.shared.host import Scratch
 scratch = Scratch(Path(sys.argv[1]))
 (scratch.path / "states").write_bytes(b"0" * 64)
 print(scratch.path, flush=True)

@@ -16,7 +16,7 @@ ON_THE_SECOND_GPU = """
     current = threading.local()
     torch.cuda.set_device = lambda device: setattr(current, "index", device.index)
 
-    from trainfast_runner.worker.sigterm import keep_last_step_on_sigterm
+    from trainfast_runner.worker.training import keep_last_step_on_sigterm
 
     step_log = SimpleNamespace(flush=lambda timeout_s: print("asked on GPU", getattr(current, "index", 0), flush=True))
     log = SimpleNamespace(write=lambda *_, **__: None, phase="train", step=3)

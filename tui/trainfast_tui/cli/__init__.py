@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainfast_tui.cli.printing import EXIT_CUT_OFF, EXIT_FAILED, EXIT_INTERRUPTED
+from trainfast_tui.cli.exit_codes import EXIT_CUT_OFF, EXIT_FAILED, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError

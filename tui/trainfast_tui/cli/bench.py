@@ -32,10 +32,9 @@ from trainfast_runner.settings.typed_settings import read_vary
 from trainfast_runner.units import escaped
 from trainfast_runner.worker.shared.host import print_holder
 from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching import StartedT, follow, predict_memory, start_when_free
 from trainfast_tui.cli.printing import (
-    EXIT_HUNG_UP,
-    EXIT_INTERRUPTED,
     output_path,
     print_json,
     print_line,

@@ -29,7 +29,8 @@ from trainfast_runner.running.recovery import result_or_none_while_live
 from trainfast_runner.running.stopping import STOP_GRACE_S, kill_now, request_stop, stop_unsupervised
 from trainfast_runner.search.conductor import Cancelled
 from trainfast_runner.worker.shared.host import print_holder
-from trainfast_tui.cli.printing import EXIT_HUNG_UP, print_json, print_lines, print_notice
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP
+from trainfast_tui.cli.printing import print_json, print_lines, print_notice
 from trainfast_tui.cli.progress import Progress, figure_lines, oom_lines, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.format import duration

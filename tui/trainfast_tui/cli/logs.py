@@ -15,8 +15,9 @@ from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_runner.running.recovery import result_or_none_while_live
 from trainfast_tui.cli.arguments import add_run, directory_of, whole
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching import stop_run
-from trainfast_tui.cli.printing import EXIT_HUNG_UP, EXIT_INTERRUPTED, print_json, print_line, print_lines, print_notice
+from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice
 from trainfast_tui.cli.progress import live_record
 from trainfast_tui.cli.signals import caught_signals
 from trainfast_tui.text.format import plain

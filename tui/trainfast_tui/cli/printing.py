@@ -18,6 +18,7 @@ from rich.cells import cell_len
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.units import escaped
 from trainfast_runner.worker.shared.host import can_move_cursor
+from trainfast_tui.cli.exit_codes import EXIT_FAILED
 from trainfast_tui.text.format import (
     GAP_CELLS,
     MAX_COLUMN_CELLS,
@@ -193,10 +194,3 @@ def write_output(path: Path, text: str, option: str = "-o") -> int:
     except UnicodeEncodeError as error:
         word = os.fsencode(error.object[error.start : error.end])
         raise UserError(f"cannot write {path}: {word!r} is not UTF-8", key=option) from None
-
-
-EXIT_FAILED = 4
-EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_CUT_OFF = 129, 130, 141
-"""128 and the signal, as shells have it: SIGHUP, SIGINT (Ctrl-C), and SIGPIPE for a reader that has gone."""
-SEARCH_EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": EXIT_FAILED, "cancelled": EXIT_INTERRUPTED}
-"""Exit code by the state of a search that has ended."""

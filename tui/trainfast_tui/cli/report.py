@@ -12,8 +12,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_run, directory_of
+from trainfast_tui.cli.exit_codes import EXIT_FAILED
 from trainfast_tui.cli.printing import (
-    EXIT_FAILED,
     output_path,
     print_exact,
     print_json,

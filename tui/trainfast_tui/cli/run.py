@@ -24,9 +24,10 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_python, add_run, add_settings, add_wait, directory_of, positive
+from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching import follow, predict_memory, run_started_when_free
 from trainfast_tui.cli.parser import refuse_script_word
-from trainfast_tui.cli.printing import EXIT_HUNG_UP, EXIT_INTERRUPTED, print_json, print_line, print_notice
+from trainfast_tui.cli.printing import print_json, print_line, print_notice
 from trainfast_tui.cli.progress import live_record, print_result, progress_when_slow
 from trainfast_tui.cli.signals import caught_signals
 from trainfast_tui.text.event_words import script_notices

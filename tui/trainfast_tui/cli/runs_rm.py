@@ -15,7 +15,8 @@ from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_runner.running.pruning import PrunePlan
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
-from trainfast_tui.cli.printing import EXIT_FAILED, print_json, print_line, print_lines, write_to_stderr
+from trainfast_tui.cli.exit_codes import EXIT_FAILED
+from trainfast_tui.cli.printing import print_json, print_line, print_lines, write_to_stderr
 from trainfast_tui.text.format import size
 
 

@@ -24,15 +24,9 @@ from trainfast_runner.settings.spec import resolve
 from trainfast_runner.settings.typed_settings import read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
+from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching import await_devices
-from trainfast_tui.cli.printing import (
-    SEARCH_EXIT_CODES,
-    print_json,
-    print_lines,
-    print_notice,
-    refuse_unwritable,
-    write_output,
-)
+from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import BestPrinter, Progress, print_earlier_search, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.best_words import answer_lines, busy_lines, estimate_lines, question_lines

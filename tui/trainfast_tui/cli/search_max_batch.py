@@ -19,8 +19,9 @@ from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, resolve
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
+from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching import await_devices
-from trainfast_tui.cli.printing import SEARCH_EXIT_CODES, print_json, print_lines, print_notice
+from trainfast_tui.cli.printing import print_json, print_lines, print_notice
 from trainfast_tui.cli.progress import BatchPrinter, Progress, print_earlier_search, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
 from trainfast_tui.text.batch_words import batch_answer_lines
