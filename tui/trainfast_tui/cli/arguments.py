@@ -6,8 +6,6 @@ import argparse
 import math
 from pathlib import Path
 
-from trainfast_runner.records.home import Home
-
 MAX_WHOLE_NUMBER = 10**9
 """The largest whole number that an option takes; records hold 64 bits."""
 
@@ -48,6 +46,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def directory_of(arguments: argparse.Namespace) -> Path:
     """Return the directory of RUN; raises UserError unless it names one run."""
+    # The commands without a run use this file too, and need no records.
+    from trainfast_runner.records.home import Home
+
     home = Home()
     return home.directory(home.find(arguments.reference))
 

@@ -12,7 +12,6 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.gpu_health import defects
-from trainfast_runner.machine.links import link_advice
 from trainfast_runner.machine.process_list import command_line, owner_uid, user_name
 from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.machine.telemetry import throttle
@@ -45,7 +44,7 @@ FIGURES = figure_headings("MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "PCIE",
 HEADER = ("GPU", "NAME", *FIGURES, "THROTTLED")
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
 FIRST_INTERVAL_S = 0.2
-"""Seconds until the first reading is printed: enough for its rates."""
+"""Seconds between the first two readings: enough for rates."""
 OPEN_DRIVER_S = 1.0
 """Seconds that a slow driver may delay the first reading."""
 
@@ -78,19 +77,29 @@ def _stream(interval_s: float, as_json: bool) -> None:
     nvml, host, cadence = Nvml(opening_s=OPEN_DRIVER_S), HostReader(), Cadence(interval_s)
     redraw = can_redraw(sys.stdout) and not as_json
     try:
-        read_tick(nvml, host)
+        tick = read_tick(nvml, host)
         due = time.monotonic() + min(FIRST_INTERVAL_S, interval_s)
+        if redraw:
+            # A screen need not wait for the rates, which the second reading has.
+            _redraw(tick)
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
             tick = read_tick(nvml, host)
             cadence.adapt_to(tick)
             if redraw:
-                sys.stdout.write("\x1b[H\x1b[J")
-            _print(tick, as_json)
-            sys.stdout.flush()
+                _redraw(tick)
+            else:
+                _print(tick, as_json)
+                sys.stdout.flush()
             due = cadence.next_due_s(due)
     finally:
         nvml.close()
+
+
+def _redraw(tick: Tick) -> None:
+    sys.stdout.write("\x1b[H\x1b[J")
+    print_lines(_lines(tick))
+    sys.stdout.flush()
 
 
 def _print(tick: Tick, as_json: bool) -> None:
@@ -195,6 +204,9 @@ def topo_arguments(parser: argparse.ArgumentParser) -> None:
 
 def topo(arguments: argparse.Namespace) -> int:
     """Print matrix, links, legend and advice; return 0 with and without a GPU."""
+    # The advice knows what a run may use, which `monitor` does not need for its first reading.
+    from trainfast_runner.machine.links import link_advice
+
     topology = read_topology()
     if arguments.json:
         print_json({**msgspec.to_builtins(topology), "legend": LEGEND, "advice": link_advice(topology)})

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry.binding import UNIFIED_MEMORY
-from trainfast_runner.records.result import OomChange, OomExplanation
-from trainfast_runner.records.run_file import RunFile
 from trainfast_tui.text.format import percent_change, plain, signed_percent, size
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
+    from trainfast_runner.records.result import OomChange, OomExplanation
+    from trainfast_runner.records.run_file import RunFile
 
 
 CATEGORY_WORDS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainfast_runner.machine.links import link_advice
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, FigureHeading, pair_lines, plain, size, table
@@ -85,6 +84,9 @@ def peer_lines(topology: Topology) -> list[str]:
 
 def topology_sections(topology: Topology) -> list[TopologySection]:
     """Return the sections of a machine; without a GPU only the consequences for training."""
+    # Not needed for the line of a GPU, which `monitor` shows first.
+    from trainfast_runner.machine.links import link_advice
+
     advice = TopologySection("for training", "prose", link_advice(topology))
     if not topology.devices:
         return [advice]
