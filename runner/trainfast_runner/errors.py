@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import statistics
+import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -99,6 +98,8 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     longer = [name for fold, name in by_fold.items() if len(folded) >= MIN_LETTERS and fold.startswith(folded)]
     if len(longer) == 1:
         return longer[0]
+    import difflib  # only for a word that is wrong
+
     matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)
     return by_fold[matches[0]] if matches else None
 
@@ -120,7 +121,7 @@ def lowest(values: Iterable[N | None]) -> N | None:
 def mean_of_known(values: Iterable[float | None]) -> float | None:
     """The mean of the known values; None without any."""
     known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    return math.fsum(known) / len(known) if known else None
 
 
 def last_known(values: Iterable[T | None]) -> T | None:

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +38,7 @@ LAUNCHES_FILE = "launches"
 def new_id(stamp: str, name: str, fallback: str) -> str:
     """An id from the time and `name`, or `fallback` when no character of `name` is allowed in an id."""
     word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:MAX_NAME_CHARACTERS] or fallback
-    return f"{stamp}-{word}-{secrets.token_hex(2)}"
+    return f"{stamp}-{word}-{os.urandom(2).hex()}"
 
 
 def home_directory() -> Path:
@@ -116,7 +115,7 @@ class Home:
         try:
             for directory in (self.path, self.runs):
                 make_private(directory)
-            probe = self.runs / f".probe-{os.getpid()}-{secrets.token_hex(2)}"
+            probe = self.runs / f".probe-{os.getpid()}-{os.urandom(2).hex()}"
             probe.write_bytes(b"0" * 4096)
             probe.unlink()
         except OSError as error:

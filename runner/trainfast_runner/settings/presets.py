@@ -8,7 +8,6 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ class Preset(msgspec.Struct, frozen=True):
 
 def shipped_directory() -> Path:
     """The presets that came with the package: beside it in a wheel, at the top of a source checkout."""
-    installed = Path(str(resources.files("trainfast_runner"))) / "shipped_presets"
+    installed = Path(__file__).parents[1] / "shipped_presets"
     return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "presets"
 
 

@@ -5,7 +5,6 @@ Every text passes `plain` here, whichever file it came from: no command prints a
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -41,6 +40,8 @@ def print_json(value: Any) -> None:
         line.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         # A stdout or a file name that is not UTF-8: json escapes what msgspec leaves or refuses.
+        import json
+
         line = json.dumps(msgspec.to_builtins(value))
     print(escaped(line))
 

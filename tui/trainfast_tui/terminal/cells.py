@@ -109,7 +109,8 @@ class Pen:
             if cell_ink is not ink and cell_ink != ink:
                 if character == " " and not cell_ink.is_lined and not ink.is_lined:
                     # A blank does not show the colour and weight of letters.
-                    cell_ink = ink._replace(background=cell_ink.background)
+                    same = cell_ink.background == ink.background
+                    cell_ink = ink if same else ink._replace(background=cell_ink.background)
                 if cell_ink != ink:
                     parts.append(_change(ink, cell_ink))
                     ink = cell_ink

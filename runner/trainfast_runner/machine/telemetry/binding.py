@@ -6,7 +6,6 @@ The codes are `nvmlReturn_t` of nvml.h; a binding of any version may lack functi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import importlib
@@ -175,6 +174,9 @@ def _not_loaded_reason() -> str | None:
 
     The binding reports both cases as "not found".
     """
+    # Needed only after a failure, while the app's first frame needs this file's sentences.
+    import ctypes
+
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:
