@@ -33,11 +33,6 @@ class _ProvisionalFlag(msgspec.Struct, frozen=True):
     provisional: bool = False
 
 
-_flag_decoder = msgspec.json.Decoder(_ProvisionalFlag)
-_run_decoder = msgspec.json.Decoder(RunFile)
-_result_decoder = msgspec.json.Decoder(Result)
-
-
 def rank_file(directory: Path, name: str, rank: int) -> Path:
     """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
     return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")
@@ -55,7 +50,7 @@ def rank_files(directory: Path, name: str) -> dict[int, Path]:
 
 def read_run_file(directory: Path) -> RunFile | None:
     """`run.json`, or None when it is missing, damaged, or not this user's to read."""
-    return _decoded_file(directory / RUN_FILE, _run_decoder)
+    return _decoded_file(directory / RUN_FILE, RunFile)
 
 
 def is_listed(directory: Path) -> bool:
@@ -86,7 +81,7 @@ def read_result(directory: Path) -> Result | None:
 
 def read_written_result(directory: Path) -> Result | None:
     """`result.json`, a provisional one included, or None when it is missing, damaged, or not this user's to read."""
-    return _decoded_file(directory / RESULT_FILE, _result_decoder)
+    return _decoded_file(directory / RESULT_FILE, Result)
 
 
 def is_unfinished(directory: Path) -> bool:
@@ -107,13 +102,13 @@ def is_alive_after_grace(directory: Path) -> bool:
 def _has_whole_result(directory: Path) -> bool:
     """False for a provisional `result.json`; True for an unreadable one, which a newer version may have written."""
     path = directory / RESULT_FILE
-    head = _decoded_file(path, _flag_decoder)
+    head = _decoded_file(path, _ProvisionalFlag)
     return path.exists() if head is None else not head.provisional
 
 
-def _decoded_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
+def _decoded_file(path: Path, record: type[T]) -> T | None:
     try:
-        return decoder.decode(read_regular(path))
+        return msgspec.json.decode(read_regular(path), type=record)
     except (FileNotFoundError, NotADirectoryError, *DAMAGE):
         return None
     except OSError as error:

@@ -6,9 +6,7 @@ import fcntl
 import math
 import os
 import re
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -138,6 +136,9 @@ class Scratch:
     """
 
     def __init__(self, parent: Path) -> None:
+        # Of all that use this file, only a run that offloads needs it; so with `_delete`.
+        import tempfile
+
         with _Lock(parent, within_s=math.inf):
             _remove_unlocked(parent)
             self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
@@ -190,6 +191,8 @@ def _is_marked(folder: Path, lock: _Lock) -> bool:
 
 def _delete(folder: Path) -> None:
     """Delete the mark last, so that the rest of an interrupted deletion is still marked."""
+    import shutil
+
     shutil.rmtree(folder / "states", ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
