@@ -1,7 +1,5 @@
 """A tracer that takes the place of the training Python's."""
 
-from pathlib import Path
-
 import pytest
 from layered_model import Tracer
 
@@ -9,7 +7,7 @@ from trainfast_runner.memory.warm_tracer import WarmTracer
 
 
 @pytest.fixture
-def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracer:
+def tracer(tmp_path, monkeypatch):
     """Takes the place of the training Python's traces, for a home and a cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))

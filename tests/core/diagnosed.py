@@ -1,14 +1,12 @@
 """Records of a run for the diagnosis: healthy but for what a test says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from on_disk import run_file
-from trainfast_runner.records.result import Diagnosis
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
 from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose
@@ -31,7 +29,7 @@ class Case:
     host: Ramp = lambda n: {}
     run: dict[str, Any] = field(default_factory=dict)
 
-    def window(self) -> MeasuredWindow:
+    def window(self):
         healthy = {"strategy": "single", "precision": "bf16", "batch_size": 16, "grad_accum": 1, "workers": 4}
         gpus = self.gpus or ({0: lambda n: {}} if self.device == "cuda" else {})
         uuids = [f"GPU-{index}" for index in gpus]
@@ -42,7 +40,6 @@ class Case:
         ranks = {0: self.step, **self.other_ranks}
         steps = {rank: [_step(n, of(n)) for n in range(1, 11)] for rank, of in ranks.items()}
         window = window_of(steps[0])
-        assert window is not None
         return MeasuredWindow(
             run=run,
             steps=steps,
@@ -52,13 +49,13 @@ class Case:
             foreign=run.foreign_processes,
         )
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory):
         """The same as a supervisor and its ranks would have left it on disk."""
         window = self.window()
         (directory / "run.json").write_bytes(msgspec.json.encode(window.run))
         for rank, steps in window.steps.items():
             _write_lines(directory / f"steps{f'.rank{rank}' if rank else ''}.jsonl", steps)
-        hosts: list[Any] = msgspec.to_builtins(window.hosts)
+        hosts = msgspec.to_builtins(window.hosts)
         for host in hosts:
             host["run"] |= {"processes": 1, "threads": 1}
         ticks = [
@@ -73,23 +70,23 @@ class Case:
         ]
         _write_lines(directory / "telemetry.jsonl", ticks)
 
-    def findings(self) -> list[Diagnosis]:
+    def findings(self):
         return diagnose(self.window())
 
-    def of(self, rule: str) -> Diagnosis:
+    def of(self, rule):
         """The one finding of a rule."""
         (found,) = (finding for finding in self.findings() if finding.rule == rule)
         return found
 
-    def found(self) -> list[str]:
+    def found(self):
         return [finding.rule for finding in self.findings()]
 
 
-def _write_lines(path: Path, records: Sequence[object]) -> None:
+def _write_lines(path, records):
     path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
-def _step(n: int, fields: dict[str, Any]) -> Step:
+def _step(n, fields):
     healthy = {
         "step_ms": 1000.0, "data_ms": 10.0, "forward_ms": 320.0, "backward_ms": 640.0, "optimizer_ms": 30.0,
         "alloc_retries": 0, "tokens": 16 * 512, "samples": 16,
@@ -97,7 +94,7 @@ def _step(n: int, fields: dict[str, Any]) -> Step:
     return Step(t_ns=n * S, step=n, **{**healthy, **fields})
 
 
-def _sample(index: int, n: int, fields: dict[str, Any]) -> DeviceSample:
+def _sample(index, n, fields):
     healthy = {
         "temperature_c": 70, "slowdown_temperature_c": 92, "gpu_utilization_percent": 97, "sm_clock_mhz": 1950,
         "sm_clock_max_mhz": 1980, "pcie_width": 16, "pcie_width_max": 16, "pcie_generation": 4,
@@ -106,7 +103,7 @@ def _sample(index: int, n: int, fields: dict[str, Any]) -> DeviceSample:
     return DeviceSample(**{"uuid": f"GPU-{index}", "index": index, **healthy, **fields})
 
 
-def _host(fields: dict[str, Any]) -> HostSample:
+def _host(fields):
     own = fields.pop("own_percent", 160.0)
     healthy = {
         "cpu_percent": 25.0, "cpu_count": 8, "memory_total_bytes": 64 * GIB, "memory_available_bytes": 32 * GIB,
@@ -115,5 +112,5 @@ def _host(fields: dict[str, Any]) -> HostSample:
     return HostSample(run=RunSample(cpu_percent=own), **{**healthy, **fields})
 
 
-def always(**fields: Any) -> Ramp:
+def always(**fields):
     return lambda n: dict(fields)

@@ -1,8 +1,5 @@
 """A memory model of alike blocks and a head, of which every byte is known."""
 
-from collections.abc import Generator
-from typing import Any
-
 import msgspec
 
 from trainfast_runner.memory.model import MemoryModel
@@ -20,19 +17,19 @@ HEAD = 400
 """Activation bytes a sample of the head."""
 
 
-def vector(grads: float = 0, activations: float = 0, temporary: float = 0) -> tuple[float, ...]:
+def vector(grads=0, activations=0, temporary=0):
     return (0.0, float(grads), 0.0, float(activations), float(temporary))
 
 
-def model_of(layers: int) -> MemoryModel:
+def model_of(layers):
     """A model of that many alike blocks as three of them would have been traced, in fp32 with AdamW."""
     kept = min(3, layers)
 
-    def forward(micro: int, place: str) -> Segment:
+    def forward(micro, place):
         line = (vector(), vector(activations=KEPT_BY_BLOCK + PASSING))
         return Segment("forward", micro, place, [line], (vector(), vector(activations=KEPT_BY_BLOCK)), WORK)
 
-    def backward(micro: int, place: str) -> Segment:
+    def backward(micro, place):
         grads = 4 * BLOCK if micro == 1 else 0
         delta = (vector(grads=grads), vector(activations=-KEPT_BY_BLOCK))
         return Segment("backward", micro, place, [(vector(temporary=4 * BLOCK), vector(temporary=PASSING))], delta)
@@ -58,20 +55,18 @@ def model_of(layers: int) -> MemoryModel:
     )
 
 
-def spec_with(**knobs: Any) -> RunSpec:
+def spec_with(**knobs):
     return RunSpec("tiny", None, "", {"family": "llama"}, {"objective": "causal-lm"}, {**defaults(), **knobs})
 
 
 class Tracer:
     """Stands in for the script that traces: notes what it is asked, and answers of `model_of(12)`."""
 
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.refusal: dict[str, Any] = {}
+    def __init__(self):
+        self.asked = []
+        self.refusal = {}
 
-    def __call__(
-        self, executable: str, requests: list[dict[str, Any]], cancelled: object, environment: object
-    ) -> Generator[dict[str, Any]]:
+    def __call__(self, executable, requests, cancelled, environment):
         model = msgspec.to_builtins(model_of(12))
         for number, request in enumerate(requests):
             self.asked.append(request)

@@ -9,7 +9,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.links import Interconnect
 from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.search.advice import Advice, EndedRun, Situation, advise
+from trainfast_runner.search.advice import EndedRun, Situation, advise
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 
@@ -24,7 +24,7 @@ TWO_ISLANDS = Interconnect(islands=((0, 1), (2, 3)), slowest="SYS")
 ONLY_PCIE = Interconnect(islands=((0,), (1,), (2,), (3,)), slowest="PHB")
 
 
-def gpus(count: int, gib: int = 24) -> Machine:
+def gpus(count, gib=24):
     found = tuple(
         DeviceReading(index=index, uuid=f"GPU-{index}", name="Card", memory_total_bytes=gib * GIB)
         for index in range(count)
@@ -32,7 +32,7 @@ def gpus(count: int, gib: int = 24) -> Machine:
     return Machine(device="cuda", gpus=found, nvml_gpus=found, cores=8)
 
 
-def advice_on(machine: Machine, situation: Situation, *settings: str, preset: str = "tiny-llama") -> dict[str, Advice]:
+def advice_on(machine, situation, *settings, preset="tiny-llama"):
     spec = resolve(preset, settings)
     return {one.knob: one for one in advise(spec, resolve(preset).knobs, machine, situation)}
 
@@ -82,7 +82,7 @@ def test_what_was_measured_goes_before_the_tree():
 
 def test_only_runs_that_did_the_same_work_are_compared():
     plain = EndedRun("run-ddp", {"strategy": "ddp", "batch_size": 8}, "finished", 40.0)
-    others: list[dict[str, object]] = [{"precision": "fp16"}, {"seq_len": 64}, {"batch_size": 32}]
+    others = [{"precision": "fp16"}, {"seq_len": 64}, {"batch_size": 32}]
     for other in others:
         faster = EndedRun("run-zero2", {"strategy": "zero2", "batch_size": 8, **other}, "finished", 90.0)
         found = advice_on(gpus(2), Situation(size=SMALL, measured=(plain, faster)), "strategy=ddp", "devices=2")[
@@ -129,7 +129,7 @@ def test_shapes_are_aligned_where_there_are_tensor_cores():
 
 
 def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not():
-    def run(state: str) -> EndedRun:
+    def run(state):
         return EndedRun("run-1", {"strategy": "single", "batch_size": 32}, state, 10.0 if state == "finished" else None)
 
     settings = ("batch_size=8", "grad_accum=4")

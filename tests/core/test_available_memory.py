@@ -1,7 +1,6 @@
 """The memory that a rank may use, the least that a limit must hold, and the fit of a predicted run."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,22 +15,20 @@ from trainfast_runner.memory.headroom import (
     UNCORRECTED_MARGIN_BYTES,
     UNTOUCHED_BYTES,
     AvailableMemory,
-    PredictedFit,
     available_memory,
     predict_headroom,
 )
-from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import fitted_memory
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.settings.spec import resolve
 
 MIB, GIB = 1 << 20, 1 << 30
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 
 
-def two_gpus() -> Machine:
+def two_gpus():
     gpus = tuple(
         DeviceReading(index=index, uuid=f"GPU-{index}", memory_free_bytes=free * GIB)
         for index, free in enumerate((10, 4))
@@ -39,7 +36,7 @@ def two_gpus() -> Machine:
     return Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
 
 
-def asked(*settings: str) -> RunSpec:
+def asked(*settings):
     return resolve("tiny-llama", settings)
 
 
@@ -121,7 +118,7 @@ def test_memory_controller_of_version_1_may_have_less_than_its_host(tmp_path):
     assert free_within_limits(8 * GIB, tmp_path) == 3.5 * GIB
 
 
-def a_plan(asked_bytes: tuple[int, ...] | None, device: str = "cpu", ranks: int = 1) -> Any:
+def a_plan(asked_bytes, device="cpu", ranks=1):
     limit = None if asked_bytes is None else "+".join(f"{one >> 20}MiB" for one in asked_bytes)
     spec = SimpleNamespace(knobs={**defaults(), "memory_limit": limit})
     return SimpleNamespace(device=device, world_size=ranks, memory_limit_bytes=asked_bytes, spec=spec)
@@ -174,11 +171,11 @@ def test_least_weight_bytes(settings, devices, bytes_a_parameter):
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 
 
-def fit(model: MemoryModel = MODEL, machine: Machine = CPU, ranks: int = 1, **knobs: Any) -> PredictedFit:
+def fit(model=MODEL, machine=CPU, ranks=1, **knobs):
     return predict_headroom(model, spec_with(**knobs), machine, ranks, 4 * GIB)
 
 
-def corrected(model: MemoryModel = MODEL, **knobs: Any) -> MemoryModel:
+def corrected(model=MODEL, **knobs):
     """The model once a run with these knobs took 5 MiB beyond its trace."""
     traced = model.predict(spec_with(**knobs)).traced_bytes
     beyond = {"forward_backward": 5 * MIB, "optimizer": 5 * MIB}
@@ -200,7 +197,7 @@ def test_the_largest_batch_fits_and_the_next_one_does_not(model, strategy):
 
 
 def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smaller():
-    asked: dict[str, Any] = {"memory_limit": "200MiB", "batch_size": 5000}
+    asked = {"memory_limit": "200MiB", "batch_size": 5000}
     assert fit(**asked).margin_bytes == UNCORRECTED_MARGIN_BYTES
     assert fit(corrected(batch_size=5000), **asked).margin_bytes == UNTOUCHED_BYTES
     further = fit(corrected(batch_size=5000), **{**asked, "batch_size": 100_000}).margin_bytes

@@ -6,18 +6,18 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Diagnosis, Result, RunConditions, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.results.comparison import paired_interval
-from trainfast_runner.search.bench.rows import Bench, prepare_variants, run_order
-from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, RowResult, needs_no_repeat, tabulate
+from trainfast_runner.search.bench.rows import prepare_variants, run_order
+from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, needs_no_repeat, tabulate
 from trainfast_tui.cli.bench import bench_markdown
 
 
-def ended(rate: float, state: str = "finished", reason: str = "") -> Result:
+def ended(rate, state="finished", reason=""):
     throughput = Throughput(samples_per_s=Spread(median=rate, mad=0.01))
     return Result(run_id="r", state=state, reason=reason, throughput=throughput, steps=StepCount(measured=9))
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench():
     return prepare_variants("benchmarks-bert", ["seq_len=32"], 0.01)
 
 
@@ -55,7 +55,7 @@ def test_a_batch_or_the_same_length_keeps_the_published_figures():
 
 def test_rows_stand_beside_the_baseline_and_the_published_figure():
     bench = prepare_variants("benchmarks-bert", ["steps=32"], 0.01)
-    results_by_row: dict[str, list[RowResult]] = {
+    results_by_row = {
         "bert_1": [ended(100), ended(50), ended(90)],
         "bert_2": [ended(180)],
         "bert_3": [ended(0, "oom", "could not allocate")],
@@ -65,8 +65,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure():
     base, faster, oom, refused, *rest = table.rows
     assert (base.vs_baseline_percent, base.samples_per_s) == (0.0, [100, 50, 90])
     assert base.result.throughput.samples_per_s.median == 90
-    assert faster.vs_baseline_percent == pytest.approx(100)
-    assert faster.ratio == pytest.approx(180 / 133.5)
+    assert (faster.vs_baseline_percent, faster.ratio) == (pytest.approx(100), pytest.approx(180 / 133.5))
     assert faster.verdict == "better"
     assert (oom.state, oom.reason, oom.vs_baseline_percent, oom.ratio) == ("oom", "could not allocate", None, None)
     assert (refused.state, refused.result) == (REFUSED, None)
@@ -107,7 +106,7 @@ def test_a_diagnosis_stands_beside_the_ratio():
 
 def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline():
     multi = prepare_variants("benchmarks-multi-gpu")
-    results_by_row: dict[str, list[RowResult]] = {name: [ended(9)] for name in ("mbert_2 (ddp)", "mgpt_2 (zero2)")}
+    results_by_row = {name: [ended(9)] for name in ("mbert_2 (ddp)", "mgpt_2 (zero2)")}
     table = tabulate(multi, results_by_row)
     found = {row.id: row for row in table.rows}
     assert found["mbert_3 (zero2)"].published_vs_baseline_percent == pytest.approx(100 * (297.4 / 319.9 - 1))
@@ -123,7 +122,7 @@ def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline
 def test_repeated_pairs_say_how_sure_a_difference_is(bench):
     """The machine slows down from repetition to repetition: the pairs do not mind, and unpaired rates would."""
     base, faster, same = (100.0, 80.0, 60.0, 40.0), (110.0, 88.5, 66.0, 43.8), (103.0, 79.0, 60.5, 39.5)
-    results_by_row: dict[str, list[RowResult]] = {
+    results_by_row = {
         "bert_1": [ended(rate) for rate in base],
         "bert_2": [ended(rate) for rate in faster],
         "bert_3": [ended(rate) for rate in same],

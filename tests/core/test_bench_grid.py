@@ -3,14 +3,13 @@
 import csv
 import json
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from core.test_bench import ended
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.bench.rows import MAX_ROWS, Bench, prepare_grid, prepare_script_grid, run_order
-from trainfast_runner.search.bench.table import RowResult, tabulate
+from trainfast_runner.search.bench.rows import MAX_ROWS, prepare_grid, prepare_script_grid, run_order
+from trainfast_runner.search.bench.table import tabulate
 from trainfast_runner.search.bench.warm_rows import warm_groups
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.typed_settings import read_vary
@@ -18,11 +17,11 @@ from trainfast_tui.cli.bench import WRITERS, bench_markdown
 from trainfast_tui.cli.printing import output_path, write_output
 
 
-def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:
+def grid(reference, *vary, settings=()):
     return prepare_grid(reference, read_vary(vary), settings)
 
 
-def ids(bench: Bench) -> list[str]:
+def ids(bench):
     return [planned.id for planned in bench.rows]
 
 
@@ -94,9 +93,9 @@ def test_scaled_sizes_are_not_those_of_the_ids():
     assert prepare_grid("tiny-llama", read_vary(["workers=0,1"]), (), 0.5).rows[0].spec.knobs["batch_size"] == 4
 
 
-def sharing(bench: Bench) -> list[list[str]]:
+def sharing(bench):
     """The rows of each warm process."""
-    groups: dict[str, list[str]] = {}
+    groups = {}
     for id, key in warm_groups(bench).items():
         groups.setdefault(key, []).append(id)
     return list(groups.values())
@@ -135,12 +134,12 @@ def test_some_settings_need_a_process_a_row(setting):
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench():
     return grid("tiny-llama", "batch_size=8,16", "strategy=single,dp")
 
 
 @pytest.fixture
-def results_by_row(bench: Bench) -> dict[str, list[RowResult]]:
+def results_by_row(bench):
     refused = UserError("<b>dp</b> needs\n two | GPUs \x1b[31m", key="strategy")
     return {
         "batch_size=8 strategy=single": [ended(100), ended(110)],
@@ -150,7 +149,7 @@ def results_by_row(bench: Bench) -> dict[str, list[RowResult]]:
     }
 
 
-def written(bench: Bench, results_by_row: dict[str, list[RowResult]], path: Path) -> str:
+def written(bench, results_by_row, path):
     output = output_path(str(path), tuple(WRITERS))
     write_output(
         output, WRITERS[output.suffix.lower()](bench, tabulate(bench, results_by_row), "trainfast-tui bench x")
@@ -197,17 +196,17 @@ def test_csv_of_a_script_leaves_a_knob_empty_that_its_baseline_does_not_set(tmp_
 class Page(HTMLParser):
     """The tags and the texts of a page."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.tags: set[str] = set()
-        self.texts: list[str] = []
+        self.tags = set()
+        self.texts = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         assert not {"src", "href"} & dict(attrs).keys()
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append(data)
 
 

@@ -27,7 +27,7 @@ from trainfast_runner.worker.strategies import pipeline
 GIB = 2**30
 
 
-def gpu(index: int, free_gib: int = 20, capability: str = "8.6") -> DeviceReading:
+def gpu(index, free_gib=20, capability="8.6"):
     sizes = {"memory_free_bytes": free_gib * GIB, "compute_capability": capability}
     return DeviceReading(index=index, uuid=f"GPU-{index}", name="Card", **sizes)
 
@@ -46,13 +46,13 @@ NONE = {"bitsandbytes": None}
 LINES = "data.samples=lines"
 
 
-def facts(settings: str = "", where: Machine = CPU, config: dict | None = None, versions: dict | None = None) -> Facts:
+def facts(settings="", where=CPU, config=None, versions=None):
     spec = resolve("tiny-llama", settings.split())
     machine = where.used_by(spec.knobs["devices"])
     return Facts(spec, machine, config or {}, INSTALLED if versions is None else versions, "/env/bin/python")
 
 
-def refusal(*asked, **more) -> UserError:
+def refusal(*asked, **more):
     with pytest.raises(UserError) as refused:
         check(facts(*asked, **more))
     return refused.value
@@ -142,11 +142,7 @@ def test_what_cannot_work_is_refused(settings, where, config, key, expected):
 
 @pytest.mark.parametrize(
     ("settings", "package"),
-    [
-        ("optimizer=adamw-8bit", "bitsandbytes"),
-        ("engine=trainer", "accelerate"),
-        ("strategy=zero1", "deepspeed"),
-    ],
+    [("optimizer=adamw-8bit", "bitsandbytes"), ("engine=trainer", "accelerate"), ("strategy=zero1", "deepspeed")],
 )
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(settings, package):
     assert f"/env/bin/python -m pip install {package}" in refusal(settings, versions={package: None}).line()
@@ -270,7 +266,7 @@ def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_the_watched_gpu
 
 
 def test_runs_compare_takes_cpu_2_for_two_processes():
-    def on(devices: object):
+    def on(devices):
         return result(knobs={"strategy": "ddp", "devices": devices}, actual=Actual(device="cpu", world_size=2))
 
     assert compare(on("cpu:2"), on(2)).knobs == []

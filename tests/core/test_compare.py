@@ -2,7 +2,6 @@
 
 import random
 import statistics
-from typing import Any
 
 import msgspec
 import pytest
@@ -35,7 +34,6 @@ from trainfast_runner.results.comparison import (
     SCRIPT_AND_PRESET,
     STRICT_THRESHOLDS,
     WORSE,
-    ComparisonRow,
     compare,
 )
 from trainfast_runner.results.distributions import spread
@@ -43,7 +41,7 @@ from trainfast_runner.results.doubts import doubts, qualifications, watched_text
 from trainfast_tui.text.result_words import difference_text, value_text, verdict_reasons, verdict_words
 
 
-def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:
+def result(rate=100.0, mad=1.0, steps=40, **fields):
     return Result(
         run_id="r",
         state="finished",
@@ -53,12 +51,12 @@ def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any
     )
 
 
-def taken(percent: float, device: str = "cpu") -> Result:
+def taken(percent, device="cpu"):
     """A run beside others that took so much of the CPU."""
     return result(actual=Actual(device=device), conditions=RunConditions(others_cpu_percent=percent))
 
 
-def row_of(label: str, a: Result, b: Result) -> ComparisonRow:
+def row_of(label, a, b):
     return next(row for row in compare(a, b).rows if row.label == label)
 
 
@@ -81,7 +79,7 @@ def test_too_few_steps_have_no_interval():
     assert compare(result(steps=3), result(110)).rows[0].interval_percent is None
 
 
-def simulated(draw: random.Random, truth: float, steps: int, scatter: float, alike: float) -> Result:
+def simulated(draw, truth, steps, scatter, alike):
     """A run of a rate `truth`: steps scatter lognormally, each like the one before it, and runs by a percent."""
     run = truth * draw.lognormvariate(0, 0.01 / 2**0.5)
     rates, state = [], draw.gauss(0, 1)
@@ -132,10 +130,10 @@ def test_on_a_cpu_what_others_take_of_it_is_a_condition():
 
 
 def test_a_page_or_two_of_memory_is_no_difference():
-    def peak(mib: float) -> Result:
+    def peak(mib):
         return result(memory=MemoryFigures(peak_allocated_bytes=int(mib * 2**20)))
 
-    def verdict(a: float, b: float) -> str:
+    def verdict(a, b):
         return row_of("peak allocated", peak(a), peak(b)).verdict
 
     assert [verdict(24, 25), verdict(24, 28), verdict(4000, 4020), verdict(4000, 4200)] == [NOISE, WORSE, NOISE, WORSE]
@@ -180,12 +178,12 @@ def test_the_sentence_says_which_way_and_how_sure():
 
 
 def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs():
-    def watching(watch: str, gpus: int, joules: float) -> Result:
+    def watching(watch, gpus, joules):
         devices = [ThrottledDevice(index=gpu, uuid=f"GPU-{gpu}") for gpu in range(gpus)]
         energy = Energy(joules_per_sample=joules)
         return result(knobs={"watch": watch}, throttle=Throttle(devices=devices), energy=energy)
 
-    def verdict(a: Result, b: Result) -> str:
+    def verdict(a, b):
         return next(row.verdict for row in compare(a, b).rows if row.unit == "J")
 
     assert verdict(watching("0", 1, 10), watching("0+1", 2, 20)) == DIFFERENT_DEVICES
@@ -204,7 +202,7 @@ def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs():
     assert next(row.verdict for row in found.rows if row.label == "step") == DIFFERENT_MODEL
 
 
-def of_script(*command: str, cwd: str | None = "/a", rate: float = 100) -> Result:
+def of_script(*command, cwd="/a", rate=100):
     return result(rate, script=ScriptFigures(command=list(command), cwd=cwd))
 
 
@@ -253,7 +251,7 @@ def test_presets_whose_models_differ_in_size_do_not_rank():
 
 
 def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do():
-    def of_length(seq_len: int, rate: float) -> Result:
+    def of_length(seq_len, rate):
         samples, tokens = Spread(median=rate, mad=1.0), Spread(median=rate * seq_len, mad=1.0)
         rates = Throughput(samples_per_s=samples, tokens_per_s=tokens)
         return msgspec.structs.replace(result(rate, knobs={"batch_size": 8, "seq_len": seq_len}), throughput=rates)
@@ -272,7 +270,7 @@ def test_a_run_on_the_cpu_says_nothing_of_gpu_memory():
     assert "GPU memory free at start" not in [row.label for row in compare(on_cpu, on_cpu).conditions]
 
 
-def phase(ms: float, mad: float) -> Result:
+def phase(ms, mad):
     """A run whose steps scatter by half of themselves, and whose loading by `mad`."""
     return result(100, 50, step_ms=StepTime(p50=80, data=ms, mad={"data": mad}))
 
@@ -291,7 +289,7 @@ def test_a_phase_within_its_noise_or_too_small_to_matter_does_not_differ(ms, mad
 
 
 def test_what_is_left_of_a_busy_cpu_is_what_differs():
-    def differs(a: float, b: float) -> bool:
+    def differs(a, b):
         return any(row.differs for row in compare(taken(a), taken(b)).conditions)
 
     assert differs(89, 85)
@@ -313,7 +311,7 @@ def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs():
 def test_more_memory_for_a_larger_batch_is_no_worse():
     less, more = MemoryFigures(peak_allocated_bytes=200 << 20), MemoryFigures(peak_allocated_bytes=400 << 20)
 
-    def verdict(**knobs: Any) -> str:
+    def verdict(**knobs):
         found = compare(result(knobs={"batch_size": 8}, memory=less), result(knobs=knobs, memory=more))
         return next(row.verdict for row in found.rows if row.label == "peak allocated")
 
@@ -337,7 +335,7 @@ def test_speed_under_strict_malloc_thresholds_ranks_against_nothing():
 
 
 def test_losses_are_compared_after_equally_many_steps_alone():
-    def verdict(steps: int, warmup: int) -> str:
+    def verdict(steps, warmup):
         a, b = result(loss=Losses(last=8.0)), result(loss=Losses(last=4.0))
         return compare(a, msgspec.structs.replace(b, steps=StepCount(measured=steps, warmup=warmup))).rows[-1].verdict
 

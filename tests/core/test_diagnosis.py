@@ -22,7 +22,7 @@ SPINNING, SLEEPING = LaunchThreads(wait="default"), LaunchThreads(wait="passive"
 
 HOT = {"throttle_reasons": ["sw_thermal"], "sm_clock_mhz": 990, "temperature_c": 94}
 DDP = {"strategy": "ddp"}
-PAIRS: dict[str, tuple[Case, Case]] = {
+PAIRS = {
     # rule: what triggers it, and what is next to it and does not
     "memory-thrashing": (Case(step=lambda n: {"alloc_retries": 7 + n}), Case(step=always(alloc_retries=7))),
     "data-bound": (Case(step=always(data_ms=300.0)), Case(step=always(data_ms=90.0))),
@@ -93,7 +93,7 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule):
         assert finding.figures[condition.figure] is not None, "a verdict opens to the figures it rests on"
 
 
-SECOND: dict[str, tuple[Case, Case]] = {
+SECOND = {
     # the other rule of the same name
     "host-cpu": (Case(host=always(cpu_percent=91.0)), Case(host=always(cpu_percent=89.0))),
     "host-memory": (
@@ -149,8 +149,7 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds():
         "GPU 3 is throttled by heat for 500 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
         ": about 250 ms of the median step lost"
     )
-    assert finding.figures["degrees_over_c"] == 2
-    assert finding.figures["thermal_source"] == "sampled reasons"
+    assert (finding.figures["degrees_over_c"], finding.figures["thermal_source"]) == (2, "sampled reasons")
     assert finding.cost_fraction == pytest.approx(0.25)
 
 
@@ -184,8 +183,7 @@ def test_heat_and_a_wait_for_data_do_not_cost_more_than_a_step_together():
     """The clock is at a tenth all the time, but for seven tenths of a step the GPU waits for data."""
     case = Case(gpus={0: always(**{**HOT, "sm_clock_mhz": 198})}, step=always(data_ms=700.0))
     costs = {finding.rule: finding.cost_ms_per_step for finding in case.findings()}
-    assert costs["data-bound"] == 700
-    assert costs["thermal"] == pytest.approx(300)
+    assert (costs["data-bound"], costs["thermal"]) == (700, pytest.approx(300))
 
 
 def test_what_a_pause_between_steps_throttles_is_not_the_steps_own():

@@ -3,23 +3,21 @@
 import json
 import os
 import shlex
-from typing import Any
 
 import msgspec
 import pytest
 
 from on_disk import run_file
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export_run
+from trainfast_runner.export.formats import export_run
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import expand_paths, resolve
 
 RECORDED = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
 
 
-def exported(to, folder, device="cuda", ranks=2, uuids=(), preset="tiny-llama", **knobs) -> Exported:
+def exported(to, folder, device="cuda", ranks=2, uuids=(), preset="tiny-llama", **knobs):
     of_run = {"model": {"family": "llama"}, "data": {"kind": "text", "objective": "causal-lm"}, "preset": preset}
     placed = {"device": device, "world_size": ranks, "device_uuids": list(uuids)}
     run = run_file(**of_run, **placed, knobs={**defaults(), "devices": ranks, **knobs})
@@ -90,7 +88,7 @@ def test_a_zero_run_that_ended_before_deepspeed_began_has_no_json(tmp_path):
         exported("deepspeed", tmp_path, strategy="zero2")
 
 
-def flags_of(command: str) -> tuple[list[str], Any]:
+def flags_of(command):
     """The words before the flags, and the flags as a script of the Trainer reads them."""
     transformers = pytest.importorskip("transformers")
     words = shlex.split(command)
@@ -178,7 +176,7 @@ lr = 0.01
 """
 
 
-def recorded(reference: str, *settings: str) -> RunFile:
+def recorded(reference, *settings):
     spec = resolve(reference, settings)
     fields = {**spec.record_fields(), "data": expand_paths(spec.data)}
     return run_file(run_id="20261121-000000-mine-aaaa", **fields, cwd=os.getcwd(), boot_id=boot_id())

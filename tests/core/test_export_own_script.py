@@ -15,7 +15,7 @@ COMMAND = ["python", "train.py", "--bs", "16"]
 FLAG_WORDS = {"batch_size": "--bs {}", "precision": {"bf16": "--bf16", "fp32": ""}}
 
 
-def exported(folder, to, framework="torch", command=COMMAND, env=None, ran=None, steps_from_log=None, **knobs) -> str:
+def exported(folder, to, framework="torch", command=COMMAND, env=None, ran=None, steps_from_log=None, **knobs):
     """The text of an export of a run with these knobs, of which `batch_size` has a flag."""
     asked = {"command": command, "argv": [], "steps": knobs.get("steps"), "steps_from_log": steps_from_log}
     flags = {"flagged": [name for name in ("batch_size",) if name in knobs], "flag_words": FLAG_WORDS}

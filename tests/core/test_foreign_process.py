@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from on_disk import put
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import process_list as listing
-from trainfast_runner.machine.process_list import ProcessList, ProcessRow, check_endable, end_process
+from trainfast_runner.machine.process_list import ProcessList, check_endable, end_process
 from trainfast_runner.machine.processes import Identity, identify, is_running
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
@@ -22,7 +21,7 @@ MARK = "a name (with ) brackets"
 
 
 @pytest.fixture
-def other() -> Iterator[subprocess.Popen[bytes]]:
+def other():
     """A process of one's own that waits for its input to end."""
     process = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
     yield process
@@ -30,17 +29,17 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def a_gpu(index: int, *pids: int) -> DeviceReading:
+def a_gpu(index, *pids):
     return DeviceReading(index=index, processes=[DeviceProcess(pid=pid, memory_used_bytes=2**30) for pid in pids])
 
 
-def process_list(monkeypatch: pytest.MonkeyPatch, *, host_pids: bool) -> ProcessList:
+def process_list(monkeypatch, *, host_pids):
     """A list where the driver gives process ids as they are here, or not."""
     monkeypatch.setattr(listing, "sees_host_pids", lambda: host_pids)
     return ProcessList()
 
 
-def row_of(rows: tuple[ProcessRow, ...], pid: int) -> ProcessRow:
+def row_of(rows, pid):
     (row,) = [row for row in rows if row.pid == pid]
     return row
 
@@ -48,8 +47,7 @@ def row_of(rows: tuple[ProcessRow, ...], pid: int) -> ProcessRow:
 def test_a_process_on_gpus_has_owner_command_age_and_memory(other, monkeypatch):
     processes = process_list(monkeypatch, host_pids=True)
     row = row_of(processes.read([a_gpu(0, other.pid), a_gpu(2, other.pid)]), other.pid)
-    assert row.devices == ((0, 2**30), (2, 2**30))
-    assert row.device_memory_bytes == 2 * 2**30
+    assert (row.devices, row.device_memory_bytes) == (((0, 2**30), (2, 2**30)), 2 * 2**30)
     assert row.is_own
     assert row.command.endswith(f"input() {MARK}")
     assert row.memory_rss_bytes
@@ -83,8 +81,7 @@ def test_a_process_of_the_host_does_not_hide_one_here_with_its_id(monkeypatch):
 
 def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch):
     row = row_of(process_list(monkeypatch, host_pids=True).read([a_gpu(1, 2**22 + 5)]), 2**22 + 5)
-    assert row.identity is None
-    assert row.devices == ((1, 2**30),)
+    assert (row.identity, row.devices) == (None, ((1, 2**30),))
 
 
 def test_one_of_ones_own_is_ended(other):
@@ -136,7 +133,7 @@ def test_somebody_elses_process_is_refused_by_name(other, monkeypatch):
 
 
 def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(monkeypatch):
-    looks: list[str] = []
+    looks = []
     real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: looks.append(path) or real(path))
     absurd = [
@@ -157,7 +154,7 @@ def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
 def test_the_place_of_a_process_in_a_live_run(tmp_path, other):
     home = Home(tmp_path / "home").create()
     _, directory = home.new_run("tiny")
-    events: list[tuple[str, Identity]] = []
+    events = []
     own, child, stranger = identify(os.getpid()), identify(other.pid), identify(os.getppid())
     assert own is not None
     assert child is not None
@@ -165,7 +162,7 @@ def test_the_place_of_a_process_in_a_live_run(tmp_path, other):
     run = {"run_id": directory.name, "preset": "tiny", "knobs": {}, "clock": {"monotonic_ns": 0, "wall_ns": 0}}
     put(directory / "run.json", run)
 
-    def place(process: Identity) -> str | None:
+    def place(process):
         lines = [{"t_ns": 0, "kind": kind, "pid": one.pid, "start_ticks": one.start_ticks} for kind, one in events]
         put(directory / "events.jsonl", *lines)
         found = run_of_process(home, process)

@@ -1,7 +1,6 @@
 """The commands of `benchmarks/gpu.sh` on a machine with a GPU: each one exists, though none can run here."""
 
-from __future__ import annotations
-
+import functools
 import itertools
 import json
 import os
@@ -50,19 +49,20 @@ INSTALLED = {
 }
 
 
-def listed(*arguments: str) -> tuple[list[list[str]], str]:
+@functools.cache
+def listed(*arguments):
     """The lines of `-n` in their columns (lane, seconds, name, exit code, command), and the line of the sum."""
     done = subprocess.run(["bash", str(SCRIPT), "-n", *arguments], capture_output=True, text=True, check=True)
     *lines, total = done.stdout.splitlines()
     return [re.split(r"\s{2,}", line) for line in lines], total
 
 
-def commands(*arguments: str) -> list[tuple[str, list[str]]]:
+def commands(*arguments):
     return [(name, command.split()) for _, _, name, _, command in listed(*arguments)[0]]
 
 
 @pytest.mark.parametrize("groups", [(), ("search", "levers")])
-def test_every_run_it_starts_is_valid_on_the_gpus_it_needs(groups: tuple[str, ...]) -> None:
+def test_every_run_it_starts_is_valid_on_the_gpus_it_needs(groups):
     names = [name for name, _ in commands(*groups)]
     assert len(set(names)) == len(names), "each check has a row of its own"
     trainings = [words[1:] for _, words in commands(*groups) if words[0] == "trainfast-tui"]
@@ -78,7 +78,7 @@ def test_every_run_it_starts_is_valid_on_the_gpus_it_needs(groups: tuple[str, ..
         assert parsed.preset == preset
 
 
-def test_a_part_of_it_can_be_asked_for() -> None:
+def test_a_part_of_it_can_be_asked_for():
     everything = {name for name, _ in commands()}
     strategies = {name for name, _ in commands("strategy", "several")}
     assert strategies < everything
@@ -92,7 +92,7 @@ def test_a_part_of_it_can_be_asked_for() -> None:
     assert "no group no-such-group; groups are nvml, models" in done.stderr
 
 
-def test_all_but_search_and_levers_ends_within_ten_minutes() -> None:
+def test_all_but_search_and_levers_ends_within_ten_minutes():
     lines, total = listed()
     lanes = {lane for lane, *_ in lines}
     assert {f"lane {number}" for number in range(1, 7)} | {"alone"} <= lanes
@@ -107,7 +107,7 @@ def test_all_but_search_and_levers_ends_within_ten_minutes() -> None:
     assert not all(seconds.startswith("~") for _, seconds, *_ in lines), "seconds are of committed results"
 
 
-def test_the_committed_results_are_rows_of_checks() -> None:
+def test_the_committed_results_are_rows_of_checks():
     names = {each.name for each in all_checks()}
     for file in RESULTS.glob("*.json"):
         results = json.loads(file.read_text())
@@ -123,7 +123,7 @@ SCRIPTS = sorted(
 
 
 @pytest.fixture(scope="module")
-def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def gpus(tmp_path_factory):
     """The environment of two stand-in GPUs, and of an nvidia-smi that shows their links."""
     folder = tmp_path_factory.mktemp("gpus")
     smi = folder / "nvidia-smi"
@@ -133,19 +133,19 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**variables, "PATH": f"{folder}:{variables['PATH']}", "TRAINFAST_HOME": str(folder / "home")}
 
 
-def start(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def start(module, *arguments, **variables):
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **variables})
 
 
 @pytest.mark.parametrize("module", ["benchmarks.gpu_check", *SCRIPTS])
-def test_every_gpu_script_starts(module: str) -> None:
+def test_every_gpu_script_starts(module):
     done = start(module, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage: " in done.stdout
 
 
-def test_nvml_truth_runs_to_its_judgement(gpus: dict[str, str]) -> None:
+def test_nvml_truth_runs_to_its_judgement(gpus):
     done = start("benchmarks.nvml_truth", "--seconds", "0.5", **gpus)
     report = json.loads(done.stdout)
     verdicts = {what: held for what, _, _, held in report["judged"]}
@@ -154,7 +154,7 @@ def test_nvml_truth_runs_to_its_judgement(gpus: dict[str, str]) -> None:
     assert done.returncode == 1
 
 
-def test_the_sampler_is_measured_with_the_machines_own_driver(gpus: dict[str, str]) -> None:
+def test_the_sampler_is_measured_with_the_machines_own_driver(gpus):
     done = start("benchmarks.sampler_cost", "--real", "--seconds", "1", **gpus)
     assert done.returncode in (0, 1), done.stderr
     judged = judge(CHECK, {"output": None, "lines": done.stdout.splitlines()})
@@ -163,9 +163,13 @@ def test_the_sampler_is_measured_with_the_machines_own_driver(gpus: dict[str, st
 
 @pytest.mark.parametrize(
     "words",
-    ["topology", pytest.param("losses ddp", marks=pytest.mark.ci), pytest.param("search", marks=pytest.mark.long)],
+    [
+        "topology",
+        pytest.param("losses ddp", marks=[pytest.mark.long, pytest.mark.ci]),
+        pytest.param("search", marks=pytest.mark.long),
+    ],
 )
-def test_a_check_of_several_gpus_runs_to_its_judgement(words: str, gpus: dict[str, str]) -> None:
+def test_a_check_of_several_gpus_runs_to_its_judgement(words, gpus):
     done = start("benchmarks.several_gpus", *words.split(), **gpus)
     held = json.loads(done.stdout)["held"]
     # The links of the stand-in are not those of MATRIX; trainings are two processes here.
@@ -173,7 +177,7 @@ def test_a_check_of_several_gpus_runs_to_its_judgement(words: str, gpus: dict[st
 
 
 @pytest.mark.ci
-def test_the_monitors_view_is_measured_in_a_terminal(gpus: dict[str, str]) -> None:
+def test_the_monitors_view_is_measured_in_a_terminal(gpus):
     app = ("--", sys.executable, "-m", "trainfast_tui.cli")
     done = start("benchmarks.meter", "--json", "--seconds", "1", "--key", "0.5:m", *app, **gpus)
     [view] = [each for each in all_checks() if each.name == "monitor-view"]
@@ -181,7 +185,8 @@ def test_the_monitors_view_is_measured_in_a_terminal(gpus: dict[str, str]) -> No
 
 
 @pytest.mark.ci
-def test_the_plain_loop_trains_a_shipped_preset() -> None:
+@pytest.mark.long
+def test_the_plain_loop_trains_a_shipped_preset():
     done = start("benchmarks.plain_loop", "tiny-llama", "--steps", "3", "--warmup", "1", "--precision", "bf16")
     assert json.loads(done.stdout)["samples_per_s"] > 0, done.stderr
 
@@ -191,15 +196,13 @@ PRINTS_7 = 'print(\'{"a": {"b": 7}}\')'
 WRITES_HOME = "import json, os; print(json.dumps({'home': os.environ['TRAINFAST_HOME']}))"
 
 
-def session_of(folder: Path, limit_s: float = 60.0) -> Session:
+def session_of(folder, limit_s=60.0):
     return Session(
         head={"device": "a GPU"}, file=folder / "results.json", limit_s=limit_s, gpus=1, homes=folder / "homes"
     )
 
 
-def test_checks_run_in_lanes_with_homes_of_their_own_and_then_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checks_run_in_lanes_with_homes_of_their_own_and_then_alone(tmp_path, capsys):
     # The first six pass only while all six run: each waits for the files of the others.
     meet = (
         f"import os, pathlib, time; place = pathlib.Path({str(tmp_path)!r}); "
@@ -232,7 +235,7 @@ def test_checks_run_in_lanes_with_homes_of_their_own_and_then_alone(
     assert ["FAIL", "failing", "exit code 1, not 0: broken"] in table
 
 
-def test_the_limit_ends_each_check(tmp_path: Path) -> None:
+def test_the_limit_ends_each_check(tmp_path):
     slow = Check(name="slow", group="group", arguments=("-c", "import time; time.sleep(600)"))
     assert run_all(session_of(tmp_path, limit_s=0.5), [slow]) == 1
     [row] = json.loads((tmp_path / "results.json").read_text())["rows"]
@@ -242,7 +245,7 @@ def test_the_limit_ends_each_check(tmp_path: Path) -> None:
 RUN = {"run_id": "r", "state": "finished", "memory": {"predicted_bytes": 104 << 20, "peak_allocated_bytes": 100 << 20}}
 
 
-def test_a_run_is_judged_by_its_predicted_memory_and_by_its_end_after_out_of_memory() -> None:
+def test_a_run_is_judged_by_its_predicted_memory_and_by_its_end_after_out_of_memory():
     assert judge(CHECK, {"output": RUN}) == [("predicted memory", "104 for 100 MiB (+4.00 %)", "within 3 %", False)]
     close = {**RUN, "memory": {"predicted_bytes": 98 << 20, "peak_allocated_bytes": 100 << 20}}
     assert [held for *_, held in judge(CHECK, {"output": close})] == [True]
@@ -250,7 +253,7 @@ def test_a_run_is_judged_by_its_predicted_memory_and_by_its_end_after_out_of_mem
     assert judge(CHECK, {"output": oom, "ended_s": 117.5}) == [("over after the training", "7.5 s", "<= 6 s", False)]
 
 
-def test_the_speed_is_that_of_both_runs_against_both_plain_loops() -> None:
+def test_the_speed_is_that_of_both_runs_against_both_plain_loops():
     rows = [
         {"check": "plain-1", "ok": True, "result": {"samples_per_s": 400.0}},
         {"check": "run-1", "ok": True, "throughput": {"samples_per_s": {"median": 380.0}}},
@@ -266,14 +269,14 @@ def test_the_speed_is_that_of_both_runs_against_both_plain_loops() -> None:
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
-def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path):
     done = subprocess.run(["bash", str(SCRIPT), "-o", str(tmp_path / "out.json")], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("no GPU: ")
     assert not (tmp_path / "out.json").exists()
 
 
-def test_with_one_gpu_the_checks_of_several_say_that_they_were_left_out() -> None:
+def test_with_one_gpu_the_checks_of_several_say_that_they_were_left_out():
     two_gpus, package = (
         Check(name="a", group="b", arguments=(), gpus=2),
         Check(name="a", group="b", arguments=(), needs="no-such-package"),
@@ -284,10 +287,10 @@ def test_with_one_gpu_the_checks_of_several_say_that_they_were_left_out() -> Non
     assert why_left_out(package, 1) == "no-such-package is not installed"
 
 
-def test_the_matrix_of_nvidia_smi_is_read_without_its_other_columns() -> None:
+def test_the_matrix_of_nvidia_smi_is_read_without_its_other_columns():
     assert matrix_of(MATRIX) == [["X", "NV18"], ["NV18", "X"]]
 
 
-def test_every_strategy_of_several_gpus_has_a_check_of_its_losses() -> None:
+def test_every_strategy_of_several_gpus_has_a_check_of_its_losses():
     checked = {words[4] for _, words in commands("several") if words[2:4] == ["benchmarks.several_gpus", "losses"]}
     assert checked == set(STRATEGIES) - {"single"}

@@ -1,7 +1,5 @@
 """Faults of a GPU that answers, with their cures, and the temperature at which it is slowed down."""
 
-from typing import Any
-
 import pytest
 
 from trainfast_runner.machine.doctor import gpu_findings
@@ -14,7 +12,7 @@ from trainfast_tui.text.topology import pcie_link
 LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}
 
 
-def gpu(**fields: Any) -> DeviceReading:
+def gpu(**fields):
     return DeviceReading(
         **{"index": 2, "uuid": "GPU-2", "name": "NVIDIA H100", "throttle_reasons": [], **LINK, **fields}
     )

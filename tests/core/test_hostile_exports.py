@@ -5,9 +5,7 @@ import shlex
 import tempfile
 import tomllib
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from on_disk import CLOCK, run_file
 from texts import any_text
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import Exported, export_run
+from trainfast_runner.export.formats import export_run
 from trainfast_runner.records.run_file import ScriptAsked
 from trainfast_runner.settings.knobs import defaults
 
@@ -28,7 +26,7 @@ HOSTILE = st.one_of(
     st.sampled_from(["\x1b]52;c;QUJD\x07", "\x9b2J", "\u202e", "coding: utf-7 +AAo-x", "/../../x", "x.json", ""]),
     any_text(max_size=30),
 )
-FIELDS: dict[str, Callable[[str], dict[str, Any]]] = {
+FIELDS = {
     "run_id": lambda text: {"run_id": text},
     "preset": lambda text: {"preset": text},
     "variant": lambda text: {"variant": text},
@@ -42,11 +40,11 @@ FIELDS: dict[str, Callable[[str], dict[str, Any]]] = {
     "model key": lambda text: {"model": {"family": "llama", text: 1}},
     "data": lambda text: {"data": {"kind": "files", "objective": "causal-lm", "paths": [text]}},
     **{
-        f"knob {name}": lambda text, name=name: {"knobs": {**defaults(), name: text}}  # type: ignore[misc]
+        f"knob {name}": lambda text, name=name: {"knobs": {**defaults(), name: text}}
         for name in ("attention", "p2p", "optimizer", "precision", "strategy", "devices", "offload_path", "batch_size")
     },
 }
-PARSED: dict[str, Callable[[str], object]] = {
+PARSED = {
     "training-args": lambda text: ast.dump(ast.parse(text.encode())),
     "accelerate": yaml.safe_load,
     "torchrun": lambda text: shlex.split(text, comments=True),
@@ -56,7 +54,7 @@ PARSED: dict[str, Callable[[str], object]] = {
 """What of each form is the same for every text."""
 
 
-def exported(to: str, folder: Path, fields: dict[str, Any]) -> Exported:
+def exported(to, folder, fields):
     record = {
         "run_id": "r1",
         "preset": "tiny-llama",
@@ -94,7 +92,7 @@ def test_f01_any_text_of_a_record_leaves_the_code_of_an_export_as_it_is(to, fiel
 @settings(max_examples=60)
 @given(text=HOSTILE.filter(bool))
 def test_f01_any_text_of_a_script_leaves_the_code_of_its_export_as_it_is(to, text):
-    def of_script(text: str) -> Exported:
+    def of_script(text):
         asked = ScriptAsked(command=["python", "train.py", text], argv=[])
         fields = {"preset": text, "cwd": text, "script": asked, "versions": {"torch": text}}
         return exported(to, Path("/nowhere"), fields)

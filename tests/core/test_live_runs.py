@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import PAUSE_FILE, Home, conducted_search_of, conductor_lock
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running import planning, present_state
 
 
@@ -21,7 +19,7 @@ class CountingHome(Home):
 
     listed = 0
 
-    def run_ids(self) -> list[str]:
+    def run_ids(self):
         self.listed += 1
         return super().run_ids()
 
@@ -31,7 +29,7 @@ def no_sleep(monkeypatch):
     monkeypatch.setattr(planning.time, "sleep", lambda seconds: None)
 
 
-def started(home: Home, name: str, device: str = "cpu", search_id: str | None = None) -> Path:
+def started(home, name, device="cpu", search_id=None):
     """A run with nothing but its `run.json` and its lock file."""
     _, directory = home.new_run(name)
     run = run_file(run_id=directory.name, preset=name, device=device, search_id=search_id)
@@ -64,14 +62,14 @@ def test_a_busy_device_is_refused_with_a_way_out_for_the_command_line_alone(tmp_
 def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(tmp_path):
     home = CountingHome(tmp_path)
     first, second, gpu = started(home, "first"), started(home, "second"), started(home, "gpu", "cuda")
-    waited: list[str] = []
+    waited = []
     with ExitStack() as locks, shared_lock(gpu):
         held = {directory.name: locks.enter_context(ExitStack()) for directory in (first, second)}
         for directory in (first, second):
             held[directory.name].enter_context(shared_lock(directory))
             home.listed = 0
 
-        def on_wait(run: RunFile, seconds: float) -> None:
+        def on_wait(run, seconds):
             waited.append(run.preset)
             if waited.count(run.preset) == 5:
                 held[run.run_id].close()
@@ -90,7 +88,7 @@ def test_a_wait_for_a_search_goes_on_between_its_processes_until_it_ends_or_paus
         process.enter_context(shared_lock(probe))
         assert conductor.enter_context(conductor_lock(search))
 
-        def on_wait(run: RunFile, seconds: float) -> None:
+        def on_wait(run, seconds):
             nonlocal looks
             looks += 1
             assert conducted_search_of(home, run) == search
@@ -109,11 +107,11 @@ def test_a_wait_that_begins_between_two_processes_of_a_search_waits_for_the_sear
     home, search = Home(tmp_path), put_search(tmp_path)
     ended = started(home, "probe", search_id=search.name)
     (ended / "result.json").write_text("{}")
-    waited: list[str] = []
+    waited = []
     with ExitStack() as conductor:
         assert conductor.enter_context(conductor_lock(search))
 
-        def on_wait(run: RunFile, seconds: float) -> None:
+        def on_wait(run, seconds):
             waited.append(run.run_id)
             if len(waited) == 3:
                 conductor.close()

@@ -2,8 +2,6 @@
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,12 +9,11 @@ from hypothesis import strategies as st
 
 from on_disk import put, run_file
 from trainfast_runner.records import run_records
-from trainfast_runner.records.capped_file import CappedFile, capped_step_file
+from trainfast_runner.records.capped_file import capped_step_file
 from trainfast_runner.records.json_lines import ENDS, Thinned
-from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.records.run_records import RunRecords, read_records
+from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import RECENT_BYTES, Follower
@@ -27,19 +24,19 @@ GPU = "GPU-0001"
 KIB = 1 << 10
 
 
-def step_line(number: int, ms: float = 100.0, **fields: Any) -> bytes:
+def step_line(number, ms=100.0, **fields):
     record = {"t_ns": number * S // 10, "step": number, "samples": 8, "tokens": 80, "step_ms": ms, **fields}
     return json.dumps(record).encode() + b"\n"
 
 
-def write_run(directory: Path, **fields: Any) -> None:
+def write_run(directory, **fields):
     run = run_file(
         run_id="r", preset="p", clock=ClockAnchor(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields}
     )
     put(directory / "run.json", run)
 
 
-def write_steps(directory: Path, ranks: int, steps: int) -> None:
+def write_steps(directory, ranks, steps):
     """Every tenth step takes twice as long; step 1,234 of rank 1 has the highest peak."""
     for rank in range(ranks):
         with rank_file(directory, "steps", rank).open("wb") as file:
@@ -49,7 +46,7 @@ def write_steps(directory: Path, ranks: int, steps: int) -> None:
                 file.write(step_line(number, ms, warmup=number <= 3, loss=loss, **peak))
 
 
-def write_ticks(directory: Path, seconds: int) -> None:
+def write_ticks(directory, seconds):
     with (directory / "telemetry.jsonl").open("w") as file:
         for t in range(seconds):
             gpu = {"index": 0, "uuid": GPU, "memory_used_bytes": 9_000 if t == 700 else 5_000, "power_w": 300.0}
@@ -57,7 +54,7 @@ def write_ticks(directory: Path, seconds: int) -> None:
             file.write(json.dumps({"t_ns": t * S, "devices": [gpu], "host": {"cpu_percent": 30.0}}) + "\n")
 
 
-def result_of(directory: Path) -> tuple[Result, RunRecords]:
+def result_of(directory):
     records = read_records(directory)
     return summarise(directory, records, Verdict("finished", ""), None), records
 
@@ -85,8 +82,7 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path, monkeypatch):
     ]
 
     # Counts, peaks and what counters say stay exact; so does the median of steps that are mostly alike.
-    assert result.steps == whole.steps
-    assert result.loss == whole.loss
+    assert (result.steps, result.loss) == (whole.steps, whole.loss)
     assert (result.memory.peak_allocated_bytes, result.memory.device_peak_used_bytes) == (900, 9_000)
     assert result.memory == whole.memory
     assert result.step_ms.p50 == whole.step_ms.p50 == 100
@@ -98,7 +94,7 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path, monkeypatch):
     assert result.throttle.thermal_fraction == pytest.approx(0.25, rel=1e-3)
 
 
-def dropped_file(directory: Path, steps: int = 20_000, cap_bytes: int = 256 * KIB) -> CappedFile:
+def dropped_file(directory, steps=20_000, cap_bytes=256 * KIB):
     """Steps as a worker appends them, the supervisor's cap enforced meanwhile."""
     log = capped_step_file(directory / "steps.jsonl", cap_bytes)
     fd = log.open()
@@ -132,8 +128,7 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path, compacte
     follower = Follower(tmp_path)
     follower.poll()
     seen = follower.poll()
-    assert seen.steps[-1].step == 20_000
-    assert seen.unreadable_lines == 0
+    assert (seen.steps[-1].step, seen.unreadable_lines) == (20_000, 0)
 
 
 def test_a_late_reader_sees_the_peak_of_the_first_steps(tmp_path):
@@ -151,7 +146,7 @@ def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(tmp_path, m
     write_run(tmp_path, watch_uuids=[])
     log = capped_step_file(tmp_path / "steps.jsonl", 64 * KIB)
     follower = Follower(tmp_path)
-    shown: list[int] = []
+    shown = []
     fd = log.open()
     for number in range(1, 2_001):
         os.write(fd, step_line(number))
@@ -180,8 +175,7 @@ def test_all_is_kept_up_to_the_bound_and_never_much_more(count, most):
     kept = one.records()
     assert kept == sorted(set(kept))
     assert one.total == count
-    assert kept[:ENDS] == list(range(min(count, ENDS)))
-    assert kept[-ENDS:] == list(range(count))[-ENDS:]
+    assert (kept[:ENDS], kept[-ENDS:]) == (list(range(min(count, ENDS))), list(range(count))[-ENDS:])
     assert len(kept) <= most + 2 * ENDS
     if count <= most + 2 * ENDS:
         assert kept == list(range(count))

@@ -1,9 +1,6 @@
 """The corrections that measured runs give the predictions of their device, and runs that give none."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,19 +11,17 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import predict_headroom
-from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom import models_of
 from trainfast_runner.records.result import MemoryFigures, Result, RunConditions, RunError
 from trainfast_runner.records.run_lines import Step, StepTotals
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
-from trainfast_runner.settings.spec import RunSpec
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 BEYOND = {"forward_backward": 7000, "optimizer": -300}
 
 
-def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **changes: Any) -> RunRecords:
+def a_run(spec, beyond=BEYOND, steps=2, **changes):
     """Record a run of MODEL that took so many bytes beyond its trace."""
     predicted = MODEL.predict(spec)
     run = run_file(preset="tiny", knobs=dict(spec.knobs), predicted=msgspec.to_builtins(predicted), **changes)
@@ -41,11 +36,11 @@ def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **c
     return RunRecords(run=run, steps={0: taken}, totals_by_rank={0: totals})
 
 
-def ended(state: str = "finished") -> Result:
+def ended(state="finished"):
     return Result(run_id="r1", state=state)
 
 
-def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryModel:
+def known_of(home, device="cpu", gpu=None):
     machine = corrections.read_device_corrections(device, gpu, home)
     return msgspec.structs.replace(MODEL, device=device, corrections=machine)
 
@@ -60,7 +55,7 @@ def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path
         conditions=RunConditions(clean=True),
     )
 
-    def context(*samples: tuple[int, int]) -> int | None:
+    def context(*samples):
         devices = {"G": [(t_ns, DeviceSample(index=0, uuid="G", memory_used_bytes=used)) for t_ns, used in samples]}
         record_correction(tmp_path, replace(records, steps={0: steps}, device_samples=devices), result)
         return corrections.read_device_corrections("cuda", "H200", tmp_path).context_bytes
@@ -146,11 +141,11 @@ LIMIT = 400 << 20
 OUT = RunError(rank=0, phase="backward", type="RuntimeError", message="can't allocate memory")
 
 
-def a_failed_run(spec: RunSpec, limit: int = LIMIT, **changes: Any) -> RunRecords:
+def a_failed_run(spec, limit=LIMIT, **changes):
     return RunRecords(run=a_run(spec, memory_limit_bytes=[limit], **changes).run)
 
 
-def most_in(home: Path, limit: str = "400MiB", **knobs: Any) -> int:
+def most_in(home, limit="400MiB", **knobs):
     """The largest batch that is offered under a limit."""
     spec = spec_with(**knobs, memory_limit=limit)
     most = predict_headroom(known_of(home), spec, CPU, 1, None).max_batch

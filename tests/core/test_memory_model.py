@@ -13,7 +13,6 @@ from on_disk import run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.headroom import with_prediction
-from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.pipeline import PipelineAction, PipelineCut, StageCut, schedule_actions, stage_count
 from trainfast_runner.memory.prediction import CATEGORIES
 from trainfast_runner.memory.sharding import (
@@ -25,11 +24,10 @@ from trainfast_runner.memory.sharding import (
 )
 from trainfast_runner.memory.timeline import BlockPosition, BlockStack, Moment
 from trainfast_runner.memory.tracing import cached_model, cached_models
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
-from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 
@@ -51,7 +49,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(layers, limit, micro):
     model, spec = model_of(layers), spec_with(grad_accum=micro)
     most = model.max_batch(spec, 1, limit)
 
-    def total(batch: int) -> int:
+    def total(batch):
         return model.predict(replace(spec, knobs={**spec.knobs, "batch_size": batch})).total_bytes
 
     assert total(most + 1) > limit
@@ -70,8 +68,7 @@ def test_what_a_strategy_shares():
     model, count = model_of(12), 12 * BLOCK + ROOT
     alone = model.predict(spec_with(batch_size=500))
     copied = model.predict(spec_with(batch_size=500, strategy="ddp"), 2)
-    assert copied.communication_bytes == 4 * count
-    assert copied.total_bytes == alone.total_bytes + 4 * count
+    assert (copied.communication_bytes, copied.total_bytes) == (4 * count, alone.total_bytes + 4 * count)
     for strategy in ("fsdp", "zero3"):
         two, eight = (model.predict(spec_with(batch_size=500, strategy=strategy), ranks) for ranks in (2, 8))
         assert two.params_bytes == 2 * count
@@ -130,7 +127,7 @@ def test_a_trace_is_remembered_and_damage_is_none(tracer, tmp_path):
 def test_many_questions_of_one_moment_read_the_disk_once_and_see_what_is_traced_meanwhile(
     tracer, tmp_path, monkeypatch
 ):
-    looks: list[str] = []
+    looks = []
     stamps = tracing.training_python.install_stamps
     monkeypatch.setattr(
         tracing.training_python, "install_stamps", lambda python: looks.append(python) or stamps(python)
@@ -162,7 +159,7 @@ def test_a_knob_traces_only_the_part_that_depends_on_it(tracer):
 
 def test_what_several_have_in_common_is_traced_once(tracer):
     specs = [spec_with(batch_size=4), spec_with(batch_size=8), spec_with(optimizer="sgd"), spec_with(precision="fp16")]
-    heard: list[tuple[int, int]] = []
+    heard = []
     found = list(tracing.trace_models(specs, on_traced=lambda now: heard.append((now.done, now.total))))
     assert [place for place, _ in found] == [0, 1, 2, 3]
     assert [request.get("after") for request in tracer.asked] == [None, 0, 0, None, 3]
@@ -234,7 +231,7 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(knobs, ranks, d
     assert sum(parts) == found.total_bytes == max(phase["total"] for phase in found.phases.values())
     most = model.max_batch(spec, ranks, limit)
 
-    def total(batch: int) -> int:
+    def total(batch):
         return model.predict(replace(spec, knobs={**spec.knobs, "batch_size": batch}), ranks).total_bytes
 
     step = 4 if knobs["strategy"] in PIPELINE_STRATEGIES else 1
@@ -267,7 +264,7 @@ HIDDEN, OUTPUT = 5, 11
 """Elements a sample of what passes between stages, and of the logits."""
 
 
-def staged(layers: int, stages: int) -> MemoryModel:
+def staged(layers, stages):
     """`model_of` in equal stages, what is outside of its blocks being its head."""
     each = layers // stages
     cut = [
@@ -365,16 +362,16 @@ def test_layers_spread_over_two_gpus_have_the_whole_batch(each, size):
     assert "GPU 1 of the 2" in tied.predict(spec).fullest, "a tied head is where the embedding is"
 
 
-def a_run(**fields: object) -> RunFile:
+def a_run(**fields):
     knobs = dict(spec_with(batch_size=5000).knobs)
     run = run_file(preset="tiny", knobs=knobs, python="/env/python")
     return msgspec.structs.replace(run, **fields)
 
 
 def test_a_trace_that_landed_after_the_start_is_in_the_result(monkeypatch):
-    asked: list[tuple[RunSpec, str, str | None]] = []
+    asked = []
 
-    def cached(spec: RunSpec, device: str, python: str | None) -> MemoryModel:
+    def cached(spec, device, python):
         asked.append((spec, device, python))
         return model_of(12)
 

@@ -1,18 +1,13 @@
 """Every out-of-memory explained: the phase, what had grown, what was missing, who else was there, and what helps."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import DeviceCorrections
-from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom import OutOfMemory, explain_preset, explain_run
-from trainfast_runner.memory.oom_changes import KnobChange, ModelOf, combined_settings, knob_changes, single_settings
+from trainfast_runner.memory.oom_changes import combined_settings, knob_changes, single_settings
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.records.result import OomExplanation, RunError
+from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knobs import defaults
@@ -31,7 +26,7 @@ ON_GPU = (
 )
 
 
-def explain(run: RunFile, error: RunError, reason: str, model_of: ModelOf, **records: Any) -> OomExplanation:
+def explain(run, error, reason, model_of, **records):
     return explain_preset(OutOfMemory(run=run, reason=reason, error=error, **records), model_of)
 
 
@@ -40,10 +35,10 @@ class Arithmetic:
 
     corrections = DeviceCorrections()
 
-    def correction_for(self, spec: RunSpec, ranks: int) -> None:
+    def correction_for(self, spec, ranks):
         """Nothing has been measured."""
 
-    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+    def predict(self, spec, ranks=1):
         knobs = spec.knobs
         each = (
             10 * MIB * (0.1 if knobs["checkpointing"] == "full" else 1) * (0.5 if knobs["precision"] == "bf16" else 1)
@@ -65,24 +60,23 @@ class Arithmetic:
             **sizes,
         )
 
-    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int:
-        def needed(batch: int) -> int:
-            knobs: dict[str, Any] = {**spec.knobs, "batch_size": batch}
+    def max_batch(self, spec, ranks, limit_bytes):
+        def needed(batch):
+            knobs = {**spec.knobs, "batch_size": batch}
             return self.predict(RunSpec(spec.preset, None, "", {}, spec.data, knobs)).total_bytes
 
         return max((batch for batch in range(1, 200) if needed(batch) <= limit_bytes), default=0)
 
 
-def all_changes(asked: RunFile | RunSpec, phase: str) -> list[KnobChange]:
+def all_changes(asked, phase):
     return knob_changes(asked.knobs, "cpu", phase)
 
 
-def known(spec: RunSpec) -> MemoryModel | None:
-    model: Any = Arithmetic()
-    return model  # type: ignore[no-any-return]
+def known(spec):
+    return Arithmetic()
 
 
-def a_run(limit: int | None = 512 * MIB, device: str = "cpu", **knobs: Any) -> RunFile:
+def a_run(limit=512 * MIB, device="cpu", **knobs):
     return RunFile(
         run_id="r",
         preset="tiny-llama",
@@ -93,21 +87,19 @@ def a_run(limit: int | None = 512 * MIB, device: str = "cpu", **knobs: Any) -> R
     )
 
 
-def error(phase: str, rank: int = 0) -> RunError:
+def error(phase, rank=0):
     return RunError(rank=rank, phase=phase, type="RuntimeError", message=ON_CPU)
 
 
-def test_an_end_in_backward_says_what_had_grown_and_how_much_was_missing() -> None:
+def test_an_end_in_backward_says_what_had_grown_and_how_much_was_missing():
     found = explain(a_run(), error("backward"), ON_CPU, known)
     assert found.phase == "backward"
     assert (found.grown, found.grown_bytes) == ("activations", 640 * MIB)
-    assert found.needed_bytes == 950 * MIB
-    assert found.limit_bytes == 512 * MIB
-    assert found.missing_bytes == 438 * MIB
+    assert (found.needed_bytes, found.limit_bytes, found.missing_bytes) == (950 * MIB, 512 * MIB, 438 * MIB)
     assert found.basis == "arithmetic"
 
 
-def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch() -> None:
+def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch():
     changes = explain(a_run(512 * MIB + BEYOND), error("backward"), ON_CPU, known).changes
     assert changes[0].settings == {"batch_size": "16", "grad_accum": "4"}
     assert changes[0].predicted_bytes == 470 * MIB
@@ -118,10 +110,10 @@ def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch
     assert {"precision": "bf16"} not in [change.settings for change in changes], "630 MiB are still too much"
 
 
-def test_what_has_not_been_traced_stands_after_what_is_known_to_fit() -> None:
+def test_what_has_not_been_traced_stands_after_what_is_known_to_fit():
     run = a_run(512 * MIB + BEYOND)
 
-    def only_as_it_ran(spec: RunSpec) -> MemoryModel | None:
+    def only_as_it_ran(spec):
         traced = ("precision", "checkpointing", "optimizer", "seq_len")
         return known(spec) if all(spec.knobs[name] == run.knobs[name] for name in traced) else None
 
@@ -130,14 +122,13 @@ def test_what_has_not_been_traced_stands_after_what_is_known_to_fit() -> None:
     assert [change.predicted_bytes for change in changes[1:]] == [None, None]
     assert changes[1].saves == "frees about half of the activations; probably not enough alone"
     without = explain(run, error("backward"), ON_CPU, lambda spec: None)
-    assert without.needed_bytes is None
-    assert without.missing_bytes is None
+    assert (without.needed_bytes, without.missing_bytes) == (None, None)
     assert without.grown == "activations", "what a phase fills is known without a model"
     named = [name for change in without.changes for name in change.settings]
     assert named == ["batch_size", "precision", "checkpointing"]
 
 
-def test_where_no_change_is_enough_alone_two_are_proposed_together() -> None:
+def test_where_no_change_is_enough_alone_two_are_proposed_together():
     changes = explain(a_run(300 * MIB + BEYOND), error("backward"), ON_CPU, known).changes
     assert changes[0].settings == {"batch_size": "8", "grad_accum": "8", "optimizer": "adafactor"}
     assert changes[0].costs == "slower to converge; the global batch stays"
@@ -146,34 +137,33 @@ def test_where_no_change_is_enough_alone_two_are_proposed_together() -> None:
     assert alone[0].settings == {"optimizer": "adafactor"}
 
 
-def test_an_end_in_the_step_is_the_optimizer_s_and_of_the_model_the_parameters() -> None:
+def test_an_end_in_the_step_is_the_optimizer_s_and_of_the_model_the_parameters():
     assert explain(a_run(), error("optimizer"), ON_CPU, known).grown == "optimizer"
     assert explain(a_run(), error("model"), ON_CPU, known).grown == "params"
 
 
-def test_the_allocator_s_own_sentence_tells_limit_shortage_and_who_else_was_there() -> None:
+def test_the_allocator_s_own_sentence_tells_limit_shortage_and_who_else_was_there():
     run = a_run(None, "cuda", memory_limit=None)
     appeared = Event(t_ns=1, kind="foreign_process", pid=99, state="appeared", detail="python (pid 99) with 300 MiB")
     guest = Event(t_ns=1, kind="foreign_process", pid=7, state="appeared", detail="a guest")
     gone = Event(t_ns=2, kind="foreign_process", pid=7, state="left")
     found = explain(run, error("forward"), ON_GPU, lambda spec: None, events=[appeared, guest, gone])
-    assert found.limit_bytes == int(37.5 * 2**30)
-    assert found.missing_bytes == 1536 * MIB
+    assert (found.limit_bytes, found.missing_bytes) == (int(37.5 * 2**30), 1536 * MIB)
     assert found.others == ["process 4711 held 40.00 GiB", "python (pid 99) with 300 MiB"]
 
 
-def test_a_run_that_died_although_the_prediction_fitted_gets_changes_that_need_less() -> None:
+def test_a_run_that_died_although_the_prediction_fitted_gets_changes_that_need_less():
     changes = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known).changes
     assert changes
     assert all(change.predicted_bytes is not None and change.predicted_bytes < 950 * MIB for change in changes)
 
 
-def test_the_limit_is_that_of_the_rank_that_died() -> None:
+def test_the_limit_is_that_of_the_rank_that_died():
     run = msgspec.structs.replace(a_run(), memory_limit_bytes=[900 * MIB, 400 * MIB], world_size=2)
     assert explain(run, error("backward", rank=1), ON_CPU, known).limit_bytes == 400 * MIB
 
 
-def test_where_two_changes_are_not_enough_all_of_them_are_proposed() -> None:
+def test_where_two_changes_are_not_enough_all_of_them_are_proposed():
     found = explain(a_run(295 * MIB + BEYOND, batch_size=64, grad_accum=1), error("optimizer"), ON_CPU, Stubborn.model)
     assert [change.settings for change in found.changes] == [
         {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
@@ -181,7 +171,7 @@ def test_where_two_changes_are_not_enough_all_of_them_are_proposed() -> None:
     assert "slower to converge" in found.changes[0].costs
 
 
-def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss() -> None:
+def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss():
     found = explain(a_run(200 * MIB), error("optimizer"), ON_CPU, Stubborn.model)
     assert [change.predicted_bytes for change in found.changes] == [280 * MIB, 330 * MIB, 380 * MIB]
     room = int(0.97 * 200 * MIB) - (32 << 20)
@@ -193,37 +183,37 @@ def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss() 
     assert "the closest" in changes_title(found.changes)
 
 
-def test_a_sequence_is_halved_until_it_fits() -> None:
-    def by_tokens(spec: RunSpec) -> MemoryModel:
-        model: Any = Arithmetic()
+def test_a_sequence_is_halved_until_it_fits():
+    def by_tokens(spec):
+        model = Arithmetic()
         size = int(str(spec.knobs["seq_len"])) * MIB // 4
         model.predict = lambda spec, ranks=1: msgspec.structs.replace(Arithmetic().predict(spec), total_bytes=size)
-        return model  # type: ignore[no-any-return]
+        return model
 
     run = a_run(100 * MIB, batch_size=1, seq_len=1024)
     changes = explain(run, error("backward"), ON_CPU, by_tokens).changes
     assert [change.settings for change in changes if "seq_len" in change.settings] == [{"seq_len": "256"}]
 
 
-def test_what_is_worth_tracing_first_is_one_knob_each() -> None:
+def test_what_is_worth_tracing_first_is_one_knob_each():
     settings = single_settings(all_changes(a_run(seq_len=512), "backward"), "backward")
     assert {"checkpointing": "full"} in settings
     assert all(len(one) == 1 and "batch_size" not in one for one in settings)
     assert [one for one in settings if "seq_len" in one] == [{"seq_len": "256"}]
 
 
-def test_where_one_change_is_not_enough_all_are_traced_together_the_strongest_first() -> None:
+def test_where_one_change_is_not_enough_all_are_traced_together_the_strongest_first():
     strongest, *rest = combined_settings(all_changes(a_run(), "optimizer"))
     assert strongest == {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
     assert "adamw-8bit" in [other["optimizer"] for other in rest], "which optimizer takes least is not known"
     assert not any(name in other for other in rest for name in ("batch_size", "seq_len"))
 
 
-def test_no_more_than_six_changes_are_priced() -> None:
-    asked: list[dict[str, Any]] = []
+def test_no_more_than_six_changes_are_priced():
+    asked = []
 
     class Counting(Stubborn):
-        def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+        def predict(self, spec, ranks=1):
             asked.append(spec.knobs)
             return super().predict(spec, ranks)
 
@@ -233,8 +223,8 @@ def test_no_more_than_six_changes_are_priced() -> None:
     assert combined == [], "the single changes leave no room"
 
 
-def test_before_the_optimizer_step_states_too_small_to_matter_are_not_proposed() -> None:
-    def of_batches_only(spec: RunSpec) -> MemoryModel | None:
+def test_before_the_optimizer_step_states_too_small_to_matter_are_not_proposed():
+    def of_batches_only(spec):
         return known(spec) if spec.knobs["optimizer"] == "adamw" else None
 
     ample = explain(a_run(8000 * MIB, batch_size=1024), error("backward"), ON_CPU, of_batches_only).changes
@@ -243,7 +233,7 @@ def test_before_the_optimizer_step_states_too_small_to_matter_are_not_proposed()
     assert [change for change in tight if "optimizer" in change.settings]
 
 
-def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned() -> None:
+def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned():
     run = msgspec.structs.replace(a_run(1000 * MIB), role="probe", predicted={"total_bytes": 380 * MIB})
     tried = [{"batch_size": 8}, {"batch_size": 90}]
     died = OutOfMemory(run=run, reason=ON_CPU, error=error("backward"), held_bytes=990 * MIB, tried=tried)
@@ -256,11 +246,10 @@ def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_tu
     assert (early.needed_bytes, early.changes) == (None, [])
 
 
-def test_what_a_compiled_run_took_beyond_its_trace_every_change_has_to_leave_unless_it_turns_compiling_off() -> None:
+def test_what_a_compiled_run_took_beyond_its_trace_every_change_has_to_leave_unless_it_turns_compiling_off():
     run = a_run(560 * MIB, batch_size=20, compile="default")
     found = explain(run, error("backward"), ON_CPU, known, held_bytes=540 * MIB, in_first_step=True)
-    assert found.needed_bytes == 510 * MIB
-    assert found.changes[0].settings == {"compile": "off"}
+    assert (found.needed_bytes, found.changes[0].settings) == (510 * MIB, {"compile": "off"})
     besides = 560 - 310  # the states of the optimizer were not there yet
     others = [change for change in found.changes if "compile" not in change.settings]
     assert all((change.predicted_bytes or 0) <= (560 - besides) * MIB for change in others)
@@ -276,33 +265,31 @@ def test_what_a_compiled_run_took_beyond_its_trace_every_change_has_to_leave_unl
 class Stubborn(Arithmetic):
     """Each of three knobs takes a little, and only all together are enough."""
 
-    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+    def predict(self, spec, ranks=1):
         turned = {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
         total = (430 - 50 * sum(spec.knobs[name] == value for name, value in turned.items())) * MIB
         return msgspec.structs.replace(super().predict(spec, ranks), total_bytes=total)
 
     @classmethod
-    def model(cls, spec: RunSpec) -> MemoryModel | None:
-        found: Any = cls()
-        return found  # type: ignore[no-any-return]
+    def model(cls, spec):
+        return cls()
 
 
 class Unpredicted(Arithmetic):
     """A strategy that the memory model does not know."""
 
-    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+    def predict(self, spec, ranks=1):
         raise UserError("the memory of strategy=pp is not predicted", key="strategy")
 
 
-def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes() -> None:
-    model: Any = Unpredicted()
+def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes():
+    model = Unpredicted()
     found = explain(a_run(strategy="pp"), error("backward"), ON_CPU, lambda spec: model)
-    assert found.needed_bytes is None
-    assert found.grown == "activations"
+    assert (found.needed_bytes, found.grown) == (None, "activations")
     assert [change.predicted_bytes for change in found.changes] == [None] * 3
 
 
-def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted() -> None:
+def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted():
     found = explain(a_run(), error("forward"), ON_CPU, lambda spec: None, held_bytes=500 * MIB)
     assert (found.held_bytes, found.asked_bytes) == (500 * MIB, 64 * MIB)
     assert found.missing_bytes == 52 * MIB
@@ -315,20 +302,20 @@ def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted() 
     ]
 
 
-def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free() -> None:
+def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free():
     text = ON_GPU.replace("512.00 MiB is", "70.00 GiB is")
     run = a_run(3 << 30, device="cuda")
     found = explain(run, error("forward"), text, lambda spec: None, held_bytes=2560 * MIB)
     assert (found.limit_bytes, found.missing_bytes) == (3 << 30, 1536 * MIB)
 
 
-def test_an_end_that_was_not_predicted_says_so() -> None:
+def test_an_end_that_was_not_predicted_says_so():
     found = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
     assert found.missing_bytes == 54 * MIB
     assert list(oom_sentences(found))[-1] == "The predicted peak is 950 MiB of 1,000 MiB: it used more than predicted."
 
 
-def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_every_change() -> None:
+def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_every_change():
     run, text = a_run(512 * MIB), ON_CPU
     tight = explain(run, error("backward"), text, known, held_bytes=400 * MIB)
     assert tight.untouched_bytes == 48 * MIB
@@ -339,12 +326,12 @@ def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_ev
     assert on_gpu.untouched_bytes is None
 
 
-def test_the_prediction_of_the_run_is_the_one_that_its_record_has() -> None:
+def test_the_prediction_of_the_run_is_the_one_that_its_record_has():
     run = msgspec.structs.replace(a_run(), predicted={"total_bytes": 900 * MIB})
     assert explain(run, error("backward"), ON_CPU, known).needed_bytes == 900 * MIB
 
 
-def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fits_is_named_too() -> None:
+def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fits_is_named_too():
     changes = explain(a_run(512 * MIB + BEYOND, batch_size=23), error("backward"), ON_CPU, known).changes
     assert [change.settings for change in changes][:2] == [
         {"batch_size": "1", "grad_accum": "23"},
@@ -353,13 +340,13 @@ def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fit
     assert changes[1].costs == "little; the global batch goes from 23 to 18 a rank"
 
 
-def test_a_pipeline_s_smaller_batches_are_whole_micro_batches() -> None:
+def test_a_pipeline_s_smaller_batches_are_whole_micro_batches():
     run = a_run(512 * MIB + BEYOND, batch_size=36, strategy="pp", micro_batches=4)
     changes = explain(run, error("backward"), ON_CPU, known).changes
     assert changes[0].settings == {"batch_size": "12", "grad_accum": "3"}, "18 would fit, and is not four equal parts"
 
 
-def test_without_a_limit_the_host_bounds_the_changes_of_a_cpu_run() -> None:
+def test_without_a_limit_the_host_bounds_the_changes_of_a_cpu_run():
     run = a_run(None)
     found = explain(run, error("forward"), ON_CPU, known, held_bytes=100 * MIB, host_bytes=512 * MIB + BEYOND)
     assert (found.limit_bytes, found.untouched_bytes) == (512 * MIB + BEYOND, None)

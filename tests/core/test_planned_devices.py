@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from pathlib import Path
 
 import pytest
 import stand_in
@@ -14,16 +13,15 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export_run
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running import launch
-from trainfast_runner.running.planning import RunPlan, plan_run
+from trainfast_runner.running.planning import plan_run
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.settings.spec import resolve
 
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
 
 
-def a_cuda_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def a_cuda_python(tmp_path, monkeypatch):
     """Write a training Python with a CUDA build of torch, and see every GPU."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -31,16 +29,16 @@ def a_cuda_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def python(tmp_path, monkeypatch):
     return a_cuda_python(tmp_path, monkeypatch)
 
 
-def planned(python: str, gpus: list[Gpu], *settings: str) -> RunPlan:
+def planned(python, gpus, *settings):
     with stand_in.installed(Machine(gpus)):
         return plan_run(resolve("tiny-llama", settings), python)
 
 
-def run_of(plan: RunPlan, **fields) -> RunFile:
+def run_of(plan, **fields):
     placed = {"device": plan.device, "device_uuids": plan.device_uuids, "env": plan.env}
     return run_file(**plan.spec.record_fields(), **placed, **fields)
 
@@ -50,8 +48,7 @@ def test_a_run_on_a_mig_instance_gets_it_alone_by_its_whole_name(python, monkeyp
     part = Gpu(name="A100 MIG 1g.10gb", uuid=MIG, numbers=(7, 0))
     made = planned(python, [Gpu(uuid="GPU-aa11", mig=True, instances=(part,)), Gpu(uuid="GPU-bb22")])
     assert (made.device, made.world_size) == ("cuda", 1)
-    assert made.env["CUDA_VISIBLE_DEVICES"] == MIG
-    assert made.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert (made.env["CUDA_VISIBLE_DEVICES"], made.env["CUDA_DEVICE_ORDER"]) == (MIG, "PCI_BUS_ID")
     assert (made.device_uuids, made.device_names) == ([MIG], ["A100 MIG 1g.10gb"])
     assert [gpu.uuid for gpu in made.watched] == [MIG]
 
@@ -59,8 +56,7 @@ def test_a_run_on_a_mig_instance_gets_it_alone_by_its_whole_name(python, monkeyp
 def test_the_cpu_is_taken_beside_gpus_and_sees_none_of_them(python):
     made = planned(python, [Gpu(uuid="GPU-aa11")], "strategy=ddp", "devices=cpu:2", "watch=0")
     assert (made.device, made.world_size, made.device_uuids) == ("cpu", 2, [])
-    assert made.env["CUDA_VISIBLE_DEVICES"] == ""
-    assert made.spec.knobs["devices"] == "cpu:2"
+    assert (made.env["CUDA_VISIBLE_DEVICES"], made.spec.knobs["devices"]) == ("", "cpu:2")
     assert [gpu.uuid for gpu in made.watched] == ["GPU-aa11"]
     assert made.versions["torch.version.cuda"] == "13.0"
 
@@ -127,7 +123,7 @@ def test_deepspeed_gets_the_nvml_indexes_of_its_gpus_which_it_parses(
     assert ddp.env["CUDA_VISIBLE_DEVICES"] == ",".join(made.device_uuids)
 
 
-def four(*used_gib: int) -> list[Gpu]:
+def four(*used_gib):
     return [Gpu(uuid=f"GPU-{index}", bus=index + 1, memory_used=used_gib[index] << 30) for index in range(4)]
 
 

@@ -11,7 +11,6 @@ from layered_model import model_of, spec_with
 
 import plans
 from trainfast_runner.memory import corrections
-from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.records.result import OomExplanation
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_runner.search.batch.answer import missing_bytes
@@ -24,7 +23,7 @@ PLAN = replace(plans.PLAN, spec=spec_with(), memory_limit_bytes=(200 * MIB,))
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 
 
-def after_a_run_that_took_less(batch_size: int) -> MemoryModel:
+def after_a_run_that_took_less(batch_size):
     """A tenth less than was traced."""
     spec = spec_with(batch_size=batch_size)
     traced = MODEL.predict(spec).traced_bytes["forward_backward"]
@@ -81,7 +80,7 @@ def test_what_is_missing(expected, peak, missing):
 SECOND = 1_000_000_000
 
 
-def tick(t_s: int, *processes: tuple[int, int]) -> Tick:
+def tick(t_s, *processes):
     listed = [DeviceProcess(pid=pid, memory_used_bytes=used * MIB) for pid, used in processes]
     device = DeviceReading(index=0, uuid="GPU-0", processes=listed)
     return Tick(t_ns=t_s * SECOND, host=HostReading(), devices=[device], missing={}, sample_us=1)

@@ -2,7 +2,6 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +12,14 @@ from trainfast_runner.settings.spec import expand_paths, from_preset, resolve, w
 
 
 @pytest.fixture
-def user_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user_presets(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = tmp_path / "trainfast-tui" / "presets"
     folder.mkdir(parents=True)
     return folder
 
 
-def refusal(reference: str, *settings: str) -> UserError:
+def refusal(reference, *settings):
     with pytest.raises(UserError) as refused:
         resolve(reference, settings)
     assert refused.value.exit_code == 2
@@ -50,11 +49,8 @@ def test_the_single_gpu_guide_has_its_nine_variants():
 def test_a_user_preset_extends_a_shipped_one(user_presets):
     (user_presets / "mine.toml").write_text('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatch_size = 3\n')
     spec = resolve("mine", ["grad_accum=2", "model.num_hidden_layers=1", "data.kind=random"])
-    assert spec.knobs["batch_size"] == 3
-    assert spec.knobs["seq_len"] == 128
-    assert spec.knobs["grad_accum"] == 2
-    assert spec.model["num_hidden_layers"] == 1
-    assert spec.model["family"] == "llama"
+    assert (spec.knobs["batch_size"], spec.knobs["seq_len"], spec.knobs["grad_accum"]) == (3, 128, 2)
+    assert (spec.model["num_hidden_layers"], spec.model["family"]) == (1, "llama")
     assert spec.data["kind"] == "random"
     assert spec.overrides == ("grad_accum", "model.num_hidden_layers", "data.kind")
 
@@ -152,7 +148,7 @@ def test_a_field_set_before_its_model_is_refused_as_it_would_be_lost():
 
 
 def test_a_user_without_a_home_directory_has_presets_in_the_home_of_runs(tmp_path, monkeypatch):
-    def no_entry(_uid: int) -> None:
+    def no_entry(_uid):
         raise KeyError("uid not found")
 
     monkeypatch.setattr("pwd.getpwuid", no_entry)
@@ -181,9 +177,9 @@ BASELINES = {
 SHAPES = {"bert-large": ("bert", 24, 1024, 16), "gpt2-large": ("gpt2", 36, 1280, 20), "gpt2-xl": ("gpt2", 48, 1600, 25)}
 
 
-def rows_of(name: str) -> dict[str, dict[str, Any]]:
+def rows_of(name):
     """The source's rows by the preset's ids: knobs, figures and, where a row has its own, the model's name."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows = {}
     for row in PUBLISHED[name]:
         id, knobs, model = row["id"], row["knobs"], row.get("model")
         figures = {key: value for key, value in row.items() if key not in ("id", "knobs", "model")}

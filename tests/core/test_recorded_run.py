@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-l
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     """A copy in a home of its own."""
     home = Home(tmp_path).create()
     found = home.directory(RECORDED.name)
@@ -69,14 +68,14 @@ PATIENCE_S = 30.0
 def test_threads_that_write_one_path_do_not_share_a_temporary_file(tmp_path, monkeypatch):
     """Both reach the rename before either is renamed: with one name for both, the second rename found no file."""
     both_written = threading.Barrier(2, timeout=PATIENCE_S)
-    rename: Callable[[Path, Path], None] = os.rename
-    errors: list[OSError] = []
+    rename = os.rename
+    errors = []
 
-    def rename_together(source: Path, target: Path) -> None:
+    def rename_together(source, target):
         both_written.wait()
         rename(source, target)
 
-    def write(content: bytes) -> None:
+    def write(content):
         try:
             write_atomically(tmp_path / "result.json", content)
         except OSError as error:

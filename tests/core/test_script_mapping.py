@@ -12,8 +12,7 @@ from trainfast_runner.settings.script_preset import mapping_typed, propose
 )
 def test_a_flag_for_half_precision_is_what_its_help_says(help, precision):
     (found,) = propose([Flag(names=["--half"], type="switch", value=False, help=help)])
-    assert found.flag_words == {precision: "--half", "fp32": ""}
-    assert found.value == "fp32"
+    assert (found.flag_words, found.value) == ({precision: "--half", "fp32": ""}, "fp32")
 
 
 def test_nw_is_the_number_of_workers():

@@ -29,7 +29,7 @@ class Device:
     seed: int = 0
     kind: str = "cpu"
 
-    def peaks(self, rank: int, batch: int) -> dict[str, int]:
+    def peaks(self, rank, batch):
         chance = random.Random(f"{self.seed} {rank} {batch}")
         exact = {"forward_backward": self.fixed + batch * self.per_sample, "optimizer": self.optimizer}
         return {
@@ -37,10 +37,10 @@ class Device:
             for phase, value in exact.items()
         }
 
-    def fits(self, batch: int) -> bool:
+    def fits(self, batch):
         return all(max(self.peaks(rank, batch).values()) <= limit for rank, limit in enumerate(self.limits))
 
-    def probe(self, batch: int) -> Probe:
+    def probe(self, batch):
         peaks = [self.peaks(rank, batch) for rank in range(len(self.limits))]
         ranks = [
             RankPeaks(rank=rank, phase_peaks=of, limit_peak_bytes=max(of.values()), available_bytes=limit)
@@ -49,7 +49,7 @@ class Device:
         fits = {"outcome": "fits", "ranks": ranks} if self.fits(batch) else {"outcome": "oom", "ranks": []}
         return Probe(batch_size=batch, run_id="r", seconds=1.0, samples_per_s=10.0, **fits)
 
-    def is_exact(self, batch: int) -> bool:
+    def is_exact(self, batch):
         """`batch` fits, and the smallest size that needs the tolerance more on the tightest rank does not."""
         need = max(self.peaks(0, batch).values())
         more = batch + 1
@@ -58,7 +58,7 @@ class Device:
         return self.fits(batch) and not self.fits(more)
 
 
-def search(device: Device, predicted: Predicted | None = None, no_oom: bool = False) -> BatchState:
+def search(device, predicted=None, no_oom=False):
     """The whole search; what is known at its end."""
     of_device = {"device": device.kind, "world_size": len(device.limits), "limits_bytes": device.limits}
     state = BatchState(**of_device, prediction=predicted, no_oom=no_oom)
@@ -80,16 +80,16 @@ def search(device: Device, predicted: Predicted | None = None, no_oom: bool = Fa
 PLAIN = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
 
 
-def proof(size: int, state: str = "finished") -> ConfirmationRun:
+def proof(size, state="finished"):
     return ConfirmationRun(batch_size=size, run_id="p", state=state, seconds=1.0)
 
 
-def known(limit: int, *probes: Probe, **more) -> BatchState:
+def known(limit, *probes, **more):
     """What is known after these probes under this limit."""
     return BatchState(device="cpu", world_size=1, limits_bytes=(limit,), probes=probes, **more)
 
 
-def ooms(state: BatchState) -> int:
+def ooms(state):
     return sum(probe.outcome == "oom" for probe in state.probes)
 
 
@@ -254,7 +254,7 @@ class Bent(Device):
     """A peak at two points of the step, as real ones have it: up to some size where the gradients are, then where the
     logits are."""
 
-    def peaks(self, rank: int, batch: int) -> dict[str, int]:
+    def peaks(self, rank, batch):
         bent = max(self.optimizer + batch * self.per_sample / 8, self.fixed + batch * self.per_sample)
         return {"forward_backward": int(bent), "optimizer": int(self.optimizer)}
 
@@ -291,8 +291,7 @@ def test_the_answer_names_limits_margins_and_the_fastest():
     assert found.aligned_batch == found.max_batch // 8 * 8
     margin = sum(one.margin_bytes for one in found.margins)
     leaving_it = int((2048 * MIB - margin - 100 * MIB) / (10 * MIB))
-    assert found.recommended_batch == min(found.max_batch, leaving_it)
-    assert found.phase == "forward_backward"
+    assert (found.recommended_batch, found.phase) == (min(found.max_batch, leaving_it), "forward_backward")
     assert found.bytes_per_sample == pytest.approx(10 * MIB, rel=0.02)
     assert found.headroom_bytes == 2048 * MIB - (100 + 10 * found.max_batch) * MIB
     assert f"{found.too_large} ran out of memory" in found.certainty
@@ -338,7 +337,7 @@ def test_aligned_is_a_multiple_of_8_and_of_64_where_that_costs_little():
 class Measured(Device):
     """A T5 of two layers as it was measured on a CPU: up to some size each sample takes 2 % more than above it."""
 
-    def peaks(self, rank: int, batch: int) -> dict[str, int]:
+    def peaks(self, rank, batch):
         small = min(batch, 8)
         need = self.fixed + small * 68.28 * MIB + (batch - small) * self.per_sample
         return {"forward_backward": int(need), "optimizer": int(self.optimizer)}

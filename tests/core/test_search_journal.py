@@ -1,9 +1,7 @@
 """A batch search's journal: its lines, the time worked, how it looks from outside; and who conducts the search."""
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from begun_search import SECOND, asked, conducted, search
@@ -18,7 +16,6 @@ from trainfast_runner.records.home import JOURNAL_FILE, Home, conductor_lock, is
 from trainfast_runner.records.result import Result, StepTime
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import launch
-from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import control, fitted_memory
 from trainfast_runner.search.batch import conductor, plan
 from trainfast_runner.search.batch.answer import BatchFollower, batch_report
@@ -244,7 +241,7 @@ def test_a_search_whose_own_processes_hold_its_memory_is_followed(tmp_path, monk
     assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
 
 
-def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 10, state: str = "") -> Path:
+def a_run(home, directory, *, role=None, steps=10, state=""):
     """A confirmation run of the search in `directory`, or with no role a run of somebody else's."""
     _, run_directory = home.new_run("tiny-llama")
     spec = PLAN.spec.with_overrides(batch_size=4, steps=steps, timing_warmup=min(3, steps - 1))
@@ -262,10 +259,10 @@ def a_run(home: Home, directory: Path, *, role: str | None = None, steps: int = 
     return run_directory
 
 
-def confirming(monkeypatch: pytest.MonkeyPatch, started: Callable[[RunPlan, Home, object], Path]) -> None:
+def confirming(monkeypatch, started):
     """Let a search confirm 4 until a run has finished with it; `started` takes the place of a launch."""
 
-    def decided(state: BatchState) -> BatchDecision:
+    def decided(state):
         if state.confirmations:
             return BatchDecision(BatchStep(action="end", why="because"), "failed")
         return BatchDecision(BatchStep(action="prove", batch_size=4, why="because"))
@@ -288,7 +285,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
     if is_launch_recorded:
         journal.write(BatchLaunched(run_id=left.name, role="proof"))
 
-    def started(plan: RunPlan, home: Home, on_wait: object) -> Path:
+    def started(plan, home, on_wait):
         raise AssertionError("it is measured a second time")
 
     confirming(monkeypatch, started)
@@ -305,15 +302,15 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, mo
     other = a_run(home, directory)
     monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
 
-    def started(plan: RunPlan, home: Home, on_wait: object) -> Path:
+    def started(plan, home, on_wait):
         return a_run(home, directory, role="proof", state="finished")
 
     confirming(monkeypatch, started)
     with ExitStack() as held:
         held.enter_context(shared_lock(other))
-        looks: list[None] = []
+        looks = []
 
-        def is_cancelled() -> bool:
+        def is_cancelled():
             looks.append(None)
             if len(looks) == 5:
                 held.close()
@@ -333,7 +330,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path, monkeypatc
     directory, journal = search(home)
     journal.write(Predicted(reason="nothing is predicted"))
 
-    def broken(state: BatchState) -> BatchDecision:
+    def broken(state):
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(conductor, "decide", broken)

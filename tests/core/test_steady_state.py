@@ -2,22 +2,20 @@
 
 import math
 import random
-from typing import Any
 
 import pytest
 
 from on_disk import run_file
 from trainfast_runner.records.result import SteadyState
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
+from trainfast_runner.records.worker_lines import ActualLine
 from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.steady_state import drift_text, steady_state
 
 S = 1_000_000_000
 
 
-def run(times_ms: list[float], temperature: list[float] | None = None) -> SteadyState:
+def run(times_ms, temperature=None):
     """Steps one after the other from second 0 on, and one device's temperature a second."""
     end_ms, steps = 0.0, []
     for number, ms in enumerate(times_ms, 4):
@@ -96,12 +94,12 @@ def test_a_steady_run_tells_no_drift_that_is_only_scatter():
     assert all(drift is None or abs(drift) <= 2 for drift in drifts)
 
 
-def asked(world_size: int, **knobs: Any) -> RunFile:
+def asked(world_size, **knobs):
     given = {"precision": "fp32", "optimizer": "adamw", "tp_degree": 2, "reshard": "on", **knobs}
     return run_file(model={"family": "llama"}, knobs=given, device="cpu", world_size=world_size)
 
 
-def ran(**fields: Any) -> dict[int, list[WorkerLine]]:
+def ran(**fields):
     return {0: [ActualLine(t_ns=1, **fields)]}
 
 

@@ -1,9 +1,6 @@
 """Steps joined to device samples whose right answers are known."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,27 +8,27 @@ from hypothesis import strategies as st
 
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin, join_of
+from trainfast_runner.results.device_conditions import StepJoin, join_of
 
 MS = 1_000_000
 S = 1_000 * MS
 GPU = "GPU-0"
 
 
-def sample(uuid: str = GPU, **fields: object) -> DeviceSample:
-    return DeviceSample(uuid=uuid, index=int(uuid[-1]), **fields)  # type: ignore[arg-type]
+def sample(uuid=GPU, **fields):
+    return DeviceSample(uuid=uuid, index=int(uuid[-1]), **fields)
 
 
-def step(number: int, end_ms: float, ms: float, samples: int = 4) -> Step:
+def step(number, end_ms, ms, samples=4):
     return Step(t_ns=round(end_ms * MS), step=number, samples=samples, tokens=0, step_ms=ms)
 
 
-def window(samples: list[tuple[float, DeviceSample]], begin_s: float, end_s: float) -> DeviceConditions:
+def window(samples, begin_s, end_s):
     join = join_of({GPU: [(round(t * S), one) for t, one in samples]}, [GPU])
     return join.conditions_between(round(begin_s * S), round(end_s * S))[0]
 
 
-def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples() -> None:
+def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples():
     join = StepJoin([GPU], samples_factor=2)
     join.add_tick(
         0, [sample(thermal_violation_ns=0, energy_mj=0, temperature_c=60, sm_clock_mhz=1500, sm_clock_max_mhz=2000)]
@@ -52,14 +49,10 @@ def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples() -
         ],
     )
     (first,) = join.joined()
-    assert first.step == 1
-    assert first.throttled_ms["thermal"] == pytest.approx(100)
-    assert first.throttled_ms["power"] is None
-    assert first.sources == {"thermal": "policy counter"}
-    assert first.energy_joules == pytest.approx(60)
-    assert first.joules_per_sample == pytest.approx(60 / 8)
-    assert first.clock_loss_fraction == pytest.approx(0.25)
-    assert first.temperature_c == 60
+    assert (first.step, first.throttled_ms["thermal"]) == (1, pytest.approx(100))
+    assert (first.throttled_ms["power"], first.sources) == (None, {"thermal": "policy counter"})
+    assert (first.energy_joules, first.joules_per_sample) == (pytest.approx(60), pytest.approx(60 / 8))
+    assert (first.clock_loss_fraction, first.temperature_c) == (pytest.approx(0.25), 60)
     assert first.devices[0].lost_ms["thermal"] == pytest.approx(25)
     # The second ends after the last sample: when no more will come, what grew before is taken to go on.
     assert join.joined() == []
@@ -67,7 +60,7 @@ def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples() -
     assert second.throttled_ms["thermal"] == pytest.approx(300)
 
 
-def test_the_worst_device_speaks_for_a_step_and_energy_is_summed() -> None:
+def test_the_worst_device_speaks_for_a_step_and_energy_is_summed():
     join = StepJoin(["GPU-0", "GPU-1"])
     for t in (0, 1):
         join.add_tick(
@@ -80,12 +73,11 @@ def test_the_worst_device_speaks_for_a_step_and_energy_is_summed() -> None:
         )
     join.add(step(1, end_ms=1000, ms=1000))
     (one,) = join.joined()
-    assert one.throttled_ms["sync_boost"] == pytest.approx(100)
-    assert one.energy_joules == pytest.approx(4)
+    assert (one.throttled_ms["sync_boost"], one.energy_joules) == (pytest.approx(100), pytest.approx(4))
     assert [device.index for device in one.devices] == [0, 1]
 
 
-def test_the_counter_of_the_reason_goes_before_the_policys_and_that_before_sampled_reasons() -> None:
+def test_the_counter_of_the_reason_goes_before_the_policys_and_that_before_sampled_reasons():
     hot = ["sw_thermal"]
     both = [
         (float(t), sample(sw_thermal_slowdown_ns=t * 100 * MS, hw_thermal_slowdown_ns=t * 50 * MS,
@@ -104,32 +96,32 @@ def test_the_counter_of_the_reason_goes_before_the_policys_and_that_before_sampl
     assert (found.throttled_ms["brake"], found.sources["brake"]) == (0, "sampled reasons")
 
 
-def test_a_gpu_lost_for_most_of_the_time_gives_no_figure_for_it() -> None:
+def test_a_gpu_lost_for_most_of_the_time_gives_no_figure_for_it():
     samples = [(float(t), sample(energy_mj=t * 1000) if t < 3 or t > 8 else sample()) for t in range(11)]
     assert window(samples, 0, 10).energy_joules is None
     assert window(samples, 0, 3).energy_joules == pytest.approx(3)
     assert window(samples, 0, 4).energy_source == "energy counter", "what was not seen was not integrated either"
 
 
-def test_what_held_last_goes_on_for_one_interval_beyond_the_last_sample() -> None:
+def test_what_held_last_goes_on_for_one_interval_beyond_the_last_sample():
     """Not the mean of the run: throttling that ended long ago does not come back for its last second."""
     samples = [(float(t), sample(thermal_violation_ns=min(t, 4) * S)) for t in range(9)]
     assert window(samples, 0, 8.9).throttled_ms["thermal"] == pytest.approx(4000)
     assert window(samples, 0, 12).throttled_ms["thermal"] == pytest.approx(4000 * 12 / 9)
 
 
-def test_without_an_energy_counter_power_is_integrated_with_a_note() -> None:
+def test_without_an_energy_counter_power_is_integrated_with_a_note():
     samples = [(float(t), sample(power_w=100.0 + 100 * t)) for t in range(3)]
     found = window(samples, 0, 2)
     assert (found.energy_joules, found.energy_source) == (pytest.approx(400), "integrated power")
 
 
-def test_a_counter_that_catches_up_never_throttles_longer_than_the_time() -> None:
+def test_a_counter_that_catches_up_never_throttles_longer_than_the_time():
     samples = [(float(t), sample(power_violation_ns=[0, 0, 2 * S][t])) for t in range(3)]
     assert window(samples, 1, 2).throttled_ms["power"] == pytest.approx(1000)
 
 
-def test_a_long_live_run_keeps_only_what_new_steps_need() -> None:
+def test_a_long_live_run_keeps_only_what_new_steps_need():
     join = StepJoin([GPU], keep=10)
     for t in range(1000):
         join.add_tick(t * S, [sample(thermal_violation_ns=t * 100 * MS, energy_mj=t * 1000)])
@@ -165,9 +157,7 @@ READING = st.fixed_dictionaries(
     steps=st.lists(st.floats(1, 900), min_size=1, max_size=12),
     polls=st.sets(st.integers(0, 12)),
 )
-def test_step_by_step_it_says_what_it_says_at_once(
-    readings: list[dict[str, Any]], steps: list[float], polls: set[int]
-) -> None:
+def test_step_by_step_it_says_what_it_says_at_once(readings, steps, polls):
     """However the two files grow, the live view and the history agree."""
     ends = list(itertools.accumulate(steps))
     recorded = [step(n, end_ms=end, ms=ms) for n, (end, ms) in enumerate(zip(ends, steps, strict=True), 1)]
@@ -191,14 +181,14 @@ def test_step_by_step_it_says_what_it_says_at_once(
         assert one is None or 0 <= one <= recorded[-1].t_ns / MS * (1 + 1e-9)
 
 
-def test_without_devices_there_is_nothing_to_join() -> None:
+def test_without_devices_there_is_nothing_to_join():
     join = StepJoin([])
     join.add(step(1, end_ms=500, ms=500))
     join.add_tick(S, [])
     assert join.joined(final=True) == []
 
 
-def test_an_idle_gpu_loses_no_clock() -> None:
+def test_an_idle_gpu_loses_no_clock():
     """It saves power: 345 of 1980 MHz with nothing to do is no loss to anybody."""
     idle = sample(sm_clock_mhz=345, sm_clock_max_mhz=1980, throttle_reasons=["idle"])
     busy = sample(sm_clock_mhz=1485, sm_clock_max_mhz=1980, throttle_reasons=[])
@@ -207,7 +197,7 @@ def test_an_idle_gpu_loses_no_clock() -> None:
     assert window(mixed, 0, 10).clock_loss_fraction == pytest.approx(0.25)
 
 
-def test_a_counter_that_steps_back_by_its_rounding_is_believed_and_one_that_is_no_duration_is_not() -> None:
+def test_a_counter_that_steps_back_by_its_rounding_is_believed_and_one_that_is_no_duration_is_not():
     stepping = [(float(t), sample(power_violation_ns=[0, 700_000, 699_999, 900_000][t])) for t in range(4)]
     assert window(stepping, 0, 3).throttled_ms["power"] == pytest.approx(0.900_001)
     racing = [(float(t), sample(power_violation_ns=t * 5 * S, throttle_reasons=["sw_power_cap"])) for t in range(4)]

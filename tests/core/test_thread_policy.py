@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -27,7 +26,7 @@ TICKS_S = 0.1
 
 
 @contextmanager
-def endless(command: list[str]) -> Iterator[int]:
+def endless(command):
     """The pid of a process that never sleeps."""
     pid = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     try:
@@ -36,26 +35,26 @@ def endless(command: list[str]) -> Iterator[int]:
         os.kill(pid, signal.SIGKILL)
 
 
-def spent_s(process: psutil.Process) -> float:
+def spent_s(process):
     times = process.cpu_times()
     return times.user + times.system
 
 
-def all_s() -> float:
+def all_s():
     """Seconds that the cores of this process have been busy since boot."""
     busy_s = _busy_s()
     assert busy_s is not None
     return busy_s
 
 
-def others_s(window: CpuWindow) -> tuple[float, float]:
+def others_s(window):
     """At least and at most the seconds that others took by a window, whose age grows while it is read."""
     least_age_s = window.age_s
     others = window.others_cores()
     return others * least_age_s, others * window.age_s
 
 
-def use_a_core(process: psutil.Process) -> float:
+def use_a_core(process):
     """Wait until a process has used a core for a while; returns its CPU seconds meanwhile."""
     began_s = spent_s(process)
     until(lambda: spent_s(process) - began_s >= 0.3, "the process to use a core")
@@ -118,8 +117,7 @@ def test_a_number_of_threads_that_libgomp_ignores_is_none(value, count):
 def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep():
     idle, busy = policy_beside(0.01), policy_beside(1.0)
     assert (idle.wait, idle.env) == ("default", {})
-    assert busy.wait == "passive"
-    assert busy.env == {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+    assert (busy.wait, busy.env) == ("passive", {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"})
     assert "other processes used 100 % of a core" in busy.reason
     assert policy_beside(None).wait == "passive"
 

@@ -1,10 +1,6 @@
 """Throttled time of a window against the scenario that the samples were taken from, a tick a second."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL, Moment, Scenario
@@ -12,15 +8,14 @@ from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL,
 from trainfast_runner.machine.telemetry.throttle import decode
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.results.device_conditions import DeviceConditions, Window, join_of
+from trainfast_runner.results.device_conditions import Window, join_of
 from trainfast_runner.results.summary import window_throttle
 
 S = 1_000_000_000
 GPU = "GPU-0"
-Counters = Callable[[Scenario, float], dict[str, Any]]
 
 
-def cause_counters(scenario: Scenario, t: float) -> dict[str, Any]:
+def cause_counters(scenario, t):
     return {
         "sw_thermal_slowdown_ns": 7 * S + int(scenario.held_s(0, SW_THERMAL, t) * S),
         "hw_thermal_slowdown_ns": 9 * S + int(scenario.held_s(0, HW_THERMAL, t) * S),
@@ -28,19 +23,19 @@ def cause_counters(scenario: Scenario, t: float) -> dict[str, Any]:
     }
 
 
-def policy_counters(scenario: Scenario, t: float) -> dict[str, Any]:
+def policy_counters(scenario, t):
     return {
         "thermal_violation_ns": 3 * S + int(scenario.held_s(0, THERMAL, t) * S),
         "power_violation_ns": int(scenario.held_s(0, SW_POWER_CAP, t) * S),
     }
 
 
-def sampled(scenario: Scenario, times: Sequence[float], *counters: Counters) -> dict[str, list[tuple[int, Any]]]:
+def sampled(scenario, times, *counters):
     """The GPU's samples at those seconds, with its throttle reasons and what the counters say."""
     found = []
     for t in times:
         now = scenario.at(0, t)
-        fields: dict[str, Any] = {"throttle_reasons": decode(now.reasons)}
+        fields = {"throttle_reasons": decode(now.reasons)}
         for counter in counters:
             fields |= counter(scenario, t)
         sample = DeviceSample(
@@ -50,7 +45,7 @@ def sampled(scenario: Scenario, times: Sequence[float], *counters: Counters) -> 
     return {GPU: found}
 
 
-def fraction_error(scenario: Scenario, times: Sequence[float], begin: float, end: float, *counters: Counters) -> float:
+def fraction_error(scenario, times, begin, end, *counters):
     """How far the result's thermal fraction of a window is from what the scenario did."""
     window = Window(round(begin * S), round(end * S))
     devices = join_of(sampled(scenario, times, *counters), [GPU]).conditions_between(window.begin_ns, window.end_ns)
@@ -59,7 +54,7 @@ def fraction_error(scenario: Scenario, times: Sequence[float], begin: float, end
     return abs(text - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
 
 
-def hot(*spells: tuple[float, float], reasons: int = SW_THERMAL) -> Scenario:
+def hot(*spells, reasons=SW_THERMAL):
     """A GPU that is slowed down from and to those seconds."""
     ramp = [Moment(0, 70, 0, 300, 1980)]
     for begin, end in spells:
@@ -67,15 +62,13 @@ def hot(*spells: tuple[float, float], reasons: int = SW_THERMAL) -> Scenario:
     return Scenario(0, ramps={0: ramp})
 
 
-def ticks(until: float, phase: float = 0.0) -> list[float]:
+def ticks(until, phase=0.0):
     return [phase + n for n in range(int(until - phase) + 2)]
 
 
 @pytest.mark.parametrize("reasons", [(SW_THERMAL,), (HW_THERMAL,), (SW_THERMAL, HW_THERMAL, THERMAL)])
 @pytest.mark.parametrize("counters", [(cause_counters, policy_counters), (policy_counters,)])
-def test_wherever_spells_ticks_and_the_window_begin_and_end(
-    reasons: tuple[int, ...], counters: tuple[Counters, ...]
-) -> None:
+def test_wherever_spells_ticks_and_the_window_begin_and_end(reasons, counters):
     draw = random.Random(5)
     for _ in range(60):
         spells, t = [], draw.uniform(0.3, 3)
@@ -94,14 +87,14 @@ def test_wherever_spells_ticks_and_the_window_begin_and_end(
         assert fraction_error(scenario, late, begin, end, *counters) * (end - begin) < 0.52
 
 
-def test_reasons_that_hold_at_once_count_once() -> None:
+def test_reasons_that_hold_at_once_count_once():
     """Both counters run then: their sum would be twice the time."""
     scenario = hot((4, 7), reasons=THERMAL)
     for counters in ((cause_counters, policy_counters), (cause_counters,)):
         assert fraction_error(scenario, ticks(12), 1, 11, *counters) < 0.001
 
 
-def test_a_step_gets_the_milliseconds_of_its_own_time() -> None:
+def test_a_step_gets_the_milliseconds_of_its_own_time():
     """Steps of 100 ms between two ticks: each gets its share of what the counter grew between them."""
     join = join_of(sampled(hot((3.4, 9)), ticks(12), cause_counters, policy_counters), [GPU])
     for n in range(1, 61):
@@ -111,16 +104,16 @@ def test_a_step_gets_the_milliseconds_of_its_own_time() -> None:
     assert conditions[45].devices[0].lost_ms["thermal"] == pytest.approx(50), "the clock is at half of its maximum"
 
 
-def conditions(scenario: Scenario, *counters: Counters) -> DeviceConditions:
+def conditions(scenario, *counters):
     (found,) = join_of(sampled(scenario, ticks(14), *counters), [GPU]).conditions_between(2 * S, 12 * S)
     return found
 
 
-def test_counters_that_start_again_lose_one_interval_not_the_run() -> None:
+def test_counters_that_start_again_lose_one_interval_not_the_run():
     """The driver was reloaded at second 6: from there on the counter goes on from 0."""
     scenario = hot((3, 9))
 
-    def reloaded(one: Scenario, t: float) -> dict[str, Any]:
+    def reloaded(one, t):
         since = 6.5 if t > 6.5 else 0.0
         return {"thermal_violation_ns": int((one.held_s(0, THERMAL, t) - one.held_s(0, THERMAL, since)) * S)}
 
@@ -129,7 +122,7 @@ def test_counters_that_start_again_lose_one_interval_not_the_run() -> None:
     assert found.sources["thermal"] == "sampled reasons", "the least exact of what the figure is made of"
 
 
-def test_where_nothing_tells_there_is_no_figure() -> None:
+def test_where_nothing_tells_there_is_no_figure():
     samples = [(t * S, DeviceSample(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
     window = Window(2 * S, 10 * S)
     found = window_throttle(
@@ -140,14 +133,14 @@ def test_where_nothing_tells_there_is_no_figure() -> None:
     assert (row.uuid, row.thermal_fraction, row.thermal_source) == (GPU, None, None)
 
 
-def silent(samples: dict[str, list[tuple[int, Any]]], begin: float, end: float) -> dict[str, list[tuple[int, Any]]]:
+def silent(samples, begin, end):
     """The GPU does not answer between those seconds."""
     nothing = DeviceSample(uuid=GPU, index=0)
     return {GPU: [(t_ns, nothing if begin * S < t_ns < end * S else one) for t_ns, one in samples[GPU]]}
 
 
 @pytest.mark.parametrize("spell", [(3, 5), (9, 11), (7.2, 13.4)])
-def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell: tuple[float, float]) -> None:
+def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell):
     scenario = hot(spell)
     lost = silent(sampled(scenario, ticks(22), cause_counters, policy_counters), 8, 12)
     (found,) = join_of(lost, [GPU]).conditions_between(0, 20 * S)
@@ -155,20 +148,20 @@ def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell: tupl
     assert found.sources["thermal"] == "reason counter"
 
 
-def test_of_an_outage_that_lies_in_the_window_in_part_counts_as_much() -> None:
+def test_of_an_outage_that_lies_in_the_window_in_part_counts_as_much():
     """Two of its four seconds were throttled, and one of the four lies before the window."""
     lost = silent(sampled(hot((9, 11)), ticks(22), cause_counters, policy_counters), 8, 12)
     (found,) = join_of(lost, [GPU]).conditions_between(9 * S, 19 * S)
     assert found.throttled_ms["thermal"] == pytest.approx(2000 * 3 / 4)
 
 
-def test_without_counters_a_gpu_that_was_silent_counts_by_the_time_it_answered() -> None:
+def test_without_counters_a_gpu_that_was_silent_counts_by_the_time_it_answered():
     (found,) = join_of(silent(sampled(hot((3, 5)), ticks(22)), 8, 12), [GPU]).conditions_between(0, 20 * S)
     # Twenty seconds less the four between the last answer and the next.
     assert found.throttled_ms["thermal"] == pytest.approx(2000 * 20 / 16, rel=0.02)
 
 
-def test_a_step_in_which_a_gpu_was_silent_has_no_figure() -> None:
+def test_a_step_in_which_a_gpu_was_silent_has_no_figure():
     lost = silent(sampled(hot((9, 11)), ticks(22), cause_counters, policy_counters), 8, 12)
     join = join_of(lost, [GPU])
     join.add(Step(t_ns=10 * S, step=1, samples=1, tokens=1, step_ms=100.0))

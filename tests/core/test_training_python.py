@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def test_a_limit_is_named_for_the_last_error_line_alone(tmp_path, monkeypatch):
             ask_worker(sys.executable, str(script), ["x"])
 
 
-def executable(path: Path, line: str) -> str:
+def executable(path, line):
     """The path of an executable shell script of this line."""
     path.write_text(f"#!/bin/sh\n{line}\n")
     path.chmod(0o755)
@@ -70,7 +69,7 @@ def test_another_program_is_not_taken_for_a_python(tmp_path):
 
 def test_a_python_that_fails_is_named_with_its_task(tmp_path):
     python = executable(tmp_path / "python", "echo no cpu >&2; exit 1")
-    tasks: dict[str, Callable[[str], object]] = {
+    tasks = {
         "report its torch": torch_build,
         "list its GPUs": cuda_devices,
         "calibrate": lambda path: ask_worker(path, "calibrate.py", ["cpu"], task="calibrate"),
@@ -90,7 +89,7 @@ def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(tmp_path, monke
     assert ask_worker(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}
 
 
-def children() -> set[int]:
+def children():
     return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
 
 

@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,9 +14,9 @@ from cli.command import until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.training_python import ProgramCancelled
-from trainfast_runner.memory.tracing import TraceProgress, trace_model
+from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
-from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.settings.spec import resolve
 
 # One tracer for all of them, and the first test sees it start.
 pytestmark = pytest.mark.xdist_group("warm-tracer")
@@ -34,18 +32,18 @@ trace_model(resolve("tiny-llama", sys.argv[1:]), tracer=WarmTracer())
 """
 
 
-def small(*settings: str) -> RunSpec:
+def small(*settings):
     return resolve("tiny-llama", [*SMALL, *settings])
 
 
-def servers_of(pid: int) -> list[psutil.Process]:
+def servers_of(pid):
     """The tracer processes that this process started."""
     found = psutil.Process(pid).children()
     return [one for one in found if any(word.endswith("memory_trace/serve.py") for word in one.cmdline())]
 
 
 @pytest.fixture(scope="module")
-def tracer() -> Iterator[WarmTracer]:
+def tracer():
     found = WarmTracer()
     with pytest.MonkeyPatch.context() as patch:
         # A tracer starts anew in another environment, and these two change with each test.
@@ -62,14 +60,14 @@ def tracer() -> Iterator[WarmTracer]:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 @pytest.mark.long
 @pytest.mark.ci
 def test_the_second_trace_imports_nothing(tracer):
-    heard: list[TraceProgress] = []
+    heard = []
     first = trace_model(small(), on_traced=heard.append, tracer=tracer)
     assert [one.importing for one in heard][:2] == [sys.executable, ""]
     [server] = servers_of(os.getpid())
@@ -77,8 +75,7 @@ def test_the_second_trace_imports_nothing(tracer):
     second = trace_model(small("precision=bf16"), on_traced=heard.append, tracer=tracer)
     assert {one.importing for one in heard} == {""}
     assert [one.pid for one in servers_of(os.getpid())] == [server.pid]
-    assert first.parameters == second.parameters
-    assert first.attention == "sdpa, because llama has sdpa"
+    assert (first.parameters, first.attention) == (second.parameters, "sdpa, because llama has sdpa")
 
 
 def test_a_model_that_cannot_be_built_leaves_the_process_warm(tracer):
@@ -93,7 +90,7 @@ def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer):
     [server] = servers_of(os.getpid())
     cancelled = threading.Event()
 
-    def give_up() -> None:
+    def give_up():
         until(lambda: bool(server.children()), "the tracer")
         cancelled.set()
 
@@ -122,7 +119,7 @@ def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_
     tracer, cancelled, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[ProgramCancelled]()
     request = {"padding": "x" * (1 << 20)}
 
-    def ask() -> None:
+    def ask():
         with pytest.raises(ProgramCancelled) as raised:
             next(tracer.ask_each(sys.executable, [request], cancelled))
         caught.put(raised.value)
@@ -163,7 +160,7 @@ def test_nothing_outlives_an_app_that_is_killed(traces):
         app.send_signal(signal.SIGKILL)
         app.wait()
 
-    def alive() -> list[psutil.Process]:
+    def alive():
         return [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
     until(lambda: not alive(), "the tracer")

@@ -1,15 +1,9 @@
-from collections.abc import Callable
-
 import pytest
 import stand_in
-from stand_in import Machine
 
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.records.tick import DeviceReading
 
 SECOND_NS = 1_000_000_000
-
-Look = Callable[[float], tuple[list[DeviceReading], dict[str, str]]]
 
 
 @pytest.fixture
@@ -17,7 +11,7 @@ def watch():
     """`watch(machine)` puts the machine behind pynvml and returns a function that samples it at a second."""
     opened = []
 
-    def start(machine: Machine) -> Look:
+    def start(machine):
         clock = {"s": 0.0}
         machine.clock = lambda: clock["s"]
         context = stand_in.installed(machine)
@@ -25,7 +19,7 @@ def watch():
         nvml = Nvml()
         opened.append((nvml, context))
 
-        def look(at_s: float) -> tuple[list[DeviceReading], dict[str, str]]:
+        def look(at_s):
             clock["s"] = at_s
             return nvml.sample(int(at_s * SECOND_NS))
 

@@ -1,16 +1,12 @@
 """A stand-in for a training Python whose torch is a CUDA build."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 VERSIONS = {"torch": "2.13.0", "transformers": "5.0.0", "tokenizers": "0.22.0", "torch.version.cuda": "13.0"}
 
 
-def cuda_python(folder: Path, versions: Mapping[str, str | None] | None = None) -> str:
+def cuda_python(folder, versions=None):
     """Write `folder/python`, which answers an inspection or the question for its torch; `versions` replace its own."""
     has = {**VERSIONS, **(versions or {})}
     answers = [json.dumps({"python": "3.12.0", "versions": has, "config": {}}), json.dumps(has)]

@@ -6,8 +6,6 @@ that the machine does not have is a missing symbol, as in an old driver.
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import Any
 
 import pynvml
 import stand_in_functions
@@ -22,10 +20,10 @@ REGISTERED = (stand_in_functions, stand_in_topology)
 class StandIn:
     """Python functions with the signatures of nvml.h, looked up by name as ctypes would."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine):
         self._machine = machine
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         function = FUNCTIONS.get(name)
         if function is None or name in self._machine.absent:
             raise AttributeError(name)
@@ -34,7 +32,7 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def installed(machine: Machine) -> Iterator[Machine]:
+def installed(machine):
     """Makes `pynvml` talk to `machine` instead of a driver."""
     before = pynvml.nvmlLib
     pynvml.nvmlLib = StandIn(machine)

@@ -3,8 +3,6 @@
 import ctypes
 import queue
 import time
-from collections.abc import Callable
-from typing import Any
 
 from stand_in_machine import (
     FIRST_HANDLE,
@@ -17,8 +15,6 @@ from stand_in_machine import (
     SUCCESS,
     SW_THERMAL,
     TIMEOUT,
-    Gpu,
-    Machine,
     gpu_call,
     is_lost,
     machine_call,
@@ -31,7 +27,7 @@ NO_INSTANCE = 0xFFFFFFFF
 
 
 @machine_call("nvmlInitWithFlags")
-def _init(machine: Machine, _flags: Any) -> int:
+def _init(machine, _flags):
     if machine.init_hangs is not None:
         machine.init_hangs.wait()
     machine.forgets = False
@@ -39,28 +35,28 @@ def _init(machine: Machine, _flags: Any) -> int:
 
 
 @machine_call("nvmlShutdown")
-def _shutdown(_machine: Machine) -> int:
+def _shutdown(_machine):
     return SUCCESS
 
 
 @machine_call("nvmlErrorString")
-def _error_string(_machine: Machine, code: int) -> Any:
+def _error_string(_machine, code):
     return f"stand-in code {code}".encode()
 
 
 @machine_call("nvmlSystemGetDriverVersion")
-def _driver_version(_machine: Machine, buffer: Any, _size: Any) -> int:
+def _driver_version(_machine, buffer, _size):
     buffer.value = b"580.82.07"
     return SUCCESS
 
 
 @machine_call("nvmlDeviceGetCount_v2")
-def _count(machine: Machine, count: Any) -> int:
+def _count(machine, count):
     return put(count, len(machine.gpus))
 
 
 @machine_call("nvmlDeviceGetHandleByIndex_v2")
-def _handle(machine: Machine, index: Any, device: Any) -> int:
+def _handle(machine, index, device):
     if is_lost(machine.gpus[index.value], machine.clock()):
         return GPU_IS_LOST
     ctypes.c_void_p.from_buffer(device._obj).value = FIRST_HANDLE + index.value
@@ -68,7 +64,7 @@ def _handle(machine: Machine, index: Any, device: Any) -> int:
 
 
 @machine_call("nvmlDeviceGetHandleByUUID")
-def _handle_by_uuid(machine: Machine, uuid: Any, device: Any) -> int:
+def _handle_by_uuid(machine, uuid, device):
     text = getattr(uuid, "value", uuid)
     for index, gpu in enumerate(machine.gpus):
         if gpu.uuid.encode() == text:
@@ -79,13 +75,13 @@ def _handle_by_uuid(machine: Machine, uuid: Any, device: Any) -> int:
     return NOT_FOUND
 
 
-def _put_instance(device: Any, index: int, place: int) -> int:
+def _put_instance(device, index, place):
     ctypes.c_void_p.from_buffer(device._obj).value = FIRST_INSTANCE + index * MAX_INSTANCES + place
     return SUCCESS
 
 
 @machine_call("nvmlDeviceGetMigDeviceHandleByIndex")
-def _instance_handle(machine: Machine, parent: Any, place: Any, device: Any) -> int:
+def _instance_handle(machine, parent, place, device):
     index = (ctypes.cast(parent, ctypes.c_void_p).value or 0) - FIRST_HANDLE
     if place.value >= len(machine.gpus[index].instances):
         return NOT_FOUND
@@ -93,47 +89,47 @@ def _instance_handle(machine: Machine, parent: Any, place: Any, device: Any) -> 
 
 
 @machine_call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-def _parent_handle(machine: Machine, instance: Any, device: Any) -> int:
+def _parent_handle(machine, instance, device):
     number = (ctypes.cast(instance, ctypes.c_void_p).value or 0) - FIRST_INSTANCE
     return _handle(machine, ctypes.c_uint(number // MAX_INSTANCES), device)
 
 
 @gpu_call("nvmlDeviceGetGpuInstanceId")
-def _gpu_instance(gpu: Gpu, _seconds: float, number: Any) -> int:
+def _gpu_instance(gpu, _seconds, number):
     return put(number, gpu.numbers[0]) if gpu.numbers else NOT_SUPPORTED
 
 
 @gpu_call("nvmlDeviceGetComputeInstanceId")
-def _compute_instance(gpu: Gpu, _seconds: float, number: Any) -> int:
+def _compute_instance(gpu, _seconds, number):
     return put(number, gpu.numbers[1]) if gpu.numbers else NOT_SUPPORTED
 
 
 @gpu_call("nvmlDeviceGetName")
-def _gpu_name(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
+def _gpu_name(gpu, _seconds, buffer, _size):
     buffer.value = gpu.name.encode()
     return SUCCESS
 
 
 @gpu_call("nvmlDeviceGetUUID")
-def _uuid(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
+def _uuid(gpu, _seconds, buffer, _size):
     buffer.value = gpu.uuid.encode()
     return SUCCESS
 
 
 @gpu_call("nvmlDeviceGetCudaComputeCapability")
-def _compute_capability(gpu: Gpu, _seconds: float, major: Any, minor: Any) -> int:
+def _compute_capability(gpu, _seconds, major, minor):
     return put(major, gpu.compute_capability[0]) or put(minor, gpu.compute_capability[1])
 
 
-def _energy_mj(gpu: Gpu, seconds: float) -> int:
+def _energy_mj(gpu, seconds):
     return gpu.energy_mj + int(gpu.energy_share * gpu.power_mw * seconds)
 
 
-def _throttle_reasons(gpu: Gpu, seconds: float) -> int:
+def _throttle_reasons(gpu, seconds):
     return gpu.reasons | (SW_THERMAL if temperature_of(gpu, seconds) >= gpu.thermal_above else 0)
 
 
-FIGURES: dict[str, Callable[[Gpu, float], int]] = {
+FIGURES = {
     "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: MAX_INSTANCES if gpu.mig else 0,
     "nvmlDeviceGetFanSpeed": lambda gpu, _: gpu.fan,
     "nvmlDeviceGetPowerUsage": lambda gpu, _: gpu.power_mw,
@@ -151,7 +147,7 @@ FIGURES: dict[str, Callable[[Gpu, float], int]] = {
 """Functions that write one figure of a GPU, which may change with the machine's time, through their only pointer."""
 
 
-def _give(name: str, figure: Callable[[Gpu, float], int]) -> None:
+def _give(name, figure):
     gpu_call(name)(lambda gpu, seconds, pointer: put(pointer, figure(gpu, seconds)))
 
 
@@ -160,7 +156,7 @@ for _name, _figure in FIGURES.items():
 
 
 @gpu_call("nvmlDeviceGetMemoryInfo")
-def _memory(gpu: Gpu, _seconds: float, memory: Any) -> int:
+def _memory(gpu, _seconds, memory):
     # Version 1 has no place for what the driver reserves, and counts it as used.
     used = gpu.memory_used + gpu.memory_reserved
     memory._obj.total, memory._obj.used, memory._obj.free = gpu.memory_total, used, gpu.memory_total - used
@@ -168,60 +164,60 @@ def _memory(gpu: Gpu, _seconds: float, memory: Any) -> int:
 
 
 @gpu_call("nvmlDeviceGetMemoryInfo_v2")
-def _memory_v2(gpu: Gpu, _seconds: float, memory: Any) -> int:
+def _memory_v2(gpu, _seconds, memory):
     memory._obj.total, memory._obj.used, memory._obj.reserved = gpu.memory_total, gpu.memory_used, gpu.memory_reserved
     memory._obj.free = gpu.memory_total - gpu.memory_used - gpu.memory_reserved
     return SUCCESS
 
 
 @gpu_call("nvmlDeviceGetUtilizationRates")
-def _utilization(gpu: Gpu, _seconds: float, rates: Any) -> int:
+def _utilization(gpu, _seconds, rates):
     rates._obj.gpu, rates._obj.memory = gpu.utilization
     return SUCCESS
 
 
-def _take_time(gpu: Gpu) -> None:
+def _take_time(gpu):
     if gpu.hangs is not None:
         gpu.hangs.wait()
     time.sleep(gpu.slow_s)
 
 
 @gpu_call("nvmlDeviceGetTemperature")
-def _temperature(gpu: Gpu, seconds: float, _sensor: Any, temperature: Any) -> int:
+def _temperature(gpu, seconds, _sensor, temperature):
     _take_time(gpu)
     return put(temperature, int(temperature_of(gpu, seconds)))
 
 
 @gpu_call("nvmlDeviceGetTemperatureV")
-def _temperature_v(gpu: Gpu, seconds: float, reading: Any) -> int:
+def _temperature_v(gpu, seconds, reading):
     _take_time(gpu)
     reading._obj.temperature = int(temperature_of(gpu, seconds))
     return SUCCESS
 
 
 @gpu_call("nvmlDeviceGetTemperatureThreshold")
-def _threshold(gpu: Gpu, _seconds: float, which: Any, temperature: Any) -> int:
+def _threshold(gpu, _seconds, which, temperature):
     return put(temperature, (gpu.shutdown, gpu.slowdown, gpu.memory_max, gpu.gpu_max)[which.value])
 
 
 @gpu_call("nvmlDeviceGetMarginTemperature")
-def _margin(gpu: Gpu, seconds: float, reading: Any) -> int:
+def _margin(gpu, seconds, reading):
     reading._obj.marginTemperature = min(gpu.gpu_max, gpu.slowdown) - int(temperature_of(gpu, seconds))
     return SUCCESS
 
 
 @gpu_call("nvmlDeviceGetClockInfo")
-def _clock(gpu: Gpu, _seconds: float, which: Any, clock: Any) -> int:
+def _clock(gpu, _seconds, which, clock):
     return put(clock, gpu.clocks[which.value])
 
 
 @gpu_call("nvmlDeviceGetMaxClockInfo")
-def _max_clock(gpu: Gpu, _seconds: float, which: Any, clock: Any) -> int:
+def _max_clock(gpu, _seconds, which, clock):
     return put(clock, gpu.max_clocks[which.value])
 
 
 @gpu_call("nvmlDeviceGetMigMode")
-def _mig_mode(gpu: Gpu, _seconds: float, current: Any, pending: Any) -> int:
+def _mig_mode(gpu, _seconds, current, pending):
     return put(current, int(gpu.mig)) or put(pending, int(gpu.mig))
 
 
@@ -229,7 +225,7 @@ UINT, ULLONG = 1, 3
 
 
 @gpu_call("nvmlDeviceGetFieldValues")
-def _fields(gpu: Gpu, seconds: float, count: Any, values: Any) -> int:
+def _fields(gpu, seconds, count, values):
     for entry in values._obj[: count.value]:
         found = None if f"field {entry.fieldId}" in gpu.unsupported else _field(gpu, seconds, entry.fieldId)
         entry.nvmlReturn = NOT_SUPPORTED if found is None else SUCCESS
@@ -239,7 +235,7 @@ def _fields(gpu: Gpu, seconds: float, count: Any, values: Any) -> int:
     return SUCCESS
 
 
-def _field(gpu: Gpu, seconds: float, number: int) -> tuple[int, int] | None:
+def _field(gpu, seconds, number):
     """The type and the value; None where this driver has none."""
     if gpu.cause_numbers is not None and gpu.cause_numbers <= number < gpu.cause_numbers + 3:
         return ULLONG, gpu.violation_ns(number - gpu.cause_numbers + 269, seconds)
@@ -264,7 +260,7 @@ def _field(gpu: Gpu, seconds: float, number: int) -> tuple[int, int] | None:
 
 @gpu_call("nvmlDeviceGetComputeRunningProcesses_v2")
 @gpu_call("nvmlDeviceGetComputeRunningProcesses_v3")
-def _processes(gpu: Gpu, _seconds: float, count: Any, array: Any) -> int:
+def _processes(gpu, _seconds, count, array):
     room = count._obj.value if array is not None else 0
     count._obj.value = max(len(gpu.processes), gpu.claimed_processes)
     if room < count._obj.value:
@@ -275,22 +271,22 @@ def _processes(gpu: Gpu, _seconds: float, count: Any, array: Any) -> int:
 
 
 @machine_call("nvmlEventSetCreate")
-def _event_set(_machine: Machine, _set: Any) -> int:
+def _event_set(_machine, _set):
     return SUCCESS
 
 
 @machine_call("nvmlEventSetFree")
-def _free_event_set(_machine: Machine, _set: Any) -> int:
+def _free_event_set(_machine, _set):
     return SUCCESS
 
 
 @gpu_call("nvmlDeviceRegisterEvents")
-def _register_events(_gpu: Gpu, _seconds: float, types: Any, _set: Any) -> int:
+def _register_events(_gpu, _seconds, types, _set):
     return SUCCESS if types.value == XID else NOT_SUPPORTED
 
 
 @machine_call("nvmlEventSetWait_v2")
-def _wait(machine: Machine, _set: Any, event: Any, timeout_ms: Any) -> int:
+def _wait(machine, _set, event, timeout_ms):
     try:
         position, number, *instance = machine.xids.get(timeout=timeout_ms.value / 1000)
     except queue.Empty:

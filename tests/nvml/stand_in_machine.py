@@ -5,7 +5,6 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED = 0, 1, 2, 3
 NOT_FOUND = 6
@@ -80,7 +79,7 @@ class Gpu:
     """The event that a look at the temperature waits for."""
 
 
-def gpus(count: int, **settings: Any) -> list[Gpu]:
+def gpus(count, **settings):
     """`count` alike GPUs with the UUIDs GPU-0, GPU-1, ..."""
     return [Gpu(uuid=f"GPU-{index}", **settings) for index in range(count)]
 
@@ -103,30 +102,29 @@ class Machine:
     """Xid errors to come, as (GPU's position, number), with the GPU instance's number where it is attributed to one."""
 
 
-Function = Callable[..., int]
-FUNCTIONS: dict[str, Function] = {}
+FUNCTIONS = {}
 
 
-def counted(machine: Machine, name: str, function: Function, *arguments: Any) -> int:
+def counted(machine, name, function, *arguments):
     machine.calls[name] = machine.calls.get(name, 0) + 1
     if machine.forgets and not name.startswith("nvmlInit"):
         return UNINITIALIZED
     return function(machine, *arguments)
 
 
-def machine_call(name: str) -> Callable[[Function], Function]:
-    def register(function: Function) -> Function:
+def machine_call(name):
+    def register(function):
         FUNCTIONS[name] = function
         return function
 
     return register
 
 
-def gpu_call(name: str) -> Callable[[Function], Function]:
+def gpu_call(name):
     """Registers a function of one GPU: it gets the `Gpu` and the machine's time, and answers only when it may."""
 
-    def register(function: Function) -> Function:
-        def checked(machine: Machine, handle: Any, *arguments: Any) -> int:
+    def register(function):
+        def checked(machine, handle, *arguments):
             gpu = gpu_of(machine, handle)
             seconds = machine.clock()
             if is_lost(gpu, seconds):
@@ -150,7 +148,7 @@ OF_AN_INSTANCE = (
 """The functions that the driver answers for the handle of a MIG instance."""
 
 
-def gpu_of(machine: Machine, handle: Any) -> Gpu:
+def gpu_of(machine, handle):
     number = ctypes.cast(handle, ctypes.c_void_p).value or 0
     if number >= FIRST_INSTANCE:
         gpu, place = divmod(number - FIRST_INSTANCE, MAX_INSTANCES)
@@ -158,15 +156,15 @@ def gpu_of(machine: Machine, handle: Any) -> Gpu:
     return machine.gpus[number - FIRST_HANDLE]
 
 
-def is_lost(gpu: Gpu, seconds: float) -> bool:
+def is_lost(gpu, seconds):
     return gpu.lost is not None and gpu.lost[0] <= seconds < gpu.lost[1]
 
 
-def temperature_of(gpu: Gpu, seconds: float) -> float:
+def temperature_of(gpu, seconds):
     return gpu.temperature + gpu.heats_per_s * seconds
 
 
-def put(reference: Any, value: Any) -> int:
+def put(reference, value):
     """Writes through a `byref` pointer."""
     reference._obj.value = value
     return SUCCESS

@@ -33,7 +33,7 @@ under every one of them (`test_single_causes_are_counted_where_the_driver_has_th
 ASK = "import pynvml; print(getattr(pynvml, 'NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN', None))"
 
 
-def installed(version: str, fresh: Path) -> Path:
+def installed(version, fresh):
     """A folder with that version alone, kept between runs; skips when the registry cannot be reached."""
     cache = platformdirs.user_cache_path("trainfast-tui") / "tests" / f"nvidia-ml-py-{version}"
     folder = fresh if version == NEWEST else cache
@@ -48,14 +48,14 @@ def installed(version: str, fresh: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_versions_disagree_about_the_numbers(version: str, tmp_path: Path) -> None:
+def test_the_versions_disagree_about_the_numbers(version, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(installed(version, tmp_path))}
     done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(NUMBERS[version])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_readings_are_the_same_under(version: str, tmp_path: Path) -> None:
+def test_the_readings_are_the_same_under(version, tmp_path):
     folder = installed(version, tmp_path)
     here = Path(__file__).parent
     done = subprocess.run(

@@ -3,35 +3,31 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import msgspec
-import pytest
 
 from trainfast_runner.machine import device_events as events_module
 from trainfast_runner.machine.device_events import DeviceEvents
 from trainfast_runner.machine.processes import own_pids, sees_host_pids
-from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 
 MIB = 1 << 20
 
 
-def tick(*devices: DeviceReading, second: int = 0, **missing: str) -> Tick:
+def tick(*devices, second=0, **missing):
     return Tick(t_ns=second * 10**9, host=HostReading(), devices=list(devices), missing=missing, sample_us=1)
 
 
-def gpu(index: int = 0, pids: tuple[int, ...] | None = None, **fields: Any) -> DeviceReading:
+def gpu(index=0, pids=None, **fields):
     processes = None if pids is None else [DeviceProcess(pid=pid, memory_used_bytes=300 * MIB) for pid in pids]
     return DeviceReading(index=index, uuid=f"GPU-{index}", processes=processes, **fields)
 
 
-def kinds_and_details(events: list[Event]) -> list[tuple[str, int | None, str | None]]:
+def kinds_and_details(events):
     return [(event.kind, event.device, event.detail) for event in events]
 
 
-def test_a_gpu_lost_and_back_is_two_events_and_only_of_this_run() -> None:
+def test_a_gpu_lost_and_back_is_two_events_and_only_of_this_run():
     events = DeviceEvents(["GPU-1"])
     assert events.since_last(tick(gpu(0), gpu(1))) == []
     lost = events.since_last(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=1))
@@ -41,7 +37,7 @@ def test_a_gpu_lost_and_back_is_two_events_and_only_of_this_run() -> None:
     assert (events.concerns(1), events.concerns(0)) == (True, False)
 
 
-def test_a_gpu_lost_before_the_first_look_gives_an_event() -> None:
+def test_a_gpu_lost_before_the_first_look_gives_an_event():
     dead = DeviceReading(index=1, error="gone")
     events = DeviceEvents(["GPU-0", "GPU-1"])
     assert kinds_and_details(events.since_last(tick(gpu(0), dead))) == [("gpu_lost", 1, "gone")]
@@ -52,7 +48,7 @@ def test_a_gpu_lost_before_the_first_look_gives_an_event() -> None:
     assert DeviceEvents(["GPU-1"]).since_last(tick(dead, DeviceReading(index=0, error="gone"))) == [], "one of the two"
 
 
-def test_throttling_begins_and_ends_by_reason_and_idle_is_none() -> None:
+def test_throttling_begins_and_ends_by_reason_and_idle_is_none():
     events = DeviceEvents(["GPU-0"])
     assert events.since_last(tick(gpu(throttle_reasons=["idle"]))) == []
     assert kinds_and_details(events.since_last(tick(gpu(throttle_reasons=["sw_thermal", "0x200"])))) == [
@@ -65,13 +61,13 @@ def test_throttling_begins_and_ends_by_reason_and_idle_is_none() -> None:
     ]
 
 
-def processes_are(monkeypatch: pytest.MonkeyPatch, own: set[int], *, host_pids: bool) -> None:
+def processes_are(monkeypatch, own, *, host_pids):
     """Let the training have these processes, and the driver list ids as they are here, or not."""
     monkeypatch.setattr(events_module, "own_pids", lambda: own)
     monkeypatch.setattr(events_module, "sees_host_pids", lambda: host_pids)
 
 
-def test_another_process_comes_and_goes_and_the_training_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_comes_and_goes_and_the_training_is_not_one(monkeypatch):
     processes_are(monkeypatch, {11, 12}, host_pids=True)
     events = DeviceEvents(["GPU-0"])
     first = events.since_last(tick(gpu(pids=(99_999_999,))))
@@ -86,7 +82,7 @@ def test_another_process_comes_and_goes_and_the_training_is_not_one(monkeypatch:
     ]
 
 
-def test_in_a_container_only_who_was_there_before_the_training_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_only_who_was_there_before_the_training_is_foreign(monkeypatch):
     processes_are(monkeypatch, set(), host_pids=False)
     events = DeviceEvents(["GPU-0"])
     (there,) = events.since_last(tick(gpu(pids=(4242,))))
@@ -96,16 +92,14 @@ def test_in_a_container_only_who_was_there_before_the_training_is_foreign(monkey
     assert (left.pid, left.state) == (4242, "left")
 
 
-def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else(monkeypatch):
     processes_are(monkeypatch, {11}, host_pids=False)
     events = DeviceEvents(["GPU-0"], all_foreign=True)
     assert events.since_last(tick(gpu(pids=()))) == []
     assert [event.pid for event in events.since_last(tick(gpu(pids=(11, 5000))))] == [11, 5000]
 
 
-def test_a_sampler_that_slows_itself_says_so_once() -> None:
+def test_a_sampler_that_slows_itself_says_so_once():
     events = DeviceEvents([])
     slowed = {"sampler.period": "a tick costs 300 ms: sampling every 2 s instead of every 1 s"}
     assert kinds_and_details(events.since_last(tick(**slowed))) == [("trouble", None, slowed["sampler.period"])]
@@ -114,7 +108,7 @@ def test_a_sampler_that_slows_itself_says_so_once() -> None:
     assert len(events.since_last(tick(**slowed))) == 1
 
 
-def test_this_process_is_its_own(tmp_path: Path) -> None:
+def test_this_process_is_its_own(tmp_path):
     assert os.getpid() in own_pids()
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     outside.symlink_to("pid:[4026531836]")
@@ -122,13 +116,12 @@ def test_this_process_is_its_own(tmp_path: Path) -> None:
     assert (sees_host_pids(outside), sees_host_pids(inside), sees_host_pids(tmp_path / "none")) == (True, False, False)
 
 
-def test_a_foreign_process_is_named_as_it_calls_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_process_is_named_as_it_calls_itself(tmp_path, monkeypatch):
     processes_are(monkeypatch, set(), host_pids=True)
     nasty = "\x1b[31m[b]x[/]"
     script = f"open('/proc/self/comm', 'w').write({nasty!r}); print(flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as other:
-        assert other.stdout is not None
         other.stdout.readline()
         events = DeviceEvents(["GPU-0"])
         [event] = events.since_last(tick(gpu(pids=(other.pid,))))

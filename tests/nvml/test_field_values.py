@@ -1,7 +1,6 @@
 """The batched field query: counters whose numbers moved, counters that wrap, fields that are not there."""
 
 from types import ModuleType
-from typing import Any
 
 import pynvml
 import pytest
@@ -12,7 +11,7 @@ from trainfast_runner.machine.telemetry.queries import FIELDS, UNSIGNED_LONG_LON
 SW, HW, BRAKE = 269, 270, 271
 
 
-def half_throttled(number: int, seconds: float) -> int:
+def half_throttled(number, seconds):
     """The policy and software-thermal counters run at half of the time, the others stand."""
     return int(seconds * 5e8) if number in (75, SW) else 0
 
@@ -21,7 +20,7 @@ def half_throttled(number: int, seconds: float) -> int:
     ("numbers", "label", "slowed"),
     [(269, "269-271", [0, 500_000_000]), (251, "251-253", [0, 500_000_000]), (None, None, [None, None])],
 )
-def test_single_causes_are_counted_where_the_driver_has_them(watch, numbers, label, slowed) -> None:
+def test_single_causes_are_counted_where_the_driver_has_them(watch, numbers, label, slowed):
     look = watch(Machine(gpus(1, cause_numbers=numbers, violation_ns=half_throttled, reasons=0x20)))
     seen = [look(second)[0][0] for second in range(2)]
     assert [gpu.sw_thermal_slowdown_ns for gpu in seen] == slowed
@@ -31,14 +30,14 @@ def test_single_causes_are_counted_where_the_driver_has_them(watch, numbers, lab
     assert ("gpu0.sw_thermal_slowdown_ns" in missing) == (numbers is None)
 
 
-def test_settings_of_power_smoothing_are_not_taken_for_counters(watch) -> None:
+def test_settings_of_power_smoothing_are_not_taken_for_counters(watch):
     """251 to 253 answer with 32 bits there; a counter of nanoseconds would wrap within five seconds."""
     [gpu], missing = watch(Machine(gpus(1, cause_numbers=None)))(0)
     assert gpu.throttle_counters is None
     assert missing["gpu0.hw_power_brake_ns"] == "not supported by this GPU and driver"
 
 
-def test_traffic_goes_on_where_a_counter_wraps(watch) -> None:
+def test_traffic_goes_on_where_a_counter_wraps(watch):
     rate = 3_000_000_000
     look = watch(Machine(gpus(1, pcie_bytes=lambda s: int(s * rate), nvlink_kib=lambda s: int(s * 1000))))
     seen = [look(second)[0][0] for second in range(5)]
@@ -46,18 +45,18 @@ def test_traffic_goes_on_where_a_counter_wraps(watch) -> None:
     assert [gpu.nvlink_rx_bytes for gpu in seen] == [second * 1_024_000 for second in range(5)]
 
 
-def test_a_wide_counter_that_falls_was_set_back_and_not_wrapped() -> None:
+def test_a_wide_counter_that_falls_was_set_back_and_not_wrapped():
     counter = Unwrapped()
     assert [counter.follow(raw, 64) for raw in (10, 2**33, 5, 9)] == [10, 2**33, 2**33, 2**33 + 4]
 
 
-def test_a_field_query_that_fails_loses_only_its_fields(watch) -> None:
+def test_a_field_query_that_fails_loses_only_its_fields(watch):
     [gpu], missing = watch(Machine(gpus(1, unsupported=frozenset({"nvmlDeviceGetFieldValues"}))))(0)
     assert (gpu.temperature_c, gpu.energy_mj, gpu.pcie_tx_bytes) == (50, 5_000_000, None)
     assert missing["gpu0.pcie_tx_bytes"] == "not supported by this GPU and driver"
 
 
-def test_why_mig_unified_memory_and_no_ecc_take_readings_away(watch) -> None:
+def test_why_mig_unified_memory_and_no_ecc_take_readings_away(watch):
     memory = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
     machine = Machine(gpus(3))
     machine.gpus[0].mig, machine.gpus[0].unsupported = True, frozenset({"nvmlDeviceGetUtilizationRates"})
@@ -71,7 +70,7 @@ def test_why_mig_unified_memory_and_no_ecc_take_readings_away(watch) -> None:
     assert "ECC is switched off" in missing["gpu2.ecc_uncorrected_errors"]
 
 
-def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch) -> None:
+def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch):
     many, absurd = Machine(gpus(1, processes=dict.fromkeys(range(1, 257), 1))), Machine(gpus(1))
     [gpu], _ = watch(many)(0)
     assert len(gpu.processes or []) == 256
@@ -81,10 +80,10 @@ def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch) -> Non
     assert "more processes than are looked at" in missing["gpu0.processes"]
 
 
-def test_a_field_that_the_driver_leaves_out_has_not_the_value_of_the_time_before() -> None:
+def test_a_field_that_the_driver_leaves_out_has_not_the_value_of_the_time_before():
     left = 1
 
-    def driver(handle: object, count: Any, entries: Any) -> int:
+    def driver(handle, count, entries):
         for entry in entries._obj[:left]:
             entry.valueType, entry.value.ullVal = UNSIGNED_LONG_LONG, entry.fieldId
         return 0

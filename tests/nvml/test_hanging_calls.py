@@ -25,7 +25,7 @@ SHORT_S = 1.0
 """A timeout that a call which does not hang never reaches, however little of the processor it gets."""
 
 
-def until(condition) -> None:
+def until(condition):
     """Waits for another thread to get there."""
     deadline = time.monotonic() + 60
     while not condition():
@@ -33,7 +33,7 @@ def until(condition) -> None:
         threading.Event().wait(0.005)
 
 
-def test_a_call_that_hangs_is_left_and_the_rest_is_done(gate: threading.Event) -> None:
+def test_a_call_that_hangs_is_left_and_the_rest_is_done(gate):
     calls = TimedCalls()
     first, hung, last = Job(lambda: 1), Job(gate.wait), Job(lambda: 3)
     calls.run([first, hung, last], SHORT_S)
@@ -46,8 +46,8 @@ def test_a_call_that_hangs_is_left_and_the_rest_is_done(gate: threading.Event) -
     calls.close()
 
 
-def test_where_all_calls_hang_the_wait_for_all_of_them_is_little_more_than_for_two(gate: threading.Event) -> None:
-    given: list[float] = []
+def test_where_all_calls_hang_the_wait_for_all_of_them_is_little_more_than_for_two(gate):
+    given = []
 
     class Noted(TimedCalls):
         def _wait(self, begun, timeout_s):
@@ -64,7 +64,7 @@ def test_where_all_calls_hang_the_wait_for_all_of_them_is_little_more_than_for_t
     assert given == [0.4, 0.2, 0.1, 0.1]
 
 
-def test_once_the_sampling_stops_a_call_that_hangs_is_given_up(gate: threading.Event) -> None:
+def test_once_the_sampling_stops_a_call_that_hangs_is_given_up(gate):
     stopping = threading.Event()
     calls = TimedCalls(stopping)
     hung = Job(gate.wait)
@@ -74,15 +74,15 @@ def test_once_the_sampling_stops_a_call_that_hangs_is_given_up(gate: threading.E
     calls.close()
 
 
-def test_what_a_call_raises_is_kept_with_it() -> None:
+def test_what_a_call_raises_is_kept_with_it():
     calls = TimedCalls()
-    job: Job[float] = Job(lambda: 1 / 0)
+    job = Job(lambda: 1 / 0)
     calls.run([job], 60)
     calls.close()
     assert isinstance(job.error, ZeroDivisionError)
 
 
-def test_a_gpu_that_hangs_says_so_rests_and_comes_back_and_the_others_have_every_tick(gate: threading.Event) -> None:
+def test_a_gpu_that_hangs_says_so_rests_and_comes_back_and_the_others_have_every_tick(gate):
     machine = Machine(gpus(4))
     with stand_in.installed(machine):
         nvml = Nvml(timeout_s=60)
@@ -103,7 +103,7 @@ def test_a_gpu_that_hangs_says_so_rests_and_comes_back_and_the_others_have_every
         nvml.close()
 
 
-def test_a_gpu_that_hangs_at_the_first_look_delays_nobody(gate: threading.Event) -> None:
+def test_a_gpu_that_hangs_at_the_first_look_delays_nobody(gate):
     machine = Machine(gpus(2))
     machine.gpus[0].hangs = gate
     with stand_in.installed(machine):
@@ -118,7 +118,7 @@ def test_a_gpu_that_hangs_at_the_first_look_delays_nobody(gate: threading.Event)
         nvml.close()
 
 
-def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate: threading.Event, monkeypatch) -> None:
+def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate, monkeypatch):
     with stand_in.installed(Machine(gpus(1), init_hangs=gate)):
         nvml = Nvml(timeout_s=60, opening_s=0.05)
         readings, missing = nvml.sample(0)
@@ -132,7 +132,7 @@ def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate: thre
         nvml.close()
 
 
-def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate: threading.Event, monkeypatch) -> None:
+def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate, monkeypatch):
     machine = Machine(gpus(2))
     with stand_in.installed(machine):
         nvml = Nvml(timeout_s=60)
@@ -143,7 +143,7 @@ def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate: thread
         gate.set()
         until(lambda: nvml._calls._hangs[1].job.ended)
         gate.clear()
-        waited: list[float] = []
+        waited = []
         nvml.timeout_s = 3600
         monkeypatch.setattr(nvml_module, "HUNG_TIMEOUT_S", 0.05)
         timed = nvml._calls.timed
@@ -157,7 +157,7 @@ def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate: thread
         nvml.close()
 
 
-def test_a_lost_gpu_comes_back_beside_one_whose_call_hangs(gate: threading.Event) -> None:
+def test_a_lost_gpu_comes_back_beside_one_whose_call_hangs(gate):
     clock = {"s": 0.0}
     machine = Machine(gpus(3))
     machine.clock = lambda: clock["s"]
@@ -171,8 +171,7 @@ def test_a_lost_gpu_comes_back_beside_one_whose_call_hangs(gate: threading.Event
             clock["s"] = second
             nvml.timeout_s = SHORT_S if second == 1 else 60
             answered[second] = [gpu.error is None for gpu in nvml.sample(second * 10**9)[0]]
-        assert answered[1] == [True, False, True]
-        assert answered[3] == [True, False, False]
+        assert (answered[1], answered[3]) == ([True, False, True], [True, False, False])
         assert answered[9] == [True, False, True], "the driver need not be closed for that"
         assert machine.calls["nvmlInitWithFlags"] == 1
         gate.set()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from cli.command import until
 from trainfast_runner.machine import process_tree as tree_module
 from trainfast_runner.machine.process_tree import ProcessTree
-from trainfast_runner.machine.processes import Stat, read_stat
+from trainfast_runner.machine.processes import read_stat
 from trainfast_runner.machine.telemetry import host
 from trainfast_runner.machine.telemetry import host as host_module
 from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, busy_percent
@@ -36,7 +35,7 @@ sys.stdin.readline()
 """
 
 
-def test_the_machine_is_read_for_real() -> None:
+def test_the_machine_is_read_for_real():
     began_ns = time.monotonic_ns()
     tick = take_tick(settle_s=0.1)
     host = tick.host
@@ -52,26 +51,25 @@ def test_the_machine_is_read_for_real() -> None:
     assert 0 < tick.sample_us * 1000 <= time.monotonic_ns() - began_ns
 
 
-def test_the_first_reading_has_no_rate_and_says_why() -> None:
+def test_the_first_reading_has_no_rate_and_says_why():
     reading, missing = HostReader().read()
-    assert reading.cpu_percent is None
-    assert reading.cpu_percent_per_core is None
+    assert (reading.cpu_percent, reading.cpu_percent_per_core) == (None, None)
     assert "two readings" in missing["host.cpu_percent"]
 
 
-def test_what_is_null_has_a_reason() -> None:
+def test_what_is_null_has_a_reason():
     tick = take_tick(settle_s=0.05)
     for name in ("temperature_c", "disk_read_bytes", "network_received_bytes"):
         assert getattr(tick.host, name) is not None or f"host.{name}" in tick.missing
 
 
-def test_a_cores_percent_is_of_its_own_time() -> None:
+def test_a_cores_percent_is_of_its_own_time():
     before = [CoreSeconds(100, 100), CoreSeconds(100, 100), CoreSeconds(100, 100)]
     now = [CoreSeconds(130, 170), CoreSeconds(100, 100), CoreSeconds(110, 99)]
     assert busy_percent(before, now) == [30.0, 0.0, 100.0]
 
 
-def test_a_core_switched_on_has_no_percent_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_switched_on_has_no_percent_yet(monkeypatch):
     cores = [CoreSeconds(1, 1)]
     monkeypatch.setattr(host_module, "read_cores", lambda: list(cores))
     reader = HostReader()
@@ -83,11 +81,11 @@ def test_a_core_switched_on_has_no_percent_yet(monkeypatch: pytest.MonkeyPatch) 
     assert reader.read()[0].cpu_percent_per_core == [0.0, 0.0]
 
 
-def hold(monkeypatch: pytest.MonkeyPatch, file: str, text: str | None) -> None:
+def hold(monkeypatch, file, text):
     """Let `/proc/FILE` hold this text, or with None not exist."""
     real = host.read_proc
 
-    def content(name: str) -> bytes:
+    def content(name):
         if name == file and text is None:
             raise FileNotFoundError(2, "No such file or directory", f"/proc/{name}")
         return text.encode() if name == file and text is not None else real(name)
@@ -106,7 +104,7 @@ eth0.12:5000000000    9    0    0    0     0          0         0       40      
 """
 
 
-def test_network_interfaces_other_than_loopback_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_interfaces_other_than_loopback_are_summed(monkeypatch):
     hold(monkeypatch, "net/dev", LOOPBACK)
     reading, missing = HostReader().read()
     assert reading.network_received_bytes is None
@@ -116,9 +114,7 @@ def test_network_interfaces_other_than_loopback_are_summed(monkeypatch: pytest.M
     assert (reading.network_received_bytes, reading.network_sent_bytes) == (5_000_000_001, 42)
 
 
-def test_whole_disks_are_summed_in_bytes_without_the_devices_on_top_of_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_whole_disks_are_summed_in_bytes_without_the_devices_on_top_of_them(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "BLOCK_DEVICES", str(tmp_path))
     for folder in ("sda/device", "cciss!c0d0/device", "dm-0", "loop0"):
         (tmp_path / folder).mkdir(parents=True)
@@ -133,7 +129,7 @@ def test_whole_disks_are_summed_in_bytes_without_the_devices_on_top_of_them(
     assert host.read_disks() == {"disk_read_bytes": (4 + 12) * 512, "disk_write_bytes": (1 + 3) * 512}
 
 
-def test_the_host_s_figures_are_those_of_psutil() -> None:
+def test_the_host_s_figures_are_those_of_psutil():
     ours, _ = HostReader().read()
     memory = psutil.virtual_memory()
     disks = [
@@ -158,9 +154,7 @@ def test_the_host_s_figures_are_those_of_psutil() -> None:
         ("net/dev", "a\nb\neth0: x", "host.network_received_bytes"),
     ],
 )
-def test_a_figure_that_the_system_refuses_has_a_reason(
-    monkeypatch: pytest.MonkeyPatch, file: str, text: str | None, key: str
-) -> None:
+def test_a_figure_that_the_system_refuses_has_a_reason(monkeypatch, file, text, key):
     hold(monkeypatch, file, text)
     reading, missing = HostReader().read()
     assert getattr(reading, key.removeprefix("host.")) is None
@@ -178,21 +172,15 @@ def parent():
     process.communicate()
 
 
-def test_a_process_tree_is_summed_and_follows_its_children(
-    parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_tree_is_summed_and_follows_its_children(parent, monkeypatch):
     monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
-    assert parent.stdin
-    assert parent.stdout
     child = psutil.Process(int(parent.stdout.readline()))
     tree = ProcessTree(parent.pid)
     first = tree.read()
-    assert first is not None
     assert first.cpu_percent is None
     spent_s = child.cpu_times().user
     until(lambda: child.cpu_times().user > spent_s, "a tick of the child on a core")
     both = tree.read()
-    assert both is not None
     assert both.processes == 2
     assert both.threads >= 2
     assert (both.cpu_percent or 0) > 0, "the child is busy"
@@ -200,7 +188,6 @@ def test_a_process_tree_is_summed_and_follows_its_children(
     parent.stdin.write("\n")
     assert parent.stdout.readline() == "alone\n"
     alone = tree.read()
-    assert alone is not None
     assert alone.processes == 1
     if both.read_bytes is not None:
         assert (alone.read_bytes or 0) >= both.read_bytes, "a counter must not fall when a process ends"
@@ -209,11 +196,8 @@ def test_a_process_tree_is_summed_and_follows_its_children(
     assert tree.read() is None
 
 
-def test_children_stay_in_the_tree_when_their_parent_dies(
-    parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_stay_in_the_tree_when_their_parent_dies(parent, monkeypatch):
     monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
-    assert parent.stdout
     child_pid = int(parent.stdout.readline())
     tree = ProcessTree(parent.pid)
     tree.read()
@@ -223,19 +207,16 @@ def test_children_stay_in_the_tree_when_their_parent_dies(
     parent.wait()
     try:
         orphan = tree.read()
-        assert orphan is not None
         assert orphan.processes == 1
     finally:
         os.kill(child_pid, signal.SIGKILL)
 
 
-def test_a_tree_uses_what_psutil_says_its_processes_use(parent: subprocess.Popen[str]) -> None:
-    assert parent.stdout
+def test_a_tree_uses_what_psutil_says_its_processes_use(parent):
     child = psutil.Process(int(parent.stdout.readline()))
     tree = ProcessTree(parent.pid)
     tree.read()
     ours = tree.read()
-    assert ours is not None
     theirs = [psutil.Process(parent.pid), child]
     assert ours.threads == sum(process.num_threads() for process in theirs)
     rss = sum(process.memory_info().rss for process in theirs)
@@ -244,12 +225,10 @@ def test_a_tree_uses_what_psutil_says_its_processes_use(parent: subprocess.Popen
     assert (ours.read_bytes or 0) <= sum(process.io_counters().read_bytes for process in theirs)
 
 
-def test_a_child_that_is_born_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_is_born_later_is_found(monkeypatch):
     monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
     script = "read line; sleep 100 & echo $!; read line; kill $!"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdin
-        assert shell.stdout
         tree = ProcessTree(shell.pid)
         counts = []
         for _ in range(2):
@@ -264,17 +243,13 @@ def test_a_child_that_is_born_later_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert counts == [1, 1, 2]
 
 
-def test_a_pid_that_came_to_somebody_else_is_no_member_any_more(
-    parent: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert parent.stdout
+def test_a_pid_that_came_to_somebody_else_is_no_member_any_more(parent, monkeypatch):
     parent.stdout.readline()
     tree = ProcessTree(parent.pid)
     both = tree.read()
-    assert both is not None
     assert both.processes == 2
 
-    def later(pid: int) -> Stat | None:
+    def later(pid):
         stat = read_stat(pid)
         return stat and replace(stat, start_ticks=stat.start_ticks + 1)
 
@@ -282,7 +257,7 @@ def test_a_pid_that_came_to_somebody_else_is_no_member_any_more(
     assert tree.read() is None
 
 
-def test_a_process_that_never_was_reads_as_ended() -> None:
+def test_a_process_that_never_was_reads_as_ended():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     tick = take_tick(gone.pid, settle_s=0.01)
@@ -290,7 +265,7 @@ def test_a_process_that_never_was_reads_as_ended() -> None:
     assert str(gone.pid) in tick.missing["run"]
 
 
-def test_the_reason_for_no_temperature_is_the_same_in_each_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_no_temperature_is_the_same_in_each_tick(monkeypatch):
     monkeypatch.setattr(psutil, "sensors_temperatures", dict)
     reader = HostReader()
     reasons = [reader.read()[1]["host.temperature_c"] for _ in range(2)]

@@ -1,11 +1,8 @@
 """MIG instances through NVML: what it lists, and what it says of one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import shared_object
 import stand_in
@@ -28,7 +25,7 @@ print(json.dumps([[one.old_name for one in instances], msgspec.to_builtins(readi
 """
 
 
-def machine() -> Machine:
+def machine():
     parts = (
         Gpu(
             name="A100 MIG 1g.10gb",
@@ -42,7 +39,7 @@ def machine() -> Machine:
     return Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", mig=True, instances=parts)])
 
 
-def test_every_instance_is_listed_with_its_gpu_and_its_old_name() -> None:
+def test_every_instance_is_listed_with_its_gpu_and_its_old_name():
     with stand_in.installed(machine()):
         found = read_instances()
     assert [(one.uuid, one.gpu_index, one.gpu_uuid) for one in found] == [(ONE, 1, "GPU-1"), (TWO, 1, "GPU-1")]
@@ -51,7 +48,7 @@ def test_every_instance_is_listed_with_its_gpu_and_its_old_name() -> None:
         assert read_instances() == []
 
 
-def test_of_an_instance_there_is_its_memory_and_its_processes_and_null_for_the_rest() -> None:
+def test_of_an_instance_there_is_its_memory_and_its_processes_and_null_for_the_rest():
     with stand_in.installed(machine()):
         nvml = Nvml(instances=[TWO])
         readings, missing = nvml.sample(0)
@@ -76,7 +73,7 @@ def test_of_an_instance_there_is_its_memory_and_its_processes_and_null_for_the_r
         assert missing[f"gpu2.{name}"] == "NVML reports this only for a whole GPU, not for a MIG instance"
 
 
-def test_an_instance_that_is_destroyed_is_one_that_does_not_answer() -> None:
+def test_an_instance_that_is_destroyed_is_one_that_does_not_answer():
     with stand_in.installed(machine()):
         nvml = Nvml(instances=["MIG-gone"])
         readings, missing = nvml.sample(0)
@@ -85,7 +82,7 @@ def test_an_instance_that_is_destroyed_is_one_that_does_not_answer() -> None:
     assert "gpu2" in missing
 
 
-def test_a_whole_process_sees_the_instances_of_the_compiled_stand_in(nvml_library: Path, tmp_path: Path) -> None:
+def test_a_whole_process_sees_the_instances_of_the_compiled_stand_in(nvml_library, tmp_path):
     scenario = tmp_path / "scenario"
     scenario.write_text("instance 1 7 0 512\ninstance 1 8 0 64\n")
     environment = shared_object.environment(nvml_library, gpus=2, scenario=scenario)

@@ -7,12 +7,11 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pynvml
 import pytest
 from stand_in import Machine, gpus
-from stand_in_machine import FUNCTIONS, Function, gpu_of, put
+from stand_in_machine import FUNCTIONS, gpu_of, put
 
 import trainfast_runner
 from trainfast_runner.machine.telemetry import binding
@@ -22,7 +21,7 @@ from trainfast_runner.machine.telemetry.topology import read_topology
 RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
 
 
-def test_a_lost_gpu_is_recorded_the_others_go_on_and_it_comes_back(watch) -> None:
+def test_a_lost_gpu_is_recorded_the_others_go_on_and_it_comes_back(watch):
     machine = Machine(gpus(3))
     machine.gpus[1].lost = (3, 8)
     look = watch(machine)
@@ -43,7 +42,7 @@ def test_a_lost_gpu_is_recorded_the_others_go_on_and_it_comes_back(watch) -> Non
     assert machine.calls["nvmlInitWithFlags"] <= 5, "initializing again is paced by a growing delay"
 
 
-def test_a_lost_gpu_is_seen_within_seconds_of_its_return_however_long_it_was_away(watch) -> None:
+def test_a_lost_gpu_is_seen_within_seconds_of_its_return_however_long_it_was_away(watch):
     machine = Machine(gpus(2))
     machine.gpus[1].lost = (3, 43)
     look = watch(machine)
@@ -53,7 +52,7 @@ def test_a_lost_gpu_is_seen_within_seconds_of_its_return_however_long_it_was_awa
     assert machine.calls["nvmlInitWithFlags"] <= 7, "asking for it opens nothing"
 
 
-def test_a_gpu_lost_before_the_start_takes_its_place_when_it_comes(watch) -> None:
+def test_a_gpu_lost_before_the_start_takes_its_place_when_it_comes(watch):
     machine = Machine(gpus(2))
     machine.gpus[0].lost = (0, 2)
     look = watch(machine)
@@ -64,7 +63,7 @@ def test_a_gpu_lost_before_the_start_takes_its_place_when_it_comes(watch) -> Non
     assert (first.index, first.uuid, first.error, second.index) == (0, "GPU-0", None, 1)
 
 
-def test_a_gpu_that_the_driver_stops_listing_does_not_vanish(watch) -> None:
+def test_a_gpu_that_the_driver_stops_listing_does_not_vanish(watch):
     machine = Machine(gpus(3))
     look = watch(machine)
     look(0)
@@ -77,7 +76,7 @@ def test_a_gpu_that_the_driver_stops_listing_does_not_vanish(watch) -> None:
     assert readings[2].temperature_c == 50
 
 
-def test_a_lost_connection_is_opened_again_without_asking_everything_anew(watch) -> None:
+def test_a_lost_connection_is_opened_again_without_asking_everything_anew(watch):
     machine = Machine(gpus(2))
     look = watch(machine)
     look(0)
@@ -91,7 +90,7 @@ def test_a_lost_connection_is_opened_again_without_asking_everything_anew(watch)
     assert machine.calls["nvmlDeviceGetMaxClockInfo"] == 2 * 2
 
 
-def test_counters_that_start_again_with_the_driver_are_still_believed(watch) -> None:
+def test_counters_that_start_again_with_the_driver_are_still_believed(watch):
     loaded = {"s": 0.0}
     machine = Machine(
         gpus(
@@ -122,7 +121,7 @@ def test_counters_that_start_again_with_the_driver_are_still_believed(watch) -> 
         (pynvml.NVML_ERROR_UNKNOWN, "code 999"),
     ],
 )
-def test_a_driver_that_does_not_start_is_explained_and_tried_again(watch, code: int, sentence: str) -> None:
+def test_a_driver_that_does_not_start_is_explained_and_tried_again(watch, code, sentence):
     machine = Machine(gpus(1), init_code=code)
     look = watch(machine)
     readings, missing = look(0)
@@ -135,12 +134,12 @@ def test_a_driver_that_does_not_start_is_explained_and_tried_again(watch, code: 
     assert missing == {}
 
 
-def test_no_gpu_is_recorded(watch) -> None:
+def test_no_gpu_is_recorded(watch):
     assert watch(Machine([]))(0) == ([], {"nvml": "the NVIDIA driver is loaded and lists no GPU"})
 
 
-def test_no_library_gives_the_sentence_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing_to_load(_name: str) -> None:
+def test_no_library_gives_the_sentence_with_the_cure(monkeypatch):
+    def nothing_to_load(_name):
         raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 
     monkeypatch.setattr(pynvml, "nvmlLib", None)
@@ -162,7 +161,7 @@ def test_no_library_gives_the_sentence_with_the_cure(monkeypatch: pytest.MonkeyP
     ],
     ids=["broken binding", "it ends the process", "something else by that name", "no error", "no functions"],
 )
-def test_a_pynvml_that_cannot_be_used_is_named_with_the_cure(tmp_path: Path, source: str, sentence: str) -> None:
+def test_a_pynvml_that_cannot_be_used_is_named_with_the_cure(tmp_path, source, sentence):
     (tmp_path / "pynvml.py").write_text(source)
     script = (
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(RUNNER)!r}]\n"
@@ -191,7 +190,7 @@ def test_a_pynvml_that_cannot_be_used_is_named_with_the_cure(tmp_path: Path, sou
         (15, [], "GPU is lost"),
     ],
 )
-def test_the_cure_fits_what_the_machine_has(tmp_path: Path, code: int, files: list[str], sentence: str) -> None:
+def test_the_cure_fits_what_the_machine_has(tmp_path, code, files, sentence):
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
@@ -199,7 +198,7 @@ def test_the_cure_fits_what_the_machine_has(tmp_path: Path, code: int, files: li
 
 
 @pytest.mark.parametrize("broken", ["empty", "garbage", "folder"])
-def test_a_broken_driver_library_is_not_called_missing(tmp_path: Path, broken: str) -> None:
+def test_a_broken_driver_library_is_not_called_missing(tmp_path, broken):
     library = tmp_path / "libnvidia-ml.so.1"
     if broken == "folder":
         library.mkdir()
@@ -227,12 +226,10 @@ def test_a_broken_driver_library_is_not_called_missing(tmp_path: Path, broken: s
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_kind_a_any_error_of_any_call_loses_its_reading_of_its_gpu_alone(
-    watch, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_kind_a_any_error_of_any_call_loses_its_reading_of_its_gpu_alone(watch, monkeypatch, error):
     raising = ""
 
-    def sometimes(name: str, answer: Function, machine: Machine, handle: Any, *arguments: Any) -> int:
+    def sometimes(name, answer, machine, handle, *arguments):
         if name == raising and gpu_of(machine, handle) is machine.gpus[0]:
             raise error
         return answer(machine, handle, *arguments)
@@ -251,10 +248,10 @@ def test_kind_a_any_error_of_any_call_loses_its_reading_of_its_gpu_alone(
         assert [device.error for device in read_topology().devices] == [None, None]
 
 
-def test_kind_a_a_reading_that_was_unreadable_at_first_comes_back(watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_a_a_reading_that_was_unreadable_at_first_comes_back(watch, monkeypatch):
     answers = {name: FUNCTIONS[name] for name in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetFanSpeed")}
 
-    def fail(*_arguments: Any) -> int:
+    def fail(*_arguments):
         raise ValueError("no figure")
 
     for name in answers:
@@ -269,8 +266,8 @@ def test_kind_a_a_reading_that_was_unreadable_at_first_comes_back(watch, monkeyp
 
 
 @pytest.mark.parametrize("garbage", [b"\xf8\x95", b"", b"\x01\x02", b"no uuid"])
-def test_kind_a_a_uuid_that_cuda_would_not_take_is_none(watch, monkeypatch: pytest.MonkeyPatch, garbage: bytes) -> None:
-    def answer(_machine: Machine, _handle: Any, buffer: Any, _size: Any) -> int:
+def test_kind_a_a_uuid_that_cuda_would_not_take_is_none(watch, monkeypatch, garbage):
+    def answer(_machine, _handle, buffer, _size):
         buffer.value = garbage
         return 0
 
@@ -281,7 +278,7 @@ def test_kind_a_a_uuid_that_cuda_would_not_take_is_none(watch, monkeypatch: pyte
     assert missing["gpu1.uuid"].startswith("the driver's answer cannot be read (")
 
 
-def test_kind_a_one_uuid_for_two_gpus_is_believed_once(watch) -> None:
+def test_kind_a_one_uuid_for_two_gpus_is_believed_once(watch):
     machine = Machine(gpus(2))
     machine.gpus[1].uuid = "GPU-0"
     readings, missing = watch(machine)(0)
@@ -289,7 +286,7 @@ def test_kind_a_one_uuid_for_two_gpus_is_believed_once(watch) -> None:
     assert missing == {"gpu1.uuid": "the driver gives GPU-0 to two GPUs"}
 
 
-def test_kind_h_an_impossible_number_of_gpus_is_a_failure_of_the_driver(watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_h_an_impossible_number_of_gpus_is_a_failure_of_the_driver(watch, monkeypatch):
     monkeypatch.setitem(FUNCTIONS, "nvmlDeviceGetCount_v2", lambda _machine, count: put(count, 0xFFFFFFFF))
     readings, missing = watch(Machine(gpus(2)))(0)
     assert (readings, list(missing)) == ([], ["nvml"])

@@ -9,13 +9,12 @@ from trainfast_runner.machine.gpu_health import defects
 from trainfast_runner.machine.telemetry.topology import read_topology
 
 
-def test_every_reading_arrives_in_its_unit(watch) -> None:
+def test_every_reading_arrives_in_its_unit(watch):
     look = watch(Machine(gpus(1, processes={4242: 2048 * MIB}, ecc=(2, 1), remapped=(3, 4, 1, 0))))
     [gpu], missing = look(0)
     assert missing == {}
     assert (gpu.index, gpu.uuid, gpu.name, gpu.error) == (0, "GPU-0", "NVIDIA Stand-In 80GB", None)
-    assert gpu.compute_capability == "8.0"
-    assert gpu.memory_used_bytes == 1024 * MIB
+    assert (gpu.compute_capability, gpu.memory_used_bytes) == ("8.0", 1024 * MIB)
     assert gpu.memory_total_bytes == 81920 * MIB
     assert gpu.memory_free_bytes == (81920 - 1024 - 512) * MIB, "what the driver reserves is not free"
     assert (gpu.gpu_utilization_percent, gpu.memory_utilization_percent) == (97, 41)
@@ -36,13 +35,13 @@ def test_every_reading_arrives_in_its_unit(watch) -> None:
     assert [(p.pid, p.memory_used_bytes, p.kind) for p in gpu.processes or []] == [(4242, 2048 * MIB, "compute")]
 
 
-def test_heat_ramp_turns_the_thermal_reason_on(watch) -> None:
+def test_heat_ramp_turns_the_thermal_reason_on(watch):
     look = watch(Machine(gpus(1, temperature=80, heats_per_s=1)))
     seen = [(gpu.temperature_c, gpu.throttle_reasons) for at_s in (0, 6, 8) for gpu in look(at_s)[0]]
     assert seen == [(80, []), (86, []), (88, ["sw_thermal"])]
 
 
-def test_power_cap_is_reported_and_a_flash_of_hardware_slowdown_is_not(watch) -> None:
+def test_power_cap_is_reported_and_a_flash_of_hardware_slowdown_is_not(watch):
     machine = Machine(gpus(1, reasons=0x4))
     look = watch(machine)
     reasons = []
@@ -52,13 +51,12 @@ def test_power_cap_is_reported_and_a_flash_of_hardware_slowdown_is_not(watch) ->
     assert reasons == [["sw_power_cap"]] * 4 + [["sw_power_cap", "hw_slowdown"]]
 
 
-def test_unsupported_readings_are_null_with_a_reason_and_are_asked_only_once(watch) -> None:
+def test_unsupported_readings_are_null_with_a_reason_and_are_asked_only_once(watch):
     machine = Machine(gpus(1, unsupported=frozenset({"nvmlDeviceGetUtilizationRates", "field 82"})))
     look = watch(machine)
     for at_s in range(4):
         [gpu], missing = look(at_s)
-        assert gpu.gpu_utilization_percent is None
-        assert gpu.memory_utilization_percent is None
+        assert (gpu.gpu_utilization_percent, gpu.memory_utilization_percent) == (None, None)
         assert gpu.memory_temperature_c is None
         assert (gpu.temperature_c, gpu.power_w) == (50, 250.0), "one missing reading must not lose the others"
         assert missing["gpu0.memory_temperature_c"] == "not supported by this GPU and driver"
@@ -67,7 +65,7 @@ def test_unsupported_readings_are_null_with_a_reason_and_are_asked_only_once(wat
     assert machine.calls["nvmlDeviceGetFieldValues"] == 1 + 4, "one call for all fields, to probe and in each tick"
 
 
-def test_slow_questions_stay_off_the_hot_path(watch) -> None:
+def test_slow_questions_stay_off_the_hot_path(watch):
     machine = Machine(gpus(1, processes={1: MIB}))
     look = watch(machine)
     for at_s in range(10):
@@ -87,18 +85,17 @@ def test_slow_questions_stay_off_the_hot_path(watch) -> None:
         {"nvmlDeviceGetComputeRunningProcesses_v3"},
     ],
 )
-def test_an_older_driver_answers_through_its_older_functions(watch, absent: set[str]) -> None:
+def test_an_older_driver_answers_through_its_older_functions(watch, absent):
     look = watch(Machine(gpus(1, reasons=0x4, processes={7: MIB}), absent=frozenset(absent)))
     [gpu], missing = look(0)
     assert missing == {}
-    assert gpu.throttle_reasons == ["sw_power_cap"]
-    assert gpu.temperature_c == 50
+    assert (gpu.throttle_reasons, gpu.temperature_c) == (["sw_power_cap"], 50)
     assert gpu.memory_total_bytes == 81920 * MIB
     assert [p.pid for p in gpu.processes or []] == [7]
 
 
 @pytest.mark.skipif(not hasattr(pynvml, "nvmlDeviceGetMarginTemperature"), reason="this binding has no margins")
-def test_slowdown_temperature_comes_from_the_margin_where_there_is_no_threshold(watch) -> None:
+def test_slowdown_temperature_comes_from_the_margin_where_there_is_no_threshold(watch):
     look = watch(Machine(gpus(1, temperature=61, unsupported=frozenset({"nvmlDeviceGetTemperatureThreshold"}))))
     [gpu], missing = look(0)
     assert (gpu.slowdown_temperature_c, gpu.degrees_to_slowdown_c) == (87, 26)
@@ -106,12 +103,8 @@ def test_slowdown_temperature_comes_from_the_margin_where_there_is_no_threshold(
     assert set(missing.values()) == {"not supported by this GPU and driver"}
 
 
-def test_an_older_binding_loses_only_what_it_lacks(watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "nvmlDeviceGetTemperatureV",
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetPowerUsage",
-    ):
+def test_an_older_binding_loses_only_what_it_lacks(watch, monkeypatch):
+    for name in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetPowerUsage"):
         monkeypatch.delattr(pynvml, name, raising=False)
     look = watch(Machine(gpus(1, reasons=0x20)))
     [gpu], missing = look(0)
@@ -120,28 +113,28 @@ def test_an_older_binding_loses_only_what_it_lacks(watch, monkeypatch: pytest.Mo
     assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.power_w"]
 
 
-def test_a_live_violation_counter_is_reported(watch) -> None:
+def test_a_live_violation_counter_is_reported(watch):
     look = watch(Machine(gpus(1, reasons=0x20, violation_ns=lambda field, s: int(s * 5e8) if field == 75 else 0)))
     seen = [look(at_s)[0][0] for at_s in range(8)]
     assert [gpu.thermal_violation_ns for gpu in seen] == [at_s * 500_000_000 for at_s in range(8)]
     assert {gpu.power_violation_ns for gpu in seen} == {0}
 
 
-def test_mixed_gpus_have_their_own_capabilities(watch) -> None:
+def test_mixed_gpus_have_their_own_capabilities(watch):
     old = Gpu(uuid="GPU-old", name="Old", unsupported=frozenset({"nvmlDeviceGetTotalEnergyConsumption", "field 83"}))
     look = watch(Machine([Gpu(uuid="GPU-new"), old, Gpu(uuid="GPU-between", unsupported=frozenset({"field 83"}))]))
     energies = [gpu.energy_mj for gpu in look(0)[0]]
     assert energies == [5_000_000, None, 5_000_000], "from the field, not at all, from the function"
 
 
-def test_throttle_reasons_that_a_gpu_cannot_report_are_named(watch) -> None:
+def test_throttle_reasons_that_a_gpu_cannot_report_are_named(watch):
     look = watch(Machine(gpus(1, supported_reasons=0x1FF & ~0x88)))
     _, missing = look(0)
     assert set(missing) == {"gpu0.throttle_reasons.hw_slowdown", "gpu0.throttle_reasons.hw_power_brake"}
 
 
 @pytest.mark.parametrize("garbage", [0xFFFFFFFF, 0x55555555, 0xFFFFFFD8, 3_714_000_000])
-def test_kind_h_impossible_readings_are_null_with_the_reason(watch, garbage: int) -> None:
+def test_kind_h_impossible_readings_are_null_with_the_reason(watch, garbage):
     settings = dict.fromkeys(("temperature", "slowdown", "shutdown", "gpu_max", "memory_max"), garbage)
     settings |= dict.fromkeys(("memory_temperature", "fan", "power_mw", "limit_mw", "reasons"), garbage)
     clocks = {1: garbage, 2: garbage}
@@ -176,7 +169,7 @@ def test_kind_h_impossible_readings_are_null_with_the_reason(watch, garbage: int
     assert list(defects(gpu)) == []
 
 
-def test_kind_h_unusual_readings_are_believed(watch) -> None:
+def test_kind_h_unusual_readings_are_believed(watch):
     """A fan above its maximum, an overclocked GPU, a hot memory, a full one, a reason that this version cannot name."""
     gpu = Gpu(
         uuid="GPU-0",
@@ -197,7 +190,7 @@ def test_kind_h_unusual_readings_are_believed(watch) -> None:
     assert seen.throttle_reasons == ["0x200", "0x8000000000000000"]
 
 
-def test_kind_h_impossible_links_are_not_drawn() -> None:
+def test_kind_h_impossible_links_are_not_drawn():
     with stand_in.installed(Machine(gpus(1, pcie=(9999, 0xFFFFFFFF), utilization=(0xFFFFFFFF, 0)))):
         [device] = read_topology().devices
     assert (device.pcie_generation, device.pcie_width, device.busy_percent, device.pcie_below_max) == (None,) * 4

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import shared_object
 
@@ -21,14 +20,14 @@ print(msgspec.json.encode(take_tick(settle_s=0.05)).decode())
 """
 
 
-def take(environment: dict[str, str]) -> dict[str, Any]:
+def take(environment):
     done = subprocess.run([sys.executable, "-c", ONE_TICK], env=environment, capture_output=True, check=True)
     tick = json.loads(done.stdout)
     assert isinstance(tick, dict)
     return tick
 
 
-def test_eight_gpus(nvml_library: Path) -> None:
+def test_eight_gpus(nvml_library):
     tick = take(shared_object.environment(nvml_library))
     assert tick["schema"] == 1
     assert [gpu["index"] for gpu in tick["devices"]] == list(range(8))
@@ -41,12 +40,12 @@ def test_eight_gpus(nvml_library: Path) -> None:
     assert "nvml" not in tick["missing"]
 
 
-def test_visible_devices_do_not_hide_the_machine(nvml_library: Path) -> None:
+def test_visible_devices_do_not_hide_the_machine(nvml_library):
     environment = shared_object.environment(nvml_library, gpus=2) | {"CUDA_VISIBLE_DEVICES": "1"}
     assert [gpu["index"] for gpu in take(environment)["devices"]] == [0, 1]
 
 
-def test_scenario_heats_loses_and_shares_a_gpu(nvml_library: Path, tmp_path: Path) -> None:
+def test_scenario_heats_loses_and_shares_a_gpu(nvml_library, tmp_path):
     scenario = tmp_path / "scenario.txt"
     scenario.write_text(
         "ramp * 0 50 0 200 1700\nramp * 1000 90 20 250 1200\nlost 1 0 3000\nprocess 2 4242 2048 0 3000\nmemory * 100\n"

@@ -17,22 +17,22 @@ from trainfast_runner.records.tick import HostReading, Tick
 class Collected:
     """Ticks as they come, and a wait for the n-th."""
 
-    def __init__(self) -> None:
-        self.ticks: list[Tick] = []
+    def __init__(self):
+        self.ticks = []
         self._arrived = threading.Condition()
 
-    def __call__(self, tick: Tick) -> None:
+    def __call__(self, tick):
         with self._arrived:
             self.ticks.append(tick)
             self._arrived.notify_all()
 
-    def wait_for(self, count: int, timeout_s: float = 60) -> list[Tick]:
+    def wait_for(self, count, timeout_s=60):
         with self._arrived:
             assert self._arrived.wait_for(lambda: len(self.ticks) >= count, timeout_s), f"{len(self.ticks)} ticks"
             return self.ticks[:count]
 
 
-def test_no_tick_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tick_comes_early(monkeypatch):
     monkeypatch.setattr(sampler_module, "BUDGET_SHARE", 10)
     with stand_in.installed(Machine(gpus(1))):
         collected = Collected()
@@ -44,13 +44,13 @@ def test_no_tick_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert last.host.cpu_percent is not None
 
 
-def test_what_a_tick_takes_does_not_shift_the_next() -> None:
+def test_what_a_tick_takes_does_not_shift_the_next():
     cadence = Cadence(3600.0)
     due_s = time.monotonic() - 100
     assert cadence.next_due_s(due_s) == due_s + 3600
 
 
-def test_a_tick_is_one_json_line_that_reads_back_the_same() -> None:
+def test_a_tick_is_one_json_line_that_reads_back_the_same():
     with stand_in.installed(Machine(gpus(2, processes={1: 5}))):
         collected = Collected()
         sampler = Sampler(collected, period_s=0.05)
@@ -62,7 +62,7 @@ def test_a_tick_is_one_json_line_that_reads_back_the_same() -> None:
     assert msgspec.json.decode(line, type=Tick) == tick
 
 
-def test_stop_does_not_wait_for_the_period() -> None:
+def test_stop_does_not_wait_for_the_period():
     with stand_in.installed(Machine(gpus(1))):
         collected = Collected()
         sampler = Sampler(collected, period_s=60)
@@ -71,7 +71,7 @@ def test_stop_does_not_wait_for_the_period() -> None:
         assert sampler.stop(timeout_s=60), "its thread ends long before another tick is due"
 
 
-def test_a_last_tick_is_taken_on_the_way_out() -> None:
+def test_a_last_tick_is_taken_on_the_way_out():
     """Nothing would tell of what happened since the tick before it, up to a period ago."""
     with stand_in.installed(Machine(gpus(1))):
         collected = Collected()
@@ -82,7 +82,7 @@ def test_a_last_tick_is_taken_on_the_way_out() -> None:
         assert [len(tick.devices) for tick in collected.ticks] == [1, 1]
 
 
-def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost() -> None:
+def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost():
     machine, gate = Machine(gpus(2)), threading.Event()
     with stand_in.installed(machine):
         collected = Collected()
@@ -95,7 +95,7 @@ def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost() -> None
     assert [gpu.error for tick in collected.ticks for gpu in tick.devices] == [None, None]
 
 
-def test_the_run_can_be_named_and_dropped_while_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_can_be_named_and_dropped_while_sampling(monkeypatch):
     monkeypatch.setattr(sampler_module, "BUDGET_SHARE", 10)
     with stand_in.installed(Machine([])):
         collected = Collected()
@@ -109,13 +109,12 @@ def test_the_run_can_be_named_and_dropped_while_sampling(monkeypatch: pytest.Mon
         seen = len(collected.ticks)
         without = collected.wait_for(seen + 3)[-1]
         sampler.stop()
-    assert with_run.host.run is not None
     assert with_run.host.run.processes >= 1
     assert (with_run.host.run.memory_rss_bytes or 0) > 0
     assert without.host.run is None
 
 
-def test_expensive_ticks_slow_the_sampling_down_and_it_says_so() -> None:
+def test_expensive_ticks_slow_the_sampling_down_and_it_says_so():
     with stand_in.installed(Machine(gpus(1, slow_s=0.03))):
         collected = Collected()
         sampler = Sampler(collected, period_s=0.1)
@@ -129,10 +128,10 @@ def test_expensive_ticks_slow_the_sampling_down_and_it_says_so() -> None:
     assert "instead of every 0.1 s" in slowed.missing["sampler.period"]
 
 
-def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ticks_are_cheap() -> None:
+def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ticks_are_cheap():
     cadence = Cadence(1.0)
 
-    def after(milliseconds: float, times: int) -> Tick:
+    def after(milliseconds, times):
         for _ in range(times):
             tick = Tick(t_ns=0, host=HostReading(), devices=[], missing={}, sample_us=round(milliseconds * 1000))
             cadence.adapt_to(tick)
@@ -151,16 +150,16 @@ def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ti
     assert cadence.period_s == 0.5
 
 
-def test_a_late_tick_is_not_made_up_for() -> None:
+def test_a_late_tick_is_not_made_up_for():
     cadence = Cadence(3600.0)
     due_s = time.monotonic() - 3.5 * 3600
     assert cadence.next_due_s(due_s) == due_s + 4 * 3600
 
 
-def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch) -> None:
+def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)
 
-    def full_disk(_tick: Tick) -> None:
+    def full_disk(_tick):
         raise OSError("no space left on device")
 
     with stand_in.installed(Machine([])):
@@ -173,7 +172,7 @@ def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch) -> Non
     assert isinstance(sampler.failure, OSError)
 
 
-def test_another_period_can_be_asked_for_while_it_runs() -> None:
+def test_another_period_can_be_asked_for_while_it_runs():
     with stand_in.installed(Machine(gpus(1))):
         collected = Collected()
         sampler = Sampler(collected, period_s=0.02)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import scenario
@@ -25,13 +24,13 @@ print(json.dumps([before, after, [[f.nvmlReturn, f.valueType, f.value.ullVal] fo
 """
 
 
-def ask(folder: Path, path: Path) -> list:
+def ask(folder, path):
     environment = shared_object.environment(folder, gpus=1, scenario=path)
     done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, check=True)
     return json.loads(done.stdout)
 
 
-def test_the_counters_are_the_integrals_of_the_ramp(nvml_library: Path, tmp_path: Path) -> None:
+def test_the_counters_are_the_integrals_of_the_ramp(nvml_library, tmp_path):
     ramp = thermal_ramp()
     ramp.origin_ns -= 13_100_000_000
     before, after, fields, _, _ = ask(nvml_library, ramp.write(tmp_path / "scenario"))
@@ -57,7 +56,7 @@ print(seen)
 """
 
 
-def test_no_counter_steps_back_at_the_end_of_a_period(nvml_library: Path, tmp_path: Path) -> None:
+def test_no_counter_steps_back_at_the_end_of_a_period(nvml_library, tmp_path):
     """A nanosecond less, by rounding, and the sampler would rightly believe the counter no more."""
     moments = [Moment(0, 86), Moment(0.0011, 89, 0x20, 210.7), Moment(0.0018, 87)]
     ramp = Scenario(time.monotonic_ns() - 150_000_000, 0.0026, {0: moments})
@@ -66,7 +65,7 @@ def test_no_counter_steps_back_at_the_end_of_a_period(nvml_library: Path, tmp_pa
     assert int(done.stdout) > 0
 
 
-def test_a_ramp_is_between_its_lines_and_begins_again() -> None:
+def test_a_ramp_is_between_its_lines_and_begins_again():
     ramp = Scenario(0, 10, {0: [Moment(0, 50, 0), Moment(4, 90, 0x20), Moment(6, 90, 0x1)]})
     assert [ramp.at(0, s).temperature_c for s in (0, 2, 5, 9, 12)] == [50, 70, 90, 90, 70]
     assert [ramp.at(0, s).reasons for s in (3, 5, 7, 15)] == [0, 0x20, 1, 0x20]
@@ -74,7 +73,7 @@ def test_a_ramp_is_between_its_lines_and_begins_again() -> None:
     assert ramp.fraction(0, scenario.THERMAL, 5 * 10**9, 25 * 10**9) == pytest.approx(0.2)
 
 
-def test_a_scenario_without_an_origin_begins_when_its_file_was_written(nvml_library: Path, tmp_path: Path) -> None:
+def test_a_scenario_without_an_origin_begins_when_its_file_was_written(nvml_library, tmp_path):
     path = tmp_path / "scenario"
     path.write_text("ramp 0 0 50 0 200 1700\nramp 0 1000 90 20 250 1200\ncounters 251\n")
     half_way = time.time() - 500

@@ -1,10 +1,7 @@
 """`telemetry.jsonl`: a reader gets every tick back whole, and a long run's file stays bounded."""
 
-from __future__ import annotations
-
 import functools
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,7 +12,6 @@ from stand_in import Machine, gpus
 
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.json_lines import ENDS
-from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.telemetry_lines import TelemetryTail, read_ticks, thin_evenly, thin_telemetry
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.running.supervision import record_files
@@ -40,7 +36,7 @@ processes = st.lists(st.builds(DeviceProcess, pid=st.integers(1, 3), memory_used
 
 
 @st.composite
-def devices(draw: st.DrawFn) -> list[DeviceReading]:
+def devices(draw):
     return [
         DeviceReading(
             index=index,
@@ -56,7 +52,7 @@ def devices(draw: st.DrawFn) -> list[DeviceReading]:
 
 
 @st.composite
-def series(draw: st.DrawFn) -> list[Tick]:
+def series(draw):
     return [
         Tick(
             t_ns=place * SECOND_NS,
@@ -70,24 +66,24 @@ def series(draw: st.DrawFn) -> list[Tick]:
     ]
 
 
-def lines_of(ticks: list[Tick]) -> list[bytes]:
+def lines_of(ticks):
     return [msgspec.json.encode(tick) + b"\n" for tick in ticks]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "telemetry.jsonl"
 
 
 @settings(max_examples=25)
 @given(ticks=series())
-def test_every_tick_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, ticks: list[Tick]) -> None:
+def test_every_tick_comes_back_as_it_was(tmp_path_factory, ticks):
     path = tmp_path_factory.getbasetemp() / "telemetry.jsonl"
     path.write_bytes(b"".join(lines_of(ticks)))
     assert read_ticks(path) == (ticks, 0)
 
 
-def busy(seconds: int) -> list[Tick]:
+def busy(seconds):
     """Eight GPUs whose every reading changes each second, each with a process."""
     chance, found = random.Random(8), []
     machine = Machine(
@@ -117,7 +113,7 @@ def busy(seconds: int) -> list[Tick]:
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0\0\0\n", b'{"t_ns": 4, "host"\n', b"[[[[\n", b"[" * 20_000 + b"\n"])
-def test_a_damaged_line_loses_its_tick_alone(path: Path, damage: bytes) -> None:
+def test_a_damaged_line_loses_its_tick_alone(path, damage):
     ticks = busy(8)
     lines = lines_of(ticks)
     path.write_bytes(b"".join([*lines[:4], damage, *lines[5:]]))
@@ -125,7 +121,7 @@ def test_a_damaged_line_loses_its_tick_alone(path: Path, damage: bytes) -> None:
     assert read_ticks(path) == (ticks[:4] + ticks[5:], bool(damage.strip(b"\0\n")))
 
 
-def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path: Path) -> None:
+def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path):
     ticks = busy(4)
     lines = lines_of(ticks)
     tail = TelemetryTail(path, Tick)
@@ -137,28 +133,27 @@ def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path: Path)
             assert tail.new() == [tick]
 
 
-def seconds_of(path: Path) -> list[int]:
+def seconds_of(path):
     return [tick.t_ns // SECOND_NS for tick in read_ticks(path)[0]]
 
 
-def write(path: Path, seconds: range) -> None:
+def write(path, seconds):
     with path.open("ab") as file:
         for second in seconds:
             tick = Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1)
             file.write(msgspec.json.encode(tick) + b"\n")
 
 
-def test_thinning_keeps_the_start_the_newer_half_and_an_even_share_of_the_rest(path: Path) -> None:
+def test_thinning_keeps_the_start_the_newer_half_and_an_even_share_of_the_rest(path):
     write(path, range(4000))
     assert thin_telemetry(path) == 1
     kept = seconds_of(path)
-    assert kept[:ENDS] == list(range(ENDS))
-    assert kept[-2000:] == list(range(2000, 4000))
+    assert (kept[:ENDS], kept[-2000:]) == (list(range(ENDS)), list(range(2000, 4000)))
     parts = [sum(start <= one < start + 450 for one in kept) for start in range(100, 1900, 450)]
     assert all(200 <= part <= 250 for part in parts), "one in two, evenly"
 
 
-def test_a_file_that_is_thinned_again_and_again_stays_bounded_and_covers_all_its_time(path: Path) -> None:
+def test_a_file_that_is_thinned_again_and_again_stays_bounded_and_covers_all_its_time(path):
     level = 0
     for day in range(40):
         write(path, range(1000 * day, 1000 * day + 1000))
@@ -172,7 +167,7 @@ def test_a_file_that_is_thinned_again_and_again_stays_bounded_and_covers_all_its
     assert (kept[0], kept[-1]) == (0, 39_999)
 
 
-def test_a_reader_gets_no_tick_twice_when_the_file_is_thinned_meanwhile(path: Path) -> None:
+def test_a_reader_gets_no_tick_twice_when_the_file_is_thinned_meanwhile(path):
     write(path, range(1000))
     tail = TelemetryTail(path, Tick)
     assert len(tail.new()) == 1000
@@ -182,9 +177,9 @@ def test_a_reader_gets_no_tick_twice_when_the_file_is_thinned_meanwhile(path: Pa
     assert tail.unreadable == 0
 
 
-def test_a_run_thins_its_telemetry_at_the_cap_and_says_so_once(tmp_path: Path) -> None:
+def test_a_run_thins_its_telemetry_at_the_cap_and_says_so_once(tmp_path):
     cap_bytes = 1 << 20
-    events: list[Event] = []
+    events = []
     log = TelemetryLog(tmp_path, [], events.append, print, cap_bytes=cap_bytes)
     path = tmp_path / "telemetry.jsonl"
     sizes = []
@@ -200,11 +195,11 @@ def test_a_run_thins_its_telemetry_at_the_cap_and_says_so_once(tmp_path: Path) -
     assert (kept[0], kept[-1]) == (0, 7999)
 
 
-def test_a_full_disk_while_thinning_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures: list[str] = []
+def test_a_full_disk_while_thinning_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    failures = []
     log = TelemetryLog(tmp_path, [], lambda event: None, failures.append, cap_bytes=1 << 16)
 
-    def full(path: Path) -> int:
+    def full(path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(record_files, "thin_telemetry", full)

@@ -2,29 +2,26 @@
 
 import threading
 import time
-from pathlib import Path
 
 import stand_in
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.telemetry_lines import read_ticks
-from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.supervision.record_files import TelemetryLog
 
 
-def ticks(directory: Path) -> list[Tick]:
+def ticks(directory):
     return read_ticks(directory / "telemetry.jsonl")[0]
 
 
-def test_a_gpu_lost_and_back_leaves_two_events_and_no_gap_in_the_others(tmp_path: Path) -> None:
+def test_a_gpu_lost_and_back_leaves_two_events_and_no_gap_in_the_others(tmp_path):
     machine = Machine(gpus(3))
-    events: list[Event] = []
-    troubles: list[str] = []
+    events = []
+    troubles = []
     with stand_in.installed(machine):
         log = TelemetryLog(tmp_path, ["GPU-0", "GPU-1", "GPU-2"], events.append, troubles.append, period_s=0.05)
 
-        def wait(kind: str) -> None:
+        def wait(kind):
             deadline = time.monotonic() + 60
             while not any(event.kind == kind for event in events):
                 assert time.monotonic() < deadline, [event.kind for event in events]
@@ -51,11 +48,11 @@ def test_a_gpu_lost_and_back_leaves_two_events_and_no_gap_in_the_others(tmp_path
     assert troubles == []
 
 
-def test_an_xid_of_its_gpu_is_an_event_of_a_run_on_a_mig_instance(tmp_path: Path) -> None:
+def test_an_xid_of_its_gpu_is_an_event_of_a_run_on_a_mig_instance(tmp_path):
     parts = tuple(Gpu(uuid=f"MIG-{number}", name="MIG 1g.10gb", numbers=(number, 0)) for number in (7, 8))
     machine = Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", mig=True, instances=parts)])
-    events: list[Event] = []
-    troubles: list[str] = []
+    events = []
+    troubles = []
     with stand_in.installed(machine):
         log = TelemetryLog(tmp_path, ["MIG-8"], events.append, troubles.append, period_s=0.05)
         log.start()

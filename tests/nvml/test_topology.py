@@ -1,28 +1,26 @@
 """How GPUs are connected: the matrix from NVML's own answers, and what it is said to mean."""
 
-from __future__ import annotations
-
 import stand_in
 import stand_in_machine
 from stand_in import Gpu, Machine, gpus
 
 from trainfast_runner.machine.links import interconnect, link_advice
-from trainfast_runner.machine.telemetry.topology import Topology, ranges, read_topology
+from trainfast_runner.machine.telemetry.topology import ranges, read_topology
 
 
-def seen(machine: Machine) -> Topology:
+def seen(machine):
     with stand_in.installed(machine):
         return read_topology()
 
 
-def two(**settings: object) -> list[Gpu]:
+def two(**settings):
     """Two GPUs on buses 0 and 1."""
     found = gpus(2, **settings)
     found[1].bus = 1
     return found
 
 
-def test_bonded_links_are_counted_for_each_peer_and_links_that_are_down_are_not() -> None:
+def test_bonded_links_are_counted_for_each_peer_and_links_that_are_down_are_not():
     one, other = two()
     one.links, other.links = (1, 1, None, 1), (0, 0, None, 0)
     topology = seen(Machine([one, other]))
@@ -32,7 +30,7 @@ def test_bonded_links_are_counted_for_each_peer_and_links_that_are_down_are_not(
     assert "about equal over NVLink" in " ".join(link_advice(topology))
 
 
-def test_gpus_on_a_switch_reach_each_other_over_all_their_links() -> None:
+def test_gpus_on_a_switch_reach_each_other_over_all_their_links():
     machine = Machine([Gpu(uuid=f"GPU-{index}", bus=index, links=("switch",) * 18) for index in range(4)])
     assert {sign for row in seen(machine).matrix for sign in row} == {"X", "NV18"}
     for gpu in machine.gpus:
@@ -40,7 +38,7 @@ def test_gpus_on_a_switch_reach_each_other_over_all_their_links() -> None:
     assert {sign for row in seen(machine).matrix for sign in row} == {"X", "PHB"}, "partitions do not see each other"
 
 
-def test_without_nvlink_the_pcie_path_decides_and_pp_is_preferred() -> None:
+def test_without_nvlink_the_pcie_path_decides_and_pp_is_preferred():
     near, far = two()
     far.node = 1
     topology = seen(Machine([near, far]))
@@ -53,7 +51,7 @@ def test_without_nvlink_the_pcie_path_decides_and_pp_is_preferred() -> None:
     assert "NUMA nodes" in text
 
 
-def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not() -> None:
+def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not():
     idle = Gpu(uuid="GPU-0", pcie=(1, 16), utilization=(0, 0))
     narrow = Gpu(uuid="GPU-1", bus=1, pcie=(4, 8))
     topology = seen(Machine([idle, narrow]))
@@ -63,13 +61,13 @@ def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not() -> None:
     assert "GPU 0: PCIe generation below the maximum while idle" in text
 
 
-def test_peers_that_cannot_read_each_other_are_named() -> None:
+def test_peers_that_cannot_read_each_other_are_named():
     topology = seen(Machine(two(peer_access=1)))
     assert topology.p2p == [[None, "the chipset does not support it"], ["the chipset does not support it", None]]
     assert "NCCL copies through host memory" in " ".join(link_advice(topology))
 
 
-def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
+def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers():
     lost = two()
     lost[1].lost = (0.0, 9.0)
     topology = seen(Machine(lost))
@@ -81,12 +79,11 @@ def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
     ]
     names = {name for name in stand_in_machine.FUNCTIONS if "NvLink" in name or "P2P" in name or "Affinity" in name}
     old = seen(Machine(two(), absent=frozenset(names)))
-    assert old.matrix == [["X", "PHB"], ["PHB", "X"]]
-    assert old.p2p == [[None, None], [None, None]]
+    assert (old.matrix, old.p2p) == ([["X", "PHB"], ["PHB", "X"]], [[None, None], [None, None]])
     assert old.devices[0].cpu_affinity is None
 
 
-def test_a_binding_without_the_ends_of_links_counts_them_alone() -> None:
+def test_a_binding_without_the_ends_of_links_counts_them_alone():
     one, other = two()
     one.links, other.links = (1, 1), (0, 0)
     absent = frozenset({"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo"})
@@ -94,7 +91,7 @@ def test_a_binding_without_the_ends_of_links_counts_them_alone() -> None:
     assert [device.nvlinks for device in topology.devices] == [2, 2]
 
 
-def test_examples_count_gpus_as_the_devices_knob_does() -> None:
+def test_examples_count_gpus_as_the_devices_knob_does():
     ends = {0: 1, 1: 0, 2: 3, 3: 2}
     machine = Machine([Gpu(uuid=f"GPU-{index}", bus=index, links=(ends[index],) * 4) for index in range(4)])
     topology = seen(machine)
@@ -103,7 +100,7 @@ def test_examples_count_gpus_as_the_devices_knob_does() -> None:
     assert "devices=" not in " ".join(link_advice(topology, {"CUDA_VISIBLE_DEVICES": "1,2"}))
 
 
-def test_the_best_pair_is_one_that_a_run_may_use() -> None:
+def test_the_best_pair_is_one_that_a_run_may_use():
     gpus_of_two_sockets = [Gpu(uuid=f"GPU-{index}", bus=index, node=index // 2) for index in range(4)]
     topology = seen(Machine(gpus_of_two_sockets))
     assert "such as devices=0+1." in " ".join(link_advice(topology, {}))
@@ -111,13 +108,13 @@ def test_the_best_pair_is_one_that_a_run_may_use() -> None:
     assert "such as devices=2+0." in " ".join(link_advice(topology, {"CUDA_VISIBLE_DEVICES": "1,3,0"}))
 
 
-def test_no_gpu_is_one_sentence() -> None:
+def test_no_gpu_is_one_sentence():
     topology = seen(Machine([]))
     assert (topology.devices, topology.matrix) == ([], [])
     [sentence] = link_advice(topology)
     assert "lists no GPU" in sentence
 
 
-def test_ranges_of_cpus() -> None:
+def test_ranges_of_cpus():
     assert ranges([0, 1, 2, 5, 64, 65]) == "0-2,5,64-65"
     assert ranges([]) == ""

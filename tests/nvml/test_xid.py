@@ -12,10 +12,10 @@ from trainfast_runner.machine.telemetry import calls
 from trainfast_runner.machine.telemetry.nvml import Nvml
 
 
-def test_an_xid_event_names_its_gpu_also_beside_a_gpu_without_events() -> None:
+def test_an_xid_event_names_its_gpu_also_beside_a_gpu_without_events():
     silent = Gpu(uuid="GPU-silent", unsupported=frozenset({"nvmlDeviceRegisterEvents"}))
     machine = Machine([silent, Gpu(uuid="GPU-1")])
-    xids: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
+    xids = queue.SimpleQueue()
     with stand_in.installed(machine):
         nvml = Nvml(on_xid=lambda *what: xids.put(what))
         nvml.sample(0)
@@ -30,7 +30,7 @@ def test_an_xid_event_names_its_gpu_also_beside_a_gpu_without_events() -> None:
 
 
 @pytest.mark.parametrize("name", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
-def test_a_binding_without_a_call_for_events_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_binding_without_a_call_for_events_is_named_as_the_reason(monkeypatch, name):
     monkeypatch.delattr(pynvml, name)
     with stand_in.installed(Machine([Gpu(uuid="GPU-0")])):
         nvml = Nvml(on_xid=lambda *_: None)
@@ -40,6 +40,6 @@ def test_a_binding_without_a_call_for_events_is_named_as_the_reason(monkeypatch:
     assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.xid_errors"]
 
 
-def test_a_known_number_has_words() -> None:
+def test_a_known_number_has_words():
     assert calls.xid_text(79) == "79: the GPU has fallen off the bus"
     assert calls.xid_text(12345) == "12345"

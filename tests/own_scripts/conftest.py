@@ -1,14 +1,11 @@
 """A command line with a home of its own for every test of a user's own script."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command import Cli, Done
+from cli.command import Cli
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
@@ -34,58 +31,57 @@ pathlib.Path("trained").write_text("the training has begun")
 
 
 @pytest.fixture
-def cli(tmp_path: Path, cache: Path) -> Cli:
+def cli(tmp_path, cache):
     """The command line with nothing in its history."""
     return Cli(tmp_path / "home", tmp_path / "config", cache)
 
 
-def run_script(cli: Cli, *words: str, code: int = 0) -> dict[str, Any]:
+def run_script(cli, *words, code=0):
     """The result of `run --json` with these words, which must end with that exit code."""
     done = cli("run", "--json", *words)
     assert done.code == code, f"exit code {done.code}\n{done.out}\n{done.err}"
-    result: dict[str, Any] = done.json
-    return result
+    return done.json
 
 
-def script(name: str, *arguments: str) -> tuple[str, ...]:
+def script(name, *arguments):
     """The words behind `run` that start a script of this folder."""
     return ("--", PYTHON, str(SCRIPTS / name), *arguments)
 
 
-def written(folder: Path, text: str) -> tuple[str, ...]:
+def written(folder, text):
     """The words behind `run` or `presets new` that start a script of these lines."""
     path = folder / "train.py"
     path.write_text(text)
     return ("--", PYTHON, str(path))
 
 
-def no_step(done: Done) -> str:
+def no_step(done):
     """The reason of a run that finished without a step."""
     assert done.code == 0, done.err
-    reason: str = done.json["reason"]
+    reason = done.json["reason"]
     assert reason.startswith("no optimizer step seen: "), reason
     return reason
 
 
-def samples_of_steps(cli: Cli, result: dict[str, Any], rank: int = 0) -> set[int | None]:
+def samples_of_steps(cli, result, rank=0):
     """The samples of the measured steps of a rank, as recorded: one number if all had as many."""
     steps = read_all(rank_file(cli.home / "runs" / result["run_id"], "steps", rank), Step)[0]
     return {step.samples for step in steps if not step.warmup}
 
 
-def preset_of(cli: Cli, *words: str) -> None:
+def preset_of(cli, *words):
     """Make the preset `mine` of a script."""
     done = cli("presets", "new", "mine", *words)
     assert done.code == 0, done.err
 
 
-def files_below(folder: Path) -> list[Path]:
+def files_below(folder):
     """Every file of a folder and its folders."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path, monkeypatch):
     """An empty folder that is the current one."""
     folder = tmp_path / "work"
     folder.mkdir()

@@ -1,7 +1,5 @@
 """A program of `forking.Forks`: runs a script with the hooks in a process that has imported torch already."""
 
-from __future__ import annotations
-
 import atexit
 import runpy
 import sys
@@ -15,7 +13,7 @@ import transformers.trainer  # noqa: F401
 DOOR = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "door"
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments):
     """Run the script `arguments[0]` to its end, which the hooks record as at the exit of the interpreter."""
     sys.path.append(str(DOOR))
     import trainfast_door

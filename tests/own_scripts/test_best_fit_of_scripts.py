@@ -1,15 +1,10 @@
 """Best-fit searches of scripts of one's own: each trial is a run by itself that leaves nothing behind."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command import Cli
 from own_scripts.conftest import PYTHON, files_below, preset_of, script, written
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -17,7 +12,7 @@ from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.conductor import conduct_best
 from trainfast_runner.search.best.opening import open_best
-from trainfast_runner.search.best.plan import BestPlan, BestRequest, plan_script_best
+from trainfast_runner.search.best.plan import BestRequest, plan_script_best
 from trainfast_runner.search.best.survey import with_fitted_memory, with_seen_samples
 from trainfast_runner.search.best_journal import Candidate, Space, Trial, read_best_journal
 from trainfast_runner.search.conductor import SearchCaller, end_run
@@ -50,22 +45,21 @@ HUNGRY = (
 """A script that takes a mebibyte a sample, and saves every step."""
 
 
-def searched(cli: Cli, *options: str) -> dict[str, Any]:
+def searched(cli, *options):
     """The answer of a best-fit search of `mine`."""
     # Enough for each candidate on a busy machine, and for short runs that confirm.
     done = cli("search", "best", "mine", "--json", "--budget=200s", *options)
     assert done.code == 0, f"{done.out}\n{done.err}"
-    answer: dict[str, Any] = done.json
-    return answer
+    return done.json
 
 
-def verdicts(answer: dict[str, Any]) -> dict[int, tuple[str, str]]:
+def verdicts(answer):
     """Verdict and reason by batch size."""
     return {one["knobs"]["batch_size"]: (one["verdict"], one["reason"]) for one in answer["verdicts"]}
 
 
 @pytest.mark.long
-def test_fastest_batch_of_a_script_under_a_limit(cli: Cli, tmp_path: Path, work: Path) -> None:
+def test_fastest_batch_of_a_script_under_a_limit(cli, tmp_path, work):
     preset_of(cli, *written(tmp_path, HUNGRY))
     limited = ("--set", "memory_limit=224MiB")
     answer = searched(cli, "--vary=batch_size=16,32,256", "--global-batch=256", *limited)
@@ -91,7 +85,7 @@ def test_fastest_batch_of_a_script_under_a_limit(cli: Cli, tmp_path: Path, work:
 
 
 @pytest.mark.long
-def test_setting_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: Path) -> None:
+def test_setting_that_the_script_overrides_is_incompatible(cli, tmp_path):
     preset_of(cli, *written(tmp_path, CLAMPED))
     done = verdicts(searched(cli, "--vary=batch_size=2,4"))
     assert done[4] == ("incompatible", "batch_size=4 is incompatible with the script: 3 ran, by torch")
@@ -99,25 +93,24 @@ def test_setting_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: P
 
 
 @pytest.mark.long
-def test_flag_that_the_script_ignores_shows_in_the_samples_of_a_step(cli: Cli, tmp_path: Path) -> None:
+def test_flag_that_the_script_ignores_shows_in_the_samples_of_a_step(cli, tmp_path):
     preset_of(cli, *written(tmp_path, CLAMPED))
     done = verdicts(searched(cli, "--vary=batch_size=1,2", "--global-batch=2"))
     assert done[1] == ("incompatible", "samples a step: 1 ran, 2 were asked for")
 
 
 @pytest.mark.long
-def test_fastest_settings_of_a_hard_coded_trainer(cli: Cli, work: Path) -> None:
+def test_fastest_settings_of_a_hard_coded_trainer(cli, work):
     preset_of(cli, *script("saving_trainer.py"))
     answer = searched(cli, "--vary=batch_size=2,4", "--set", "memory_limit=512MiB", "--budget=400s")
     assert {verdict for verdict, _ in verdicts(answer).values()} == {"measured"}
     assert files_below(work / "out") == [], "the script saves every step"
 
 
-def test_knobs_with_a_named_value_are_varied_at_one_global_batch(cli: Cli) -> None:
+def test_knobs_with_a_named_value_are_varied_at_one_global_batch(cli):
     preset_of(cli, *script("wide_argparse.py"))
     found = cli("search", "best", "mine", "--dry-run", "--json").json
-    assert found["vary"]["batch_size"] == [1, 2, 4]
-    assert found["global_batch"] == 4
+    assert (found["vary"]["batch_size"], found["global_batch"]) == ([1, 2, 4], 4)
     assert found["legal"] == found["candidates"] == 3 * len(found["vary"].get("workers", [0]))
     assert found["basis"] == "assumed: no run of this script was timed here"
     found = cli("search", "best", "mine", "--dry-run", "--json", "--vary=batch_size=4,8").json
@@ -134,12 +127,12 @@ def test_knobs_with_a_named_value_are_varied_at_one_global_batch(cli: Cli) -> No
         (["--objective=tokens_per_s", "--vary=batch_size=4,8"], "no hook sees how many tokens a script's sample has"),
     ],
 )
-def test_question_that_trials_cannot_answer_is_refused(cli: Cli, options: list[str], expected: str) -> None:
+def test_question_that_trials_cannot_answer_is_refused(cli, options, expected):
     preset_of(cli, *script("plain_torch.py"))
     assert expected in cli("search", "best", "mine", *options).refused()
 
 
-def test_advice_on_a_knob_without_a_present_value_reads_well_on_a_screen(cli: Cli) -> None:
+def test_advice_on_a_knob_without_a_present_value_reads_well_on_a_screen(cli):
     preset_of(cli, *script("plain_torch.py"))
     preset = script_preset.load(cli.presets / "mine.toml")
     with pytest.raises(UserError, match="does not name the present lr") as refused:
@@ -147,13 +140,13 @@ def test_advice_on_a_knob_without_a_present_value_reads_well_on_a_screen(cli: Cl
     assert refused.value.line_without_option().endswith("; try naming a value of lr")
 
 
-def planned(cli: Cli) -> BestPlan:
+def planned(cli):
     """The question about two batch sizes of `mine`."""
     preset = script_preset.load(cli.presets / "mine.toml")
     return plan_script_best(preset, (), BestRequest(vary={"batch_size": ["1", "2"]}), SearchOptions())
 
 
-def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
+def test_edited_script_begins_a_new_search(cli, tmp_path):
     preset_of(cli, *written(tmp_path, CLAMPED))
     home = Home(cli.home)
     first = open_best(planned(cli), home, SearchOptions())
@@ -165,9 +158,7 @@ def test_edited_script_begins_a_new_search(cli: Cli, tmp_path: Path) -> None:
     assert search_before_edit(home, second) == first
 
 
-def test_edited_file_of_the_command_begins_a_new_search(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edited_file_of_the_command_begins_a_new_search(cli, tmp_path, monkeypatch):
     words, home = (*written(tmp_path, TAKES_FILES), "--config=hyper.yaml", "--data", "corpus"), Home(cli.home)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").mkdir()
@@ -185,9 +176,7 @@ def test_edited_file_of_the_command_begins_a_new_search(
     assert open_best(planned(cli), home, SearchOptions()) == first, "the file is as it was"
 
 
-def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_written_them(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_written_them(cli, tmp_path):
     preset_of(cli, *written(tmp_path, CLAMPED))
     home, best = Home(cli.home), planned(cli)
     directory = open_best(best, home, SearchOptions())
@@ -202,7 +191,7 @@ def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_writ
     assert [one.samples_per_step for one in spaces[-1].candidates] == [4 * one for one in asked]
 
 
-def test_script_whose_folder_is_gone_is_refused(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_whose_folder_is_gone_is_refused(cli, tmp_path, monkeypatch):
     folder = tmp_path / "project"
     folder.mkdir()
     words = written(tmp_path, CLAMPED)
@@ -214,7 +203,7 @@ def test_script_whose_folder_is_gone_is_refused(cli: Cli, tmp_path: Path, monkey
     assert f"mine.toml: script.cwd: there is no folder {folder}" in text
 
 
-def measured(candidate: int, samples: int, peak: int | None) -> Trial:
+def measured(candidate, samples, peak):
     """A trial of three equal steps."""
     return Trial(
         candidate_number=candidate,
@@ -228,13 +217,13 @@ def measured(candidate: int, samples: int, peak: int | None) -> Trial:
     )
 
 
-def space_of(*sizes: int) -> Space:
+def space_of(*sizes):
     """Candidates of one global batch of 64."""
     knobs = [{"batch_size": size, "grad_accum": 64 // size} for size in sizes]
     return Space(candidates=[Candidate(knobs=one, samples_per_step=64) for one in knobs], baseline_number=0)
 
 
-def test_memory_is_predicted_by_trials_of_two_sizes() -> None:
+def test_memory_is_predicted_by_trials_of_two_sizes():
     space, mib = space_of(1, 8, 16, 64), 1 << 20
     trials = [measured(0, 64, 110 * mib), measured(1, 64, 180 * mib)]
     assert with_fitted_memory(space, trials[:1], 1000 * mib, "cpu") == space, "one size has no line"
@@ -243,12 +232,12 @@ def test_memory_is_predicted_by_trials_of_two_sizes() -> None:
     assert [one.excluded_as for one in found] == [None, None, None, "too_large"]
 
 
-def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps() -> None:
+def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps():
     seen = with_seen_samples(space_of(1, 2), measured(0, 256, None))
     assert [one.samples_per_step for one in seen.candidates] == [256, 256]
 
 
-def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli: Cli) -> None:
+def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli):
     path = cli.presets / "mine.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
@@ -265,7 +254,7 @@ def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli: Cli)
         plan_script_best(script_preset.load(path), (), BestRequest(vary={"strategy": ["ddp"]}), SearchOptions())
 
 
-def test_trial_is_not_listed_and_a_refusal_names_its_search(cli: Cli) -> None:
+def test_trial_is_not_listed_and_a_refusal_names_its_search(cli):
     preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
     preset = script_preset.load(cli.presets / "mine.toml")
     plan = plan_script((), preset=preset, steps=1000, trial=True)

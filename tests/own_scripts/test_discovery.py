@@ -1,35 +1,29 @@
 """`presets new NAME -- COMMAND`: the flags of real scripts, the mapping that is proposed, and the preset of both."""
 
-from __future__ import annotations
-
 import tomllib
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command import Cli
 from own_scripts.conftest import ARGPARSE, PYTHON, SCRIPTS, run_script, samples_of_steps, script, written
 from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.run_file import Discovered
 from trainfast_runner.running.scripts.discovery import preset_of
 
 
-def discovered(cli: Cli, *words: str) -> dict[str, Any]:
+def discovered(cli, *words):
     """Return the JSON of `presets new mine --json` with these words."""
     done = cli("presets", "new", "mine", "--json", *words)
     assert done.code == 0, done.err
-    found: dict[str, Any] = done.json
-    return found
+    return done.json
 
 
-def mapping(found: dict[str, Any]) -> dict[str, Any]:
+def mapping(found):
     """The flags of the knobs."""
     return {one["knob"]: one["flag"] for one in found["mapping"]}
 
 
-def test_argparse_flags_are_listed_and_mapped(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argparse_flags_are_listed_and_mapped(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = discovered(cli, *written(tmp_path, ARGPARSE), "--bs=8")
     assert (found["stopped_at"], found["parser"], len(found["flags"])) == ("the parser", "argparse", 7)
@@ -43,13 +37,12 @@ def test_argparse_flags_are_listed_and_mapped(cli: Cli, tmp_path: Path, monkeypa
     assert found["mapping"][0]["reason"] == "--bs is a usual name for batch_size; default 16, this command gives 8"
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.py"], "nothing has trained"
     preset = tomllib.loads((cli.presets / "mine.toml").read_text())
-    assert preset["script"]["cwd"] == str(tmp_path)
-    assert preset["script"]["command"][-1] == "--bs=8"
+    assert (preset["script"]["cwd"], preset["script"]["command"][-1]) == (str(tmp_path), "--bs=8")
     known = {"batch_size": 8, "grad_accum": 1, "precision": "fp32", "workers": 2, "checkpointing": "off"}
     assert preset["knobs"] == known
 
 
-def test_discovery_prints_flags_reasons_and_the_next_command(cli: Cli, tmp_path: Path) -> None:
+def test_discovery_prints_flags_reasons_and_the_next_command(cli, tmp_path):
     done = cli("presets", "new", "mine", *written(tmp_path, ARGPARSE))
     assert done.code == 0, done.err
     assert "--bs" in done.out
@@ -61,11 +54,11 @@ def test_discovery_prints_flags_reasons_and_the_next_command(cli: Cli, tmp_path:
     assert "mine" in cli("presets", "list").out
 
 
-def test_script_with_a_byte_order_mark_is_read(cli: Cli, tmp_path: Path) -> None:
+def test_script_with_a_byte_order_mark_is_read(cli, tmp_path):
     assert len(discovered(cli, *written(tmp_path, "\ufeff" + ARGPARSE))["flags"]) == 7
 
 
-def test_flag_with_a_million_choices_is_described_by_its_default(cli: Cli, tmp_path: Path) -> None:
+def test_flag_with_a_million_choices_is_described_by_its_default(cli, tmp_path):
     lines = (
         "import argparse\np = argparse.ArgumentParser()\n"
         "p.add_argument('--batch-size', type=int, default=16, choices=range(1, 1000001))\np.parse_args()\n"
@@ -76,9 +69,7 @@ def test_flag_with_a_million_choices_is_described_by_its_default(cli: Cli, tmp_p
     assert found["mapping"][0]["reason"] == "--batch-size is a usual name for batch_size; default 16"
 
 
-def test_f16_a_child_in_its_own_session_without_our_environment_is_ended_and_the_command_is_told_before(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_f16_a_child_in_its_own_session_without_our_environment_is_ended_and_the_command_is_told_before(cli, tmp_path):
     pid = tmp_path / "pid"
     daemon = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     lines = (
@@ -97,7 +88,7 @@ def test_f16_a_child_in_its_own_session_without_our_environment_is_ended_and_the
     assert identify(int(pid.read_text())) is None
 
 
-def test_processes_that_a_script_started_before_its_parser_are_ended(cli: Cli, tmp_path: Path) -> None:
+def test_processes_that_a_script_started_before_its_parser_are_ended(cli, tmp_path):
     pids = tmp_path / "pids"
     lines = (
         "import subprocess, sys\nwait = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
@@ -108,7 +99,7 @@ def test_processes_that_a_script_started_before_its_parser_are_ended(cli: Cli, t
     assert [identify(int(pid)) for pid in pids.read_text().split()] == [None, None]
 
 
-def test_long_list_of_flags_is_folded_to_those_of_knobs(cli: Cli, tmp_path: Path) -> None:
+def test_long_list_of_flags_is_folded_to_those_of_knobs(cli, tmp_path):
     lines = (
         "import argparse\np = argparse.ArgumentParser()\n"
         "for n in range(30):\n    p.add_argument(f'--other-{n}')\np.add_argument('--bs', type=int, default=16)\n"
@@ -126,9 +117,7 @@ def test_long_list_of_flags_is_folded_to_those_of_knobs(cli: Cli, tmp_path: Path
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_preset_of_a_script_runs_by_name_from_anywhere(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preset_of_a_script_runs_by_name_from_anywhere(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(SCRIPTS)
     discovered(cli, "--", PYTHON, "plain_torch.py", "--steps=8")
     monkeypatch.chdir(tmp_path)
@@ -139,7 +128,7 @@ def test_preset_of_a_script_runs_by_name_from_anywhere(
     assert cli("runs", "compare", "last", result["run_id"]).code == 0
 
 
-def test_parser_for_a_configuration_file_is_not_the_last(cli: Cli, tmp_path: Path) -> None:
+def test_parser_for_a_configuration_file_is_not_the_last(cli, tmp_path):
     lines = (
         "import argparse\nfirst = argparse.ArgumentParser(add_help=False)\nfirst.add_argument('--config')\n"
         "known, rest = first.parse_known_args()\nparser = argparse.ArgumentParser()\n"
@@ -150,7 +139,7 @@ def test_parser_for_a_configuration_file_is_not_the_last(cli: Cli, tmp_path: Pat
     assert found["mapping"][0]["value"] == 2
 
 
-def test_parser_that_refused_leaves_the_next_one_to_be_seen(cli: Cli, tmp_path: Path) -> None:
+def test_parser_that_refused_leaves_the_next_one_to_be_seen(cli, tmp_path):
     lines = (
         "import argparse\nfirst = argparse.ArgumentParser(exit_on_error=False)\n"
         "first.add_argument('--lr', type=int)\n"
@@ -160,7 +149,7 @@ def test_parser_that_refused_leaves_the_next_one_to_be_seen(cli: Cli, tmp_path: 
     assert mapping(discovered(cli, *written(tmp_path, lines))) == {"seed": "--seed {}"}
 
 
-def test_a_first_parser_stays_named_where_the_script_trains_next(cli: Cli, tmp_path: Path) -> None:
+def test_a_first_parser_stays_named_where_the_script_trains_next(cli, tmp_path):
     lines = (
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--bs', type=int, default=4)\n"
         "parser.parse_known_args(['--other'])\nimport torch\ntorch.optim.SGD([torch.ones(1)], lr=0.1)\n"
@@ -170,19 +159,19 @@ def test_a_first_parser_stays_named_where_the_script_trains_next(cli: Cli, tmp_p
     assert (mapping(found), found["framework"]) == ({"batch_size": "--bs {}"}, "torch")
 
 
-def test_a_parser_without_options_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_a_parser_without_options_is_named(cli, tmp_path):
     found = discovered(cli, *written(tmp_path, "import argparse\nargparse.ArgumentParser().parse_args()\n"))
     assert (found["stopped_at"], found["parser"], found["flags"]) == ("the parser", "argparse", [])
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)\n"])
-def test_a_script_that_ends_by_itself_shows_its_framework(cli: Cli, tmp_path: Path, end: str) -> None:
+def test_a_script_that_ends_by_itself_shows_its_framework(cli, tmp_path, end):
     (tmp_path / "accelerate.py").write_text("class Accelerator:\n    pass\n")
     found = discovered(cli, *written(tmp_path, f"from accelerate import Accelerator\n{end}"))
     assert (found["stopped_at"], found["framework"]) == ("its end", "accelerate")
 
 
-def test_subcommand_has_its_own_flags(cli: Cli, tmp_path: Path) -> None:
+def test_subcommand_has_its_own_flags(cli, tmp_path):
     lines = (
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--seed', type=int, default=1)\n"
         "commands = parser.add_subparsers()\ntrain = commands.add_parser('train')\n"
@@ -193,7 +182,7 @@ def test_subcommand_has_its_own_flags(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("click") is None, reason="click is not installed")
-def test_default_that_is_no_unicode_has_question_marks(cli: Cli, tmp_path: Path) -> None:
+def test_default_that_is_no_unicode_has_question_marks(cli, tmp_path):
     lines = (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', default='a\\udcff')\np.parse_args()\n"
     )
@@ -201,7 +190,7 @@ def test_default_that_is_no_unicode_has_question_marks(cli: Cli, tmp_path: Path)
     assert found["flags"][0]["default"] == "a?"
 
 
-def test_click(cli: Cli, tmp_path: Path) -> None:
+def test_click(cli, tmp_path):
     lines = (
         "import click\n@click.command()\n@click.option('--batch-size', default=32, show_default=True)\n"
         "@click.option('--bf16/--no-bf16', default=False)\n@click.argument('data')\n"
@@ -214,7 +203,7 @@ def test_click(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("hydra") is None, reason="Hydra is not installed")
-def test_hydra(cli: Cli, tmp_path: Path) -> None:
+def test_hydra(cli, tmp_path):
     (tmp_path / "config.yaml").write_text("data:\n  batch_size: 8\n  workers: 2\noptimizer:\n  lr: 0.1\n")
     lines = (
         "import hydra\n@hydra.main(version_base=None, config_path='.', config_name='config')\n"
@@ -222,16 +211,12 @@ def test_hydra(cli: Cli, tmp_path: Path) -> None:
     )
     found = discovered(cli, *written(tmp_path, lines), "data.batch_size=4")
     assert found["parser"] == "Hydra"
-    assert mapping(found) == {
-        "batch_size": "data.batch_size={}",
-        "workers": "data.workers={}",
-        "lr": "optimizer.lr={}",
-    }
+    assert mapping(found) == {"batch_size": "data.batch_size={}", "workers": "data.workers={}", "lr": "optimizer.lr={}"}
     assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.long
-def test_hf_argument_parser(cli: Cli, tmp_path: Path) -> None:
+def test_hf_argument_parser(cli, tmp_path):
     output = tmp_path / "out"
     found = discovered(
         cli, *script("hf_argument_parser.py", f"--output_dir={output}", "--per_device_train_batch_size=2", "--bf16")
@@ -241,25 +226,21 @@ def test_hf_argument_parser(cli: Cli, tmp_path: Path) -> None:
     assert flags["batch_size"] == "--per_device_train_batch_size {}"
     assert flags["grad_accum"] == "--gradient_accumulation_steps {}"
     assert flags["workers"] == "--dataloader_num_workers {}"
-    assert flags["precision"] == {
-        "bf16": "--bf16 true",
-        "fp16": "--fp16 true",
-        "fp32": "--bf16 false --fp16 false",
-    }
+    assert flags["precision"] == {"bf16": "--bf16 true", "fp16": "--fp16 true", "fp32": "--bf16 false --fp16 false"}
     assert flags["checkpointing"] == {"full": "--gradient_checkpointing true", "off": "--gradient_checkpointing false"}
     values = {one["knob"]: one["value"] for one in found["mapping"]}
     assert (values["batch_size"], values["precision"]) == (2, "bf16")
     assert not output.exists()
 
 
-def test_checkpointing_that_nobody_set_is_off() -> None:
+def test_checkpointing_that_nobody_set_is_off():
     unset = Discovered(stopped_at="TrainingArguments", fields={"activation_checkpointing": None})
     preset = preset_of([PYTHON, str(SCRIPTS / "hard_coded_trainer.py")], unset, (), name="mine", cwd="")
     assert preset.knobs == {"checkpointing": "off"}
 
 
 @pytest.mark.long
-def test_hard_coded_arguments_go_through_the_trainer(cli: Cli) -> None:
+def test_hard_coded_arguments_go_through_the_trainer(cli):
     found = discovered(cli, *script("hard_coded_trainer.py"))
     assert (found["stopped_at"], found["flags"], found["mapping"]) == ("TrainingArguments", [], [])
     ways = found["without_flag"]["the fields of TrainingArguments"]
@@ -279,16 +260,14 @@ def test_hard_coded_arguments_go_through_the_trainer(cli: Cli) -> None:
         ),
     ],
 )
-def test_script_without_a_parser_tells_the_ways_of_its_framework(
-    cli: Cli, name: str, stopped_at: str, way: str
-) -> None:
+def test_script_without_a_parser_tells_the_ways_of_its_framework(cli, name, stopped_at, way):
     found = discovered(cli, *script(name))
     assert (found["stopped_at"], found["flags"]) == (stopped_at, [])
     assert {"precision", "grad_accum"} <= set(found["without_flag"][way])
     assert found["framework"] in way
 
 
-def test_script_behind_a_launcher_runs_as_the_only_rank(cli: Cli) -> None:
+def test_script_behind_a_launcher_runs_as_the_only_rank(cli):
     launcher = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     found = discovered(cli, "--", *launcher, str(SCRIPTS / "nanogpt_ddp.py"))
     assert (found["stopped_at"], found["flags"]) == ("the first optimizer", [])
@@ -297,7 +276,7 @@ def test_script_behind_a_launcher_runs_as_the_only_rank(cli: Cli) -> None:
     assert found["without_flag"] == {"DataLoader's defaults": ["workers", "pin_memory"]}
 
 
-def test_globals_of_nanogpt_are_flags(cli: Cli, tmp_path: Path) -> None:
+def test_globals_of_nanogpt_are_flags(cli, tmp_path):
     configurator = (
         "import sys\nfor word in sys.argv[1:]:\n    globals()[word[2:].split('=')[0]] = int(word.split('=')[1])\n"
     )
@@ -316,9 +295,7 @@ def test_globals_of_nanogpt_are_flags(cli: Cli, tmp_path: Path) -> None:
     assert found["mapping"][0]["value"] == 6
 
 
-def test_a_script_whose_globals_cannot_be_read_stops_at_its_optimizer_too(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_whose_globals_cannot_be_read_stops_at_its_optimizer_too(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = (
         "import torch\nconfig_keys = [[]]\ntorch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)\n"
@@ -329,7 +306,7 @@ def test_a_script_whose_globals_cannot_be_read_stops_at_its_optimizer_too(
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.py"]
 
 
-def test_mapping_may_be_corrected(cli: Cli, tmp_path: Path) -> None:
+def test_mapping_may_be_corrected(cli, tmp_path):
     corrections = (
         "--map",
         "batch_size=--eval-batch-size",

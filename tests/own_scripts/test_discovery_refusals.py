@@ -1,13 +1,9 @@
 """`presets new NAME -- COMMAND` that is refused: the mapping, the Python, the script and the command."""
 
-from __future__ import annotations
-
 import venv
-from pathlib import Path
 
 import pytest
 
-from cli.command import Cli
 from own_scripts.conftest import ARGPARSE, PYTHON, written
 
 
@@ -24,14 +20,12 @@ from own_scripts.conftest import ARGPARSE, PYTHON, written
         (["--set", "batch_size=0"], "batch_size: "),
     ],
 )
-def test_mapping_that_the_script_does_not_have_is_refused(
-    cli: Cli, tmp_path: Path, options: list[str], expected: str
-) -> None:
+def test_mapping_that_the_script_does_not_have_is_refused(cli, tmp_path, options, expected):
     assert expected in cli("presets", "new", "mine", *options, *written(tmp_path, ARGPARSE)).refused()
     assert not list(cli.presets.iterdir())
 
 
-def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli: Cli, tmp_path: Path) -> None:
+def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli, tmp_path):
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     python = str(tmp_path / "env" / "bin" / "python")
     script = tmp_path / "train.py"
@@ -58,26 +52,24 @@ def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli: Cli, 
         ("raise RuntimeError('no ' + 'data ' * 100_000)", "RuntimeError: no data data"),
     ],
 )
-def test_script_that_fails_before_its_parser_names_its_error(
-    cli: Cli, tmp_path: Path, text: str, expected: str
-) -> None:
+def test_script_that_fails_before_its_parser_names_its_error(cli, tmp_path, text, expected):
     refused = cli("presets", "new", "mine", *written(tmp_path, text)).refused()
     assert expected in refused
     assert len(refused) < 500
 
 
-def test_word_by_value_without_a_colon_is_refused(cli: Cli, tmp_path: Path) -> None:
+def test_word_by_value_without_a_colon_is_refused(cli, tmp_path):
     mapping = "precision=fp32: --dtype float32, bf16"
     refused = cli("presets", "new", "mine", "--map", mapping, *written(tmp_path, ARGPARSE)).refused()
     assert "'bf16' in 'fp32: --dtype float32, bf16' is not VALUE: FLAG; try 'bf16: nothing'" in refused
 
 
-def test_script_whose_name_is_no_text_is_refused(cli: Cli, tmp_path: Path) -> None:
+def test_script_whose_name_is_no_text_is_refused(cli, tmp_path):
     path = tmp_path / "tr\udcffain.py"
     path.write_text(ARGPARSE)
     assert "is not UTF-8 and cannot be saved" in cli("presets", "new", "mine", "--", PYTHON, str(path)).refused()
 
 
-def test_command_without_a_script_is_refused(cli: Cli) -> None:
+def test_command_without_a_script_is_refused(cli):
     refusal = cli("presets", "new", "mine", "--", "true").refused()
     assert "no Python script found in true: discovery needs one" in refusal

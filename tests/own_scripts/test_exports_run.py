@@ -1,20 +1,15 @@
 """Every form of an export runs in a script that takes it, with the settings of the exported run."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command import SMALL, Cli
+from cli.command import SMALL
 from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 
@@ -24,16 +19,15 @@ needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="Dee
 
 
 @pytest.fixture(autouse=True)
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def work(tmp_path, monkeypatch):
     """The current folder is an empty one: a Trainer makes its output folder there."""
     monkeypatch.chdir(tmp_path)
 
 
-def trained(cli: Cli, monkeypatch: pytest.MonkeyPatch, *settings: str) -> RunFile:
+def trained(cli, monkeypatch, *settings):
     """A small run with these settings; scripts that start after it find its model in their environment."""
     words = [word for one in settings for word in ("--set", one)]
     run = read_run_file(cli.home / "runs" / run_script(cli, "tiny-llama", *SMALL_RUN, *words)["run_id"])
-    assert run is not None
     model = {name: value for name, value in run.model.items() if name != "family"}
     monkeypatch.setenv("MODEL", json.dumps(model))
     monkeypatch.setenv("SEQ_LEN", str(run.knobs["seq_len"]))
@@ -41,22 +35,21 @@ def trained(cli: Cli, monkeypatch: pytest.MonkeyPatch, *settings: str) -> RunFil
     return run
 
 
-def exported(cli: Cli, run: RunFile, form: str, folder: Path) -> str:
+def exported(cli, run, form, folder):
     """The text of the export, whose files lie in the folder."""
     assert cli("export", run.run_id, "--to", form, "-o", str(folder)).code == 0
     return str(cli("export", run.run_id, "--to", form, "--json").json["text"])
 
 
-def started(cli: Cli, *command: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def started(cli, *command):
     """The result of the script's run on the CPU, and the settings that its live objects had."""
     result = run_script(cli, f"--steps={STEPS}", "--set", "devices=cpu", "--", *command)
     assert result["script"]["overridden"] == []
     line = newest_of_first_rank(read_worker_lines(cli.home / "runs" / result["run_id"]), ScriptLine)
-    assert line is not None
     return result, line.ran or {}
 
 
-def words_of(text: str, script: str) -> list[str]:
+def words_of(text, script):
     """The words of an exported command, with the script in its placeholder's place."""
     words = shlex.split(text, comments=True)
     if words[0] == "env":
@@ -68,15 +61,13 @@ def words_of(text: str, script: str) -> list[str]:
 TRAINED = ("batch_size", "grad_accum", "precision", "lr", "workers")
 
 
-def assert_same(ran: dict[str, Any], run: RunFile) -> None:
+def assert_same(ran, run):
     assert {name: ran[name] for name in TRAINED} == {name: run.knobs[name] for name in TRAINED}
 
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_training_arguments_run_in_a_trainer_that_imports_them(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_arguments_run_in_a_trainer_that_imports_them(cli, tmp_path, monkeypatch):
     run = trained(cli, monkeypatch, "engine=trainer", "grad_accum=2", "precision=bf16")
     shutil.copy(SCRIPTS / "exported_trainer.py", tmp_path)
     exported(cli, run, "training-args", tmp_path)
@@ -87,9 +78,7 @@ def test_training_arguments_run_in_a_trainer_that_imports_them(
 
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["single", "ddp"])
-def test_flags_run_in_a_trainer_by_python_and_by_torchrun(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
+def test_flags_run_in_a_trainer_by_python_and_by_torchrun(cli, tmp_path, monkeypatch, strategy):
     devices = ["devices=cpu:2"] if strategy == "ddp" else []
     run = trained(cli, monkeypatch, "engine=trainer", f"strategy={strategy}", *devices)
     text = exported(cli, run, "torchrun", tmp_path)
@@ -99,7 +88,7 @@ def test_flags_run_in_a_trainer_by_python_and_by_torchrun(
 
 
 @pytest.mark.long
-def test_accelerate_launches_a_loop_with_the_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_launches_a_loop_with_the_file(cli, tmp_path, monkeypatch):
     run = trained(cli, monkeypatch, "engine=accelerate", "precision=bf16")
     exported(cli, run, "accelerate", tmp_path)
     launcher = (PYTHON, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml"))
@@ -109,9 +98,7 @@ def test_accelerate_launches_a_loop_with_the_file(cli: Cli, tmp_path: Path, monk
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["command", "preset"])
-def test_a_command_and_a_preset_run_by_themselves(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_a_command_and_a_preset_run_by_themselves(cli, tmp_path, monkeypatch, form):
     run = trained(cli, monkeypatch, "grad_accum=2")
     text = exported(cli, run, form, tmp_path)
     words = shlex.split(text, comments=True)[2:] if form == "command" else [str(next(tmp_path.glob("*.toml")))]
@@ -121,9 +108,7 @@ def test_a_command_and_a_preset_run_by_themselves(
 
 @pytest.mark.long
 @needs_deepspeed
-def test_deepspeeds_json_runs_in_a_loop_and_in_a_trainer_under_torchrun(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deepspeeds_json_runs_in_a_loop_and_in_a_trainer_under_torchrun(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     run = trained(cli, monkeypatch, "strategy=zero2", "devices=cpu:2", "grad_accum=2")
     exported(cli, run, "deepspeed", tmp_path)
@@ -137,7 +122,7 @@ def test_deepspeeds_json_runs_in_a_loop_and_in_a_trainer_under_torchrun(
 
 
 @pytest.mark.long
-def test_a_scripts_own_run_runs_again_by_its_command_and_by_its_preset(cli: Cli, tmp_path: Path) -> None:
+def test_a_scripts_own_run_runs_again_by_its_command_and_by_its_preset(cli, tmp_path):
     mapping = tmp_path / "mine.toml"
     mapping.write_text('schema = 1\n[script.knobs]\nbatch_size = "--batch-size {}"\n')
     asked = ("--preset", str(mapping), "--set", "batch_size=8", f"--steps={STEPS}")

@@ -1,17 +1,14 @@
 """Searches of scripts of one's own that are killed at random moments: the same command goes on where they were."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
-from cli.command import Cli, Done, Started, until
+from cli.command import Started, until
 from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of, script
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
@@ -25,7 +22,7 @@ MAX_LINES = 30
 """A run of a few steps records about as many lines."""
 
 
-def processes_of(cli: Cli) -> list[psutil.Process]:
+def processes_of(cli):
     """Every process that works for this home: commands, supervisors, trainings."""
     found = []
     for process in psutil.process_iter():
@@ -35,16 +32,16 @@ def processes_of(cli: Cli) -> list[psutil.Process]:
     return found
 
 
-def lines_recorded(cli: Cli) -> int:
+def lines_recorded(cli):
     """The lines of the journal and of all runs: a clock that goes as the search does."""
     files = [*cli.home.glob("searches/*/*.jsonl"), *cli.home.glob("runs/*/*.jsonl")]
     return sum(file.read_bytes().count(b"\n") for file in files)
 
 
-def kill_everything(cli: Cli) -> None:
+def kill_everything(cli):
     """Send SIGKILL to every process of the home, until none is left."""
 
-    def is_over() -> bool:
+    def is_over():
         left = processes_of(cli)
         for process in left:
             with suppress(psutil.NoSuchProcess):
@@ -54,7 +51,7 @@ def kill_everything(cli: Cli) -> None:
     until(is_over, "the end of every process")
 
 
-def killed(cli: Cli, command: tuple[str, ...], lines: int, *, alone: bool) -> None:
+def killed(cli, command, lines, *, alone):
     """Start the command, and kill it when so many more lines are recorded: `alone`, or all that it has started too."""
     moment = lines_recorded(cli) + lines
     started = Started(cli, command)
@@ -67,7 +64,7 @@ def killed(cli: Cli, command: tuple[str, ...], lines: int, *, alone: bool) -> No
     started.end()
 
 
-def answered_after_kills(cli: Cli, command: tuple[str, ...], work: Path) -> tuple[Done, Path]:
+def answered_after_kills(cli, command, work):
     """The answer of a search of a script in `work` that was killed again and again, and the search's only directory."""
     shutil.copy(SCRIPTS / "wide_argparse.py", work / "train.py")
     preset_of(cli, "--", PYTHON, "train.py")
@@ -84,7 +81,7 @@ def answered_after_kills(cli: Cli, command: tuple[str, ...], work: Path) -> tupl
     return done, directory
 
 
-def test_batch_search_of_a_killed_script_tries_no_size_twice(cli: Cli, work: Path) -> None:
+def test_batch_search_of_a_killed_script_tries_no_size_twice(cli, work):
     command = ("search", "max-batch", "mine", "--json", "--proof-steps=5", "--set", "memory_limit=256MiB")
     done, directory = answered_after_kills(cli, command, work)
     assert done.json["max_batch"] > 100
@@ -98,7 +95,7 @@ def test_batch_search_of_a_killed_script_tries_no_size_twice(cli: Cli, work: Pat
     assert set(finished(cli, launched)) <= set(confirmed), "a finished run was not taken"
 
 
-def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli: Cli, work: Path) -> None:
+def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli, work):
     command = ("search", "best", "mine", "--json", "--budget=300s", "--vary=batch_size=2,4,8")
     done, directory = answered_after_kills(cli, command, work)
     assert len(done.json["best"]["run_ids"]) >= 2
@@ -113,7 +110,7 @@ def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli: Cli, work: P
 
 @pytest.mark.ci
 @pytest.mark.parametrize("words", [("max-batch",), ("best", "--vary=batch_size=4,8", "--budget=300s")])
-def test_trial_that_ended_after_its_search_was_killed_is_taken(cli: Cli, words: tuple[str, ...]) -> None:
+def test_trial_that_ended_after_its_search_was_killed_is_taken(cli, words):
     preset_of(cli, *script("plain_torch.py"))
     kind, *options = words
     command = ("search", kind, "mine", "--set", "memory_limit=512MiB", *options)
@@ -130,14 +127,14 @@ def test_trial_that_ended_after_its_search_was_killed_is_taken(cli: Cli, words: 
     assert recorded[0] == left
 
 
-def runs_in_journals(cli: Cli, *kinds: type) -> list[str]:
+def runs_in_journals(cli, *kinds):
     """The runs of all lines of these kinds in the journal of the only search, of either kind."""
     folders = [journal.parent for journal in cli.home.glob("searches/*/journal.jsonl")]
     lines = [line for folder in folders for line in (*read_batch_journal(folder), *read_best_journal(folder))]
     return [line.run_id for line in lines if isinstance(line, kinds)]
 
 
-def finished(cli: Cli, run_ids: list[str]) -> list[str]:
+def finished(cli, run_ids):
     """Those of the runs that finished."""
     results = [read_result(Home(cli.home).directory(run_id)) for run_id in run_ids]
     return [one.run_id for one in results if one is not None and one.state == "finished"]

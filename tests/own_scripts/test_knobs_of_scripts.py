@@ -1,12 +1,7 @@
 """`--set` with a script of one's own: its flags by a preset's mapping, the Trainer's fields, DataLoader's defaults."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from cli.command import Cli
 from own_scripts.conftest import PYTHON, run_script, samples_of_steps, script, written
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings import script_preset
@@ -21,19 +16,18 @@ batch_size = 8
 
 
 @pytest.fixture
-def mapping(tmp_path: Path) -> Path:
+def mapping(tmp_path):
     """A preset with the flag of one knob."""
     path = tmp_path / "mine.toml"
     path.write_text(MAPPING)
     return path
 
 
-def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli: Cli, mapping: Path) -> None:
+def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli, mapping):
     asked = ("--preset", str(mapping), "--set", "batch_size=16", "--set", "pin_memory=off", "--set", "lr=0.5")
     endless = script("plain_torch.py", "--steps=100000", "--batch-size=2")
     result = run_script(cli, "--steps=8", *asked, *endless)
-    assert result["steps"] == {"measured": 5, "warmup": 3}
-    assert result["script"]["exit_code"] == 0
+    assert (result["steps"], result["script"]["exit_code"]) == ({"measured": 5, "warmup": 3}, 0)
     assert "took" not in (cli.home / "runs" / result["run_id"] / "output.log").read_text(), "it ended at the step"
     assert result["knobs"]["batch_size"] == 16
     assert samples_of_steps(cli, result) == {16}
@@ -41,13 +35,13 @@ def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli: Cli, map
     assert "lr: asked for 0.5, ran 0.001" in cli("runs", "show", "last").out
 
 
-def test_steps_replace_those_of_the_preset(cli: Cli, mapping: Path) -> None:
+def test_steps_replace_those_of_the_preset(cli, mapping):
     mapping.write_text(MAPPING + "steps = 100\n")
     result = run_script(cli, "--steps=8", "--preset", str(mapping), *script("plain_torch.py", "--steps=100000"))
     assert result["steps"] == {"measured": 5, "warmup": 3}
 
 
-def test_knobs_that_the_script_may_not_take_are_named_before_the_start(cli: Cli, tmp_path: Path) -> None:
+def test_knobs_that_the_script_may_not_take_are_named_before_the_start(cli, tmp_path):
     path = tmp_path / "train.py"
     path.write_text("print('trained')\n")
     done = cli("run", "--json", "--set", "lr=0.5", "--set", "precision=bf16", "--", PYTHON, str(path))
@@ -56,7 +50,7 @@ def test_knobs_that_the_script_may_not_take_are_named_before_the_start(cli: Cli,
     assert [one["knob"] for one in done.json["script"]["overridden"]] == ["lr", "precision"]
 
 
-def test_knob_that_cannot_reach_the_script_is_refused_before_the_start(cli: Cli, tmp_path: Path) -> None:
+def test_knob_that_cannot_reach_the_script_is_refused_before_the_start(cli, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('schema = 1\n[script]\nframework = "torch"\n')
     refused = cli("run", "--preset", str(path), "--set", "lr=0.1", *script("plain_torch.py")).refused()
@@ -95,16 +89,13 @@ for step, batch in enumerate(DataLoader(torch.ones(64, 4), args.batch_size, coll
 
 
 @pytest.mark.parametrize("by_hand", [(), ("--by-hand",)])
-def test_scheduled_rate_and_a_batch_that_nothing_counts_are_not_overridden(
-    cli: Cli, tmp_path: Path, by_hand: tuple[str, ...]
-) -> None:
+def test_scheduled_rate_and_a_batch_that_nothing_counts_are_not_overridden(cli, tmp_path, by_hand):
     mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
     mapping.write_text('schema = 1\n[script.knobs]\nbatch_size = "--batch-size {}"\nlr = "--lr {}"\n')
     path.write_text(SCHEDULED)
     asked = ("--preset", str(mapping), "--set", "batch_size=8", "--set", "lr=0.5")
     result = run_script(cli, *asked, "--", PYTHON, str(path), *by_hand)
-    assert result["script"]["overridden"] == []
-    assert result["script"]["samples_from"] == "forward input"
+    assert (result["script"]["overridden"], result["script"]["samples_from"]) == ([], "forward input")
 
 
 TRAINER_ALONE = """
@@ -120,16 +111,15 @@ Trainer(model, arguments, train_dataset=rows).train()
 """A script whose import of the Trainer imports torch; on a CPU the Trainer refuses `tf32=True`."""
 
 
-def test_trainer_that_imports_torch_itself_takes_fp32_in_place_of_tf32(cli: Cli, tmp_path: Path) -> None:
+def test_trainer_that_imports_torch_itself_takes_fp32_in_place_of_tf32(cli, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(TRAINER_ALONE)
     result = run_script(cli, "--set", "precision=fp32", "--set", "batch_size=4", "--", PYTHON, str(path))
-    assert result["script"]["framework"] == "HF Trainer"
-    assert result["script"]["overridden"] == []
+    assert (result["script"]["framework"], result["script"]["overridden"]) == ("HF Trainer", [])
     assert samples_of_steps(cli, result) == {4}
 
 
-def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli: Cli, tmp_path: Path) -> None:
+def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli, tmp_path):
     lines = (
         "import sys, torch\nfrom types import SimpleNamespace as Some\n"
         "sys.modules['lightning.pytorch.callbacks'] = Some(Callback=object)\n"
@@ -145,7 +135,7 @@ def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli: Cli, tmp_pa
 
 
 @pytest.mark.long
-def test_compiled_layers_leave_the_precision_of_autocast_unknown(cli: Cli, tmp_path: Path) -> None:
+def test_compiled_layers_leave_the_precision_of_autocast_unknown(cli, tmp_path):
     mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
     mapping.write_text('schema = 1\n[script.knobs.precision]\nbf16 = "--bf16"\n')
     path.write_text(
@@ -160,7 +150,7 @@ def test_compiled_layers_leave_the_precision_of_autocast_unknown(cli: Cli, tmp_p
 
 
 @pytest.mark.long
-def test_accumulation_of_the_scripts_own_beside_accelerate_is_believed(cli: Cli, tmp_path: Path) -> None:
+def test_accumulation_of_the_scripts_own_beside_accelerate_is_believed(cli, tmp_path):
     mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
     mapping.write_text('schema = 1\n[script.knobs]\ngrad_accum = "--accumulate {}"\n')
     path.write_text(
@@ -176,17 +166,16 @@ def test_accumulation_of_the_scripts_own_beside_accelerate_is_believed(cli: Cli,
 
 
 @pytest.mark.long
-def test_hard_coded_trainer_takes_the_knobs(cli: Cli) -> None:
+def test_hard_coded_trainer_takes_the_knobs(cli):
     settings = {"batch_size": 2, "grad_accum": 3, "lr": 0.01, "checkpointing": "full", "precision": "bf16"}
     asked = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     result = run_script(cli, *asked, *script("hard_coded_trainer.py"))
-    assert result["script"]["overridden"] == []
-    assert result["actual"]["compute_dtype"] == "bfloat16"
+    assert (result["script"]["overridden"], result["actual"]["compute_dtype"]) == ([], "bfloat16")
     assert samples_of_steps(cli, result) == {6}
 
 
 @pytest.mark.long
-def test_accelerate_takes_its_environment(cli: Cli) -> None:
+def test_accelerate_takes_its_environment(cli):
     result = run_script(cli, "--set", "precision=bf16", "--set", "seed=3", *script("with_accelerate.py"))
     assert result["actual"]["compute_dtype"] == "bfloat16"
     assert result["script"]["overridden"] == [{"knob": "seed", "asked": 3, "ran": None, "by": "accelerate"}]
@@ -203,7 +192,7 @@ def test_accelerate_takes_its_environment(cli: Cli) -> None:
         ("--batch {}", ["python", "t.py", "--batch", "2", "--batch", "4"], ["--batch", "2", "--batch", "8"]),
     ],
 )
-def test_flag_takes_the_place_of_the_same_flag(place: str, words: list[str], flags: list[str]) -> None:
+def test_flag_takes_the_place_of_the_same_flag(place, words, flags):
     preset = script_preset.ScriptPreset(flag_words={"batch_size": place})
     assert preset.applied(words, {"batch_size": 8}) == ["python", "t.py", *flags]
 
@@ -212,14 +201,14 @@ def test_flag_takes_the_place_of_the_same_flag(place: str, words: list[str], fla
     "launcher", [["accelerate", "launch"], ["python", "-m", "accelerate.commands.launch"], ["numactl", "-m", "0"]]
 )
 @pytest.mark.parametrize("started", [["t.py"], ["-m", "a.train"]])
-def test_flag_of_the_launcher_is_left_alone(launcher: list[str], started: list[str]) -> None:
+def test_flag_of_the_launcher_is_left_alone(launcher, started):
     preset = script_preset.ScriptPreset(flag_words={"precision": "--mixed_precision {}", "batch_size": "--bs {}"})
     launch = [*launcher, "--mixed_precision", "no", *started]
     words = preset.applied([*launch, "--bs", "2"], {"precision": "bf16", "batch_size": 8})
     assert words == [*launch, "--bs", "8", "--mixed_precision", "bf16"]
 
 
-def test_words_by_value() -> None:
+def test_words_by_value():
     preset = script_preset.ScriptPreset(flag_words={"precision": {"bf16": "--bf16", "fp32": ""}})
     assert preset.applied(["python", "t.py"], {"precision": "bf16"})[2:] == ["--bf16"]
     assert preset.applied(["python", "t.py"], {"precision": "fp32"})[2:] == []
@@ -227,7 +216,7 @@ def test_words_by_value() -> None:
         preset.applied(["python", "t.py"], {"precision": "fp16"})
 
 
-def test_each_assignment_among_the_words_of_a_value_replaces_its_own() -> None:
+def test_each_assignment_among_the_words_of_a_value_replaces_its_own():
     words = {"bf16": "model.dtype=bf16 trainer.amp=true", "fp32": "model.dtype=fp32 trainer.amp=false"}
     preset = script_preset.ScriptPreset(flag_words={"precision": words})
     command = ["python", "t.py", "model.dtype=fp32", "trainer.amp=false"]
@@ -252,7 +241,7 @@ def test_each_assignment_among_the_words_of_a_value_replaces_its_own() -> None:
         ),
     ],
 )
-def test_mistake_in_the_mapping_names_its_line(tmp_path: Path, text: str, expected: str) -> None:
+def test_mistake_in_the_mapping_names_its_line(tmp_path, text, expected):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(UserError) as refused:

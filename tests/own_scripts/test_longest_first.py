@@ -1,8 +1,5 @@
 """Kind E: a batch search takes the longest samples first where the data set tells lengths, and says so where not."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +7,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, dataloader
 
-from cli.command import Cli
 from own_scripts.conftest import preset_of, written
 from trainfast_runner.door.trainfast_door import longest_first
 from trainfast_runner.door.trainfast_door.step_log import Settings
@@ -44,14 +40,14 @@ for batch in torch.utils.data.DataLoader(SOURCE, args.batch_size, collate_fn=pad
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def run(monkeypatch):
     """A trial of a batch search in this process, before its first step."""
     trial = SimpleNamespace(
         settings=Settings(longest_first=True, timing_warmup=2), steps=SimpleNamespace(taken=0), widths={}
     )
     iterator_class = dataloader._BaseDataLoaderIter
     monkeypatch.setattr(iterator_class, "_next_index", iterator_class._next_index)
-    longest_first.install(trial)  # type: ignore[arg-type]
+    longest_first.install(trial)
     return trial
 
 
@@ -60,36 +56,36 @@ class WithLengths(Dataset[Any]):
 
     lengths = LENGTHS
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(LENGTHS)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return torch.tensor([LENGTHS[index]])
 
 
 class Stream(IterableDataset[Any]):
     """Samples without an order to choose from."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter(ROWS)
 
 
 class Budget:
     """Batches of a script's own sampler: many short samples, or one long one."""
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self):
         yield list(range(20))
         yield [61]
         yield list(range(20, 60))
 
 
-def widths(loader: DataLoader[Any], batches: int = 2) -> list[int]:
+def widths(loader, batches=2):
     """The longest sample of each of the first batches."""
     first = zip(range(batches), loader, strict=False)
     return [max(map(_length, batch if isinstance(batch, list) else [batch])) for _, batch in first]
 
 
-def _length(sample: Any) -> int:
+def _length(sample):
     if isinstance(sample, dict):
         return len(sample["input_ids"])
     sample = sample[0] if isinstance(sample, tuple) else sample
@@ -107,33 +103,33 @@ def _length(sample: Any) -> int:
     ids=["tensors", "dicts", "tuples", "lengths"],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_kind_e_first_batches_hold_the_longest_samples(run: SimpleNamespace, dataset: Any, workers: int) -> None:
+def test_kind_e_first_batches_hold_the_longest_samples(run, dataset, workers):
     loader = DataLoader(dataset, 2, shuffle=True, num_workers=workers, collate_fn=list)
     assert widths(loader) == [64, 64]
     assert run.widths == {"longest_first": True, "looked_at": 100, "samples": 100}
 
 
-def test_kind_e_timed_steps_take_ordinary_batches(run: SimpleNamespace) -> None:
+def test_kind_e_timed_steps_take_ordinary_batches(run):
     batches = iter(DataLoader(ROWS, 2, collate_fn=list))
     assert _length(next(batches)[0]) == 64
     run.steps.taken = 2
     assert [_length(sample) for sample in next(batches)] == LENGTHS[2:4]
 
 
-def test_kind_e_samples_outside_the_sampler_are_not_taken(run: SimpleNamespace) -> None:
+def test_kind_e_samples_outside_the_sampler_are_not_taken(run):
     loader = DataLoader(ROWS, 2, sampler=SubsetRandomSampler([0, 1, 2, 3, 90]), collate_fn=list)
     assert widths(loader) == [50, 50]
     assert run.widths["samples"] == 5
 
 
-def test_kind_e_the_widest_of_a_samplers_own_batches_comes_first(run: SimpleNamespace) -> None:
-    loader = DataLoader(ROWS, batch_sampler=Budget(), collate_fn=list)  # type: ignore[arg-type]
+def test_kind_e_the_widest_of_a_samplers_own_batches_comes_first(run):
+    loader = DataLoader(ROWS, batch_sampler=Budget(), collate_fn=list)
     assert [len(batch) for batch in loader] == [40, 40, 40]
     run.steps.taken = 2
     assert [len(batch) for batch in loader] == [20, 1, 40]
 
 
-def test_kind_e_a_slow_look_ends_and_tells_what_it_saw(run: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_e_a_slow_look_ends_and_tells_what_it_saw(run, monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr(longest_first, "LOOK_NS", 30)
     monkeypatch.setattr(longest_first, "monotonic_ns", lambda: next(clock))
@@ -142,7 +138,7 @@ def test_kind_e_a_slow_look_ends_and_tells_what_it_saw(run: SimpleNamespace, mon
 
 
 @pytest.mark.parametrize("dataset", [Stream(), [torch.ones(4)] * 20], ids=["iterable", "equal"])
-def test_kind_e_batches_stay_where_no_lengths_differ(run: SimpleNamespace, dataset: Any) -> None:
+def test_kind_e_batches_stay_where_no_lengths_differ(run, dataset):
     assert widths(DataLoader(dataset, 2, collate_fn=list)) == widths(DataLoader(dataset, 2, collate_fn=list))
     assert not run.widths.get("longest_first")
 
@@ -150,7 +146,7 @@ def test_kind_e_batches_stay_where_no_lengths_differ(run: SimpleNamespace, datas
 @pytest.mark.long
 @pytest.mark.ci
 @pytest.mark.parametrize("source", ["rows", "Stream()"])
-def test_case_07_batch_search_heeds_the_longest_sample(cli: Cli, work: Any, source: str) -> None:
+def test_case_07_batch_search_heeds_the_longest_sample(cli, work, source):
     preset_of(cli, *written(work, SCRIPT.replace("SOURCE", source)))
     done = cli("search", "max-batch", "mine", "--set", "memory_limit=128MiB", "--proof-steps=4", "--json")
     assert done.code == 0, done.err

@@ -1,15 +1,11 @@
 """Scripts of frameworks that the tests' own environment need not have: Lightning, Hydra and DeepSpeed."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command import Cli
 from own_scripts.conftest import SCRIPTS, TORCHRUN, run_script, samples_of_steps, script
 
 pytestmark = pytest.mark.long
@@ -22,7 +18,7 @@ DEEPSPEED = (str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def elsewhere(tmp_path, monkeypatch):
     """The current folder, empty: both frameworks write there."""
     folder = tmp_path / "work"
     folder.mkdir()
@@ -30,40 +26,38 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def counted(result: dict[str, Any]) -> int:
+def counted(result):
     """All steps, warm-up included."""
     return int(result["steps"]["measured"] + result["steps"]["warmup"])
 
 
-def samples_a_step(result: dict[str, Any]) -> float:
+def samples_a_step(result):
     """The median samples of a step, by both rates."""
     rates = result["throughput"]
     return float(rates["samples_per_s"]["median"] / rates["steps_per_s"]["median"])
 
 
-def counted_by_rank(cli: Cli, result: dict[str, Any]) -> list[int]:
+def counted_by_rank(cli, result):
     """All steps of each rank, rank 0's first."""
     folder = cli.home / "runs" / result["run_id"]
     return [len(file.read_text().splitlines()) for file in sorted(folder.glob("steps*.jsonl"))]
 
 
-def trials(cli: Cli, *words: str) -> list[dict[str, Any]]:
+def trials(cli, *words):
     """The rows of trials with two batches of the script behind these words."""
     made = cli("presets", "new", "mine", *words)
     assert made.code == 0, made.err
     done = cli("bench", "mine", "--vary", "batch_size=4,8", "--set", "steps=6", "--json")
     assert done.code == 0, done.err
-    rows: list[dict[str, Any]] = done.json["rows"]
-    return rows
+    return done.json["rows"]
 
 
 @lightning
-def test_lightning_is_counted_and_takes_knobs_by_its_environment(cli: Cli) -> None:
+def test_lightning_is_counted_and_takes_knobs_by_its_environment(cli):
     asked = ("--set", "precision=bf16", "--set", "grad_accum=3", "--set", "grad_clip=0.5", "--set", "workers=1")
     result = run_script(cli, *asked, *script("lightning_flags.py", "--batch-size=8"))
     assert counted(result) == 10
-    assert result["script"]["framework"] == "Lightning"
-    assert result["script"]["overridden"] == []
+    assert (result["script"]["framework"], result["script"]["overridden"]) == ("Lightning", [])
     assert result["actual"]["compute_dtype"] == "bfloat16"
     assert result["loss"]["first"] > 0
     assert samples_a_step(result) == pytest.approx(24, rel=0.1)
@@ -71,14 +65,14 @@ def test_lightning_is_counted_and_takes_knobs_by_its_environment(cli: Cli) -> No
 
 
 @lightning
-def test_argument_of_lightning_in_the_script_wins_and_is_named(cli: Cli) -> None:
+def test_argument_of_lightning_in_the_script_wins_and_is_named(cli):
     result = run_script(cli, "--set", "grad_accum=4", *script("with_lightning.py"))
     assert counted(result) == 10
     assert result["script"]["overridden"] == [{"knob": "grad_accum", "asked": 4, "ran": 2, "by": "Lightning"}]
 
 
 @lightning
-def test_lightning_stops_after_the_steps_asked_for_and_the_script_goes_on(cli: Cli) -> None:
+def test_lightning_stops_after_the_steps_asked_for_and_the_script_goes_on(cli):
     result = run_script(cli, "--steps=7", *script("lightning_flags.py", "--max-steps=1000"))
     assert counted(result) == 7
     log = cli.home / "runs" / result["run_id"] / "output.log"
@@ -86,7 +80,7 @@ def test_lightning_stops_after_the_steps_asked_for_and_the_script_goes_on(cli: C
 
 
 @lightning
-def test_trial_of_lightning_leaves_no_file(cli: Cli, elsewhere: Path) -> None:
+def test_trial_of_lightning_leaves_no_file(cli, elsewhere):
     rows = trials(cli, *script("lightning_flags.py", "--max-steps=1000"))
     assert [row["state"] for row in rows] == ["finished", "finished"]
     assert [counted(row["result"]) for row in rows] == [6, 6]
@@ -94,7 +88,7 @@ def test_trial_of_lightning_leaves_no_file(cli: Cli, elsewhere: Path) -> None:
 
 
 @lightning
-def test_ranks_that_lightning_starts_itself_are_all_recorded(cli: Cli) -> None:
+def test_ranks_that_lightning_starts_itself_are_all_recorded(cli):
     result = run_script(cli, *script("lightning_flags.py", "--ranks=2"))
     assert counted_by_rank(cli, result) == [10, 10]
     assert result["script"]["framework"] == "Lightning"
@@ -104,7 +98,7 @@ def test_ranks_that_lightning_starts_itself_are_all_recorded(cli: Cli) -> None:
 
 
 @lightning
-def test_trials_of_lightning_end_on_all_ranks_at_the_same_step(cli: Cli, elsewhere: Path) -> None:
+def test_trials_of_lightning_end_on_all_ranks_at_the_same_step(cli, elsewhere):
     rows = trials(cli, *script("lightning_flags.py", "--max-steps=1000", "--ranks=2"))
     assert [row["state"] for row in rows] == ["finished", "finished"]
     assert [counted_by_rank(cli, row["result"]) for row in rows] == [[6, 6], [6, 6]]
@@ -113,9 +107,7 @@ def test_trials_of_lightning_end_on_all_ranks_at_the_same_step(cli: Cli, elsewhe
 
 @deepspeed
 @pytest.mark.parametrize("launcher", [TORCHRUN, DEEPSPEED], ids=["torchrun", "deepspeed"])
-def test_both_ranks_of_deepspeed_are_recorded_whatever_starts_them(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
-) -> None:
+def test_both_ranks_of_deepspeed_are_recorded_whatever_starts_them(cli, monkeypatch, launcher):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     result = run_script(cli, "--", *launcher, str(SCRIPTS / "with_deepspeed.py"))
     assert counted_by_rank(cli, result) == [8, 8]
@@ -127,9 +119,7 @@ def test_both_ranks_of_deepspeed_are_recorded_whatever_starts_them(
 
 
 @deepspeed
-def test_trials_of_deepspeed_end_on_both_ranks_at_the_same_step_and_save_nothing(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, elsewhere: Path
-) -> None:
+def test_trials_of_deepspeed_end_on_both_ranks_at_the_same_step_and_save_nothing(cli, monkeypatch, elsewhere):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     words = (str(SCRIPTS / "with_deepspeed.py"), "--steps=1000", "--save=checkpoints")
     rows = trials(cli, "--", *TORCHRUN, *words)
@@ -141,14 +131,14 @@ def test_trials_of_deepspeed_end_on_both_ranks_at_the_same_step_and_save_nothing
 
 
 @lightning
-def test_knob_that_lightning_has_no_variable_for_is_refused_before_the_start(cli: Cli) -> None:
+def test_knob_that_lightning_has_no_variable_for_is_refused_before_the_start(cli):
     assert cli("presets", "new", "mine", *script("lightning_flags.py")).code == 0
     refused = cli("run", "mine", "--set", "lr=0.1").refused()
     assert "lr cannot reach the script: without a flag Lightning takes only precision, grad_accum, grad_clip" in refused
 
 
 @hydra
-def test_hydra_script_runs_as_it_is_and_with_its_overrides(cli: Cli) -> None:
+def test_hydra_script_runs_as_it_is_and_with_its_overrides(cli):
     result = run_script(cli, *script("hydra_training.py", "batch_size=8"))
     assert counted(result) == 12
     assert "took 12 steps" in (cli.home / "runs" / result["run_id"] / "output.log").read_text()
@@ -157,7 +147,7 @@ def test_hydra_script_runs_as_it_is_and_with_its_overrides(cli: Cli) -> None:
 
 
 @hydra
-def test_trials_of_a_hydra_script_take_its_overrides(cli: Cli) -> None:
+def test_trials_of_a_hydra_script_take_its_overrides(cli):
     rows = trials(cli, *script("hydra_training.py", "max_steps=1000"))
     assert [row["state"] for row in rows] == ["finished", "finished"]
     assert [counted(row["result"]) for row in rows] == [6, 6]

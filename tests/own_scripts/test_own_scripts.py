@@ -1,7 +1,5 @@
 """`run -- COMMAND`: six scripts as people write them, unchanged, and what a run says of each."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,35 +8,32 @@ import subprocess
 import sys
 import zipfile
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command import Cli
 from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script, samples_of_steps, script, written
 
 SAMPLES = 256
 """In the data of the Hugging Face scripts."""
 
 
-def counted(result: dict[str, Any]) -> int:
+def counted(result):
     """All steps of rank 0, warm-up included."""
     return int(result["steps"]["measured"] + result["steps"]["warmup"])
 
 
-def printed(cli: Cli, result: dict[str, Any]) -> str:
+def printed(cli, result):
     """The output of the script."""
     return (cli.home / "runs" / result["run_id"] / "output.log").read_text()
 
 
-def steps_of(cli: Cli, result: dict[str, Any]) -> list[dict[str, Any]]:
+def steps_of(cli, result):
     """The records of rank 0's steps, warm-up included."""
     lines = (cli.home / "runs" / result["run_id"] / "steps.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
+def test_plain_torch_is_a_run_like_any_other(cli, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     flags = ("--steps=30", f"--chdir={elsewhere}", "--handle-signals", f"--save={tmp_path / 'model.pt'}")
@@ -46,7 +41,6 @@ def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
     assert (result["state"], result["reason"], result["preset"]) == ("finished", "took 30 steps", "plain_torch.py")
     assert result["steps"] == {"measured": 27, "warmup": 3}
     own = re.search(r"took 30 steps, ms of each but the first: ([\d. ]+)", printed(cli, result))
-    assert own is not None
     ours = [step["step_ms"] for step in steps_of(cli, result)]
     # Step by step: what else the machine does lengthens both clocks' steps alike.
     off = [abs(one - float(other)) for one, other in zip(ours[1:], own[1].split(), strict=True)]
@@ -84,12 +78,11 @@ def test_plain_torch_is_a_run_like_any_other(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_hard_coded_trainer(cli: Cli) -> None:
+def test_hard_coded_trainer(cli):
     result = run_script(cli, *script("hard_coded_trainer.py"))
     assert (counted(result), result["state"]) == (10, "finished")
     assert "took 10 steps" in printed(cli, result)
-    assert result["script"]["framework"] == "HF Trainer"
-    assert result["script"]["samples_from"] == "framework"
+    assert (result["script"]["framework"], result["script"]["samples_from"]) == ("HF Trainer", "framework")
     assert result["loss"]["first"] > 0, "the Trainer logs the loss of every step"
     steps = (cli.home / "runs" / result["run_id"] / "steps.jsonl").read_text().splitlines()
     assert {json.loads(line)["samples"] for line in steps} == {8}
@@ -97,7 +90,7 @@ def test_hard_coded_trainer(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_hf_argument_parser_stops_after_the_steps_asked_for(cli: Cli, tmp_path: Path) -> None:
+def test_hf_argument_parser_stops_after_the_steps_asked_for(cli, tmp_path):
     flags = (f"--output_dir={tmp_path / 'out'}", "--per_device_train_batch_size=2", "--use_cpu=true")
     flags += ("--report_to=none", "--save_strategy=no", "--num_train_epochs=1")
     result = run_script(cli, "--steps=7", *script("hf_argument_parser.py", *flags))
@@ -107,14 +100,14 @@ def test_hf_argument_parser_stops_after_the_steps_asked_for(cli: Cli, tmp_path: 
 
 
 @pytest.mark.long
-def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli: Cli, tmp_path: Path) -> None:
+def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli, tmp_path):
     flags = (f"--output_dir={tmp_path / 'out'}", "--per_device_train_batch_size=4096", "--use_cpu=true")
     flags += ("--report_to=none", "--save_strategy=no", "--max_steps=6")
     result = run_script(cli, *script("hf_argument_parser.py", *flags))
     assert samples_of_steps(cli, result) == {SAMPLES}
 
 
-def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli: Cli, tmp_path: Path) -> None:
+def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli, tmp_path):
     lines = (
         "import torch\n"
         "critic, generator = torch.nn.Linear(2, 1), torch.nn.Linear(64, 2)\n"
@@ -132,7 +125,7 @@ def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli: C
 
 
 @pytest.mark.long
-def test_accelerate_counts_optimizer_steps_under_accumulation(cli: Cli) -> None:
+def test_accelerate_counts_optimizer_steps_under_accumulation(cli):
     result = run_script(cli, *script("with_accelerate.py"))
     assert counted(result) == 12
     assert "took 12 steps" in printed(cli, result)
@@ -143,7 +136,7 @@ def test_accelerate_counts_optimizer_steps_under_accumulation(cli: Cli) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
-def test_lightning(cli: Cli) -> None:
+def test_lightning(cli):
     result = run_script(cli, *script("with_lightning.py"))
     assert counted(result) == 10
     assert "took 10 steps" in printed(cli, result)
@@ -152,7 +145,7 @@ def test_lightning(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_two_ranks_of_ddp_under_torchrun(cli: Cli) -> None:
+def test_two_ranks_of_ddp_under_torchrun(cli):
     result = run_script(cli, "--", *TORCHRUN, str(SCRIPTS / "nanogpt_ddp.py"))
     assert counted(result) == 10
     assert all(f"rank {rank} took 10 steps" in printed(cli, result) for rank in (0, 1))
@@ -163,7 +156,7 @@ def test_two_ranks_of_ddp_under_torchrun(cli: Cli) -> None:
     assert [samples_of_steps(cli, result, rank) for rank in (0, 1)] == [{8}, {8}], "two micro-batches of four"
 
 
-def test_script_sees_only_our_folder_and_the_run(cli: Cli, tmp_path: Path) -> None:
+def test_script_sees_only_our_folder_and_the_run(cli, tmp_path):
     (tmp_path / "beside.py").write_text("here = True\n")
     asking = tmp_path / "asks.py"
     asking.write_text(

@@ -1,13 +1,9 @@
 """Results of scripts whose steps differ in size, or that evaluate between their steps."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
-from cli.command import Cli
 from own_scripts.conftest import run_script, samples_of_steps, written
 from trainfast_runner.memory.oom import asked_and_free
 from trainfast_runner.records.json_lines import read_all
@@ -26,7 +22,7 @@ def step(x):
 """
 
 
-def test_case_04_steps_that_differ_in_size_have_a_mean_over_time_and_no_median(cli: Cli, tmp_path: Path) -> None:
+def test_case_04_steps_that_differ_in_size_have_a_mean_over_time_and_no_median(cli, tmp_path):
     lines = """
 sizes = [4, 4, 4, 64] * 4
 ends = [sum(sizes[: n + 1]) for n in range(16)]
@@ -50,7 +46,7 @@ for x in DataLoader(torch.randn(sum(sizes), 8), batch_sampler=batches):
     assert "mean: steps differ in size" in (tmp_path / "report.md").read_text()
 
 
-def test_case_01_an_evaluation_between_steps_leaves_the_throughput_alone(cli: Cli, tmp_path: Path) -> None:
+def test_case_01_an_evaluation_between_steps_leaves_the_throughput_alone(cli, tmp_path):
     lines = """
 train, test = (DataLoader(TensorDataset(torch.randn(count, 8)), batch_size=8) for count in (16, 64))
 for epoch in range(6):
@@ -81,11 +77,11 @@ for epoch in range(6):
         ("Unable to allocate 1.50 TiB for an array with shape (2,) and data type float64", 3 << 39),
     ],
 )
-def test_kind_b_the_bytes_of_a_refused_request_are_read_from_its_message(message: str, asked_bytes: int) -> None:
+def test_kind_b_the_bytes_of_a_refused_request_are_read_from_its_message(message, asked_bytes):
     assert asked_and_free(message)[0] == asked_bytes
 
 
-def test_case_08_out_of_memory_in_an_evaluation_is_told_from_one_in_training(cli: Cli, tmp_path: Path) -> None:
+def test_case_08_out_of_memory_in_an_evaluation_is_told_from_one_in_training(cli, tmp_path):
     lines = """
 def evaluate():
     for (x,) in DataLoader(TensorDataset(torch.randn(16, 8)), batch_size=8):
@@ -105,7 +101,7 @@ evaluate()
         assert advice in text
 
 
-def test_a_function_of_the_training_named_predict_is_no_evaluation(cli: Cli, tmp_path: Path) -> None:
+def test_a_function_of_the_training_named_predict_is_no_evaluation(cli, tmp_path):
     lines = """
 def predict_noise(x):
     model(x)

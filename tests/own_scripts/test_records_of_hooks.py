@@ -1,16 +1,11 @@
 """The lines that the hooks write about a script whose figures or objects are odd."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import math
 import sys
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,7 +14,7 @@ from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptRun:
+def run(tmp_path, monkeypatch):
     """The run of a script that has taken one step."""
     (tmp_path / "run.json").write_text(json.dumps({"script": None, "device": "cpu"}))
     monkeypatch.setenv(notes.RUN_VARIABLE, str(tmp_path))
@@ -29,51 +24,47 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptRun:
     return run
 
 
-def end_process(run: ScriptRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def end_process(run, monkeypatch):
     """Record the end of the script as the exit of the interpreter does."""
-    at_exit: list[Callable[[], object]] = []
+    at_exit = []
     monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append(partial(function, *arguments)))
     install.install(run)
     at_exit[0]()
 
 
-def written_lines(directory: Path) -> dict[str, dict[str, Any]]:
+def written_lines(directory):
     """The newest line of each kind in `worker.jsonl`."""
     lines = map(json.loads, (directory / "worker.jsonl").read_text().splitlines())
     return {line["kind"]: line for line in lines}
 
 
-def test_a_clipping_norm_that_is_infinite_is_recorded_as_null(run: ScriptRun, tmp_path: Path) -> None:
+def test_a_clipping_norm_that_is_infinite_is_recorded_as_null(run, tmp_path):
     run.ran.update(grad_clip=math.inf, lr=0.5)
     run.write_facts()
     assert written_lines(tmp_path)["script"]["ran"] == {"grad_clip": None, "lr": 0.5}
 
 
-def test_the_end_is_recorded_though_the_facts_about_the_script_cannot_be_read(
-    run: ScriptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_is_recorded_though_the_facts_about_the_script_cannot_be_read(run, tmp_path, monkeypatch):
     class Unreadable:
         """An Accelerate state that was reset: its object cannot be made again."""
 
         _shared_state = (1,)
 
-        def __init__(self) -> None:
+        def __init__(self):
             raise ValueError("no Accelerator")
 
-    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(AcceleratorState=Unreadable))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(AcceleratorState=Unreadable))
     monkeypatch.setattr(sys, "last_value", None, raising=False)
     end_process(run, monkeypatch)
     assert written_lines(tmp_path)["finished"]["step"] == 1
     assert "no Accelerator" in (tmp_path / "door.jsonl").read_text()
 
 
-def test_the_end_is_recorded_though_its_exception_has_no_text(
-    run: ScriptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_is_recorded_though_its_exception_has_no_text(run, tmp_path, monkeypatch):
     class MuteError(Exception):
         """An exception whose text cannot be made."""
 
-        def __str__(self) -> str:
+        def __str__(self):
             raise ValueError("no text")
 
     monkeypatch.setattr(sys, "last_exc", None, raising=False)

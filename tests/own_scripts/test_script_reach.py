@@ -1,10 +1,7 @@
 """The way of a knob into a script before the run, and the short title of a script's command."""
 
-from __future__ import annotations
-
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +31,7 @@ TRAIN = str(SCRIPTS / "plain_torch.py")
         ("HF Trainer", "strategy", Way.NONE, "no flag is mapped to it"),
     ],
 )
-def test_each_knob_has_its_way_into_the_script(framework: str, knob: str, way: Way, words: str) -> None:
+def test_each_knob_has_its_way_into_the_script(framework, knob, way, words):
     reach = reach_of(knob, ScriptPreset(flag_words=dict(MAPPED), framework=framework))
     assert reach.way is way
     assert words in reach.text
@@ -50,9 +47,7 @@ def test_each_knob_has_its_way_into_the_script(framework: str, knob: str, way: W
         ("./note", "there is no command './note'; did you mean ./notes?"),
     ],
 )
-def test_a_missing_command_is_not_its_own_nearest_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, line: str
-) -> None:
+def test_a_missing_command_is_not_its_own_nearest_name(tmp_path, monkeypatch, word, line):
     (tmp_path / "notes").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError) as refused:
@@ -60,7 +55,7 @@ def test_a_missing_command_is_not_its_own_nearest_name(
     assert refused.value.line() == line
 
 
-def test_without_hooks_a_framework_takes_only_its_own_variables() -> None:
+def test_without_hooks_a_framework_takes_only_its_own_variables():
     blocked = "the hooks cannot load"
     assert unreachable_reason("precision", "accelerate", blocked) is None
     assert unreachable_reason("grad_clip", "Lightning", blocked) is None
@@ -71,7 +66,7 @@ def test_without_hooks_a_framework_takes_only_its_own_variables() -> None:
 @pytest.mark.parametrize(
     ("framework", "precision"), [("accelerate", "tf32"), ("Lightning", "tf32"), ("HF Trainer", "bf16-pure")]
 )
-def test_a_precision_that_the_framework_lacks_is_refused(framework: str, precision: str) -> None:
+def test_a_precision_that_the_framework_lacks_is_refused(framework, precision):
     with pytest.raises(UserError, match=f"{framework} takes only precision .*, not {precision}") as refused:
         check_reach({"precision": precision}, framework, None)
     assert refused.value.key == "precision"
@@ -91,7 +86,7 @@ def test_a_precision_that_the_framework_lacks_is_refused(framework: str, precisi
         ((sys.executable, "-c", "pass"), f"{sys.executable} -c pass"),
     ],
 )
-def test_a_title_is_the_script_and_its_own_arguments(words: tuple[str, ...], title: str) -> None:
+def test_a_title_is_the_script_and_its_own_arguments(words, title):
     assert read_command(words).title == title
 
 
@@ -110,7 +105,7 @@ def test_a_title_is_the_script_and_its_own_arguments(words: tuple[str, ...], tit
         ("train -dimension 2", "train -dimension 4", True),
     ],
 )
-def test_two_commands_are_of_one_script_by_its_file_or_module(command: str, other: str, same: bool) -> None:
+def test_two_commands_are_of_one_script_by_its_file_or_module(command, other, same):
     figures, other_figures = (ScriptFigures(command=words.split(), cwd="/work") for words in (command, other))
     assert figures.is_of_one_script(other_figures) == same
 
@@ -119,20 +114,18 @@ CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(("asked", "ranks"), [("3", 3), ("auto", CORES)])
-def test_a_launcher_is_asked_for_a_number_of_ranks_or_for_one_on_each_device(asked: str, ranks: int) -> None:
+def test_a_launcher_is_asked_for_a_number_of_ranks_or_for_one_on_each_device(asked, ranks):
     words = (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={asked}", TRAIN)
     assert plan_script(words, ["devices=cpu"]).world_size == ranks
 
 
-def test_a_rank_on_each_core_does_not_count_gpus() -> None:
+def test_a_rank_on_each_core_does_not_count_gpus():
     words = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "cpu", TRAIN)
     assert read_command(words).ranks(4) == CORES
 
 
 @pytest.mark.parametrize(("options", "gpus", "ranks"), [((), 4, 4), ((), 0, 1), (("--num_gpus", "2"), 4, 2)])
-def test_deepspeed_starts_a_rank_on_each_gpu_unless_it_is_given_a_number(
-    options: tuple[str, ...], gpus: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deepspeed_starts_a_rank_on_each_gpu_unless_it_is_given_a_number(options, gpus, ranks, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # without numactl
     launcher = tmp_path / "deepspeed"
     launcher.write_text(f"#!{sys.executable}\n")
@@ -151,7 +144,7 @@ def test_deepspeed_starts_a_rank_on_each_gpu_unless_it_is_given_a_number(
         (("-m", "cyclic", "python", "-u", "-mpackage.train"), "package.train", 1),
     ],
 )
-def test_a_programs_own_m_is_no_module(words: tuple[str, ...], name: str, ranks: int, tmp_path: Path) -> None:
+def test_a_programs_own_m_is_no_module(words, name, ranks, tmp_path):
     program = tmp_path / "my-train"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -159,7 +152,7 @@ def test_a_programs_own_m_is_no_module(words: tuple[str, ...], name: str, ranks:
     assert (command.name, command.ranks(0)) == (name, ranks)
 
 
-def test_a_module_after_a_launcher_is_read_however_it_is_written() -> None:
+def test_a_module_after_a_launcher_is_read_however_it_is_written():
     launcher = (sys.executable, "-m", "accelerate.commands.launch", "--no_python", "python")
     command = read_command((*launcher, "-mpackage.train", "--lr", "1"))
     assert (command.script, command.name) == (("-m", "package.train", "--lr", "1"), "package.train")
@@ -188,13 +181,8 @@ CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processe
     ],
 )
 def test_accelerate_starts_the_ranks_that_its_options_its_file_or_the_gpus_say(
-    options: tuple[str, ...],
-    config: str | None,
-    gpus: int,
-    ranks: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    options, config, gpus, ranks, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     if config is not None:
         (tmp_path / "accelerate").mkdir()
@@ -203,7 +191,7 @@ def test_accelerate_starts_the_ranks_that_its_options_its_file_or_the_gpus_say(
     assert read_command((*launch, *options, TRAIN)).ranks(gpus) == ranks
 
 
-def test_accelerate_reads_the_file_that_its_command_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_reads_the_file_that_its_command_names(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "two.yaml").write_text(CONFIG.format("FSDP", 2))
     launch = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")

@@ -1,14 +1,9 @@
 """Batch searches of scripts of one's own: trials that leave nothing behind, and the largest batch under a limit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cli.command import Cli
 from own_scripts.conftest import PYTHON, files_below, preset_of, script
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
@@ -26,7 +21,7 @@ from trainfast_runner.worker.shared.words import PROBE
 
 
 @pytest.fixture
-def parser_alone(tmp_path: Path) -> tuple[str, ...]:
+def parser_alone(tmp_path):
     """The words of a script that ends behind its arguments and imports no torch."""
     path = tmp_path / "parser_alone.py"
     path.write_text(
@@ -36,16 +31,15 @@ def parser_alone(tmp_path: Path) -> tuple[str, ...]:
     return ("--", PYTHON, str(path))
 
 
-def searched(cli: Cli, *options: str) -> dict[str, Any]:
+def searched(cli, *options):
     """The answer of a batch search of `mine`."""
     done = cli("search", "max-batch", "mine", "--json", "--proof-steps=5", *options)
     assert done.code == 0, done.err
-    answer: dict[str, Any] = done.json
-    return answer
+    return done.json
 
 
 @pytest.mark.long
-def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_not_fit(cli: Cli, work: Path) -> None:
+def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_not_fit(cli, work):
     preset_of(cli, *script("wide_argparse.py"))
     answer = searched(cli, "--set", "memory_limit=256MiB")
     assert answer["max_batch"] > 100
@@ -64,7 +58,7 @@ def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_
 
 
 @pytest.mark.long
-def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli: Cli, tmp_path: Path, work: Path) -> None:
+def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli, tmp_path, work):
     path = tmp_path / "train.py"
     path.write_text(
         # Both import torch, with which the hooks come.
@@ -91,7 +85,7 @@ def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli: Cli, tmp_pa
 
 
 @pytest.mark.long
-def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_nothing(cli, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(
         # Nothing listens there: an upload fails.
@@ -115,7 +109,7 @@ def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_noth
 
 
 @pytest.mark.long
-def test_batch_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: Path) -> None:
+def test_batch_that_the_script_overrides_is_incompatible(cli, tmp_path):
     path = tmp_path / "train.py"
     lines = (
         "import argparse, torch\nparser = argparse.ArgumentParser()\n"
@@ -134,7 +128,7 @@ def test_batch_that_the_script_overrides_is_incompatible(cli: Cli, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_search_ends_at_the_batch_that_the_data_fills(cli: Cli, tmp_path: Path) -> None:
+def test_search_ends_at_the_batch_that_the_data_fills(cli, tmp_path):
     path = tmp_path / "train.py"
     lines = (
         "import argparse, torch\nparser = argparse.ArgumentParser()\n"
@@ -151,9 +145,7 @@ def test_search_ends_at_the_batch_that_the_data_fills(cli: Cli, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_bench_compares_the_values_of_a_script_in_trials(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_compares_the_values_of_a_script_in_trials(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     preset_of(cli, *script("wide_argparse.py", f"--save={tmp_path / 'model.pt'}"))
     done = cli("bench", "mine", "--vary", "batch_size=4,8", "--set", "steps=6", "--json")
@@ -173,19 +165,17 @@ def test_bench_compares_the_values_of_a_script_in_trials(
         (["predict", "mine"], "mine is the preset of a script"),
     ],
 )
-def test_command_that_takes_no_script_says_which_do(
-    cli: Cli, parser_alone: tuple[str, ...], words: list[str], expected: str
-) -> None:
+def test_command_that_takes_no_script_says_which_do(cli, parser_alone, words, expected):
     preset_of(cli, *parser_alone)
     assert expected in cli(*words).refused()
 
 
-def test_memory_limit_is_for_trials(cli: Cli, parser_alone: tuple[str, ...]) -> None:
+def test_memory_limit_is_for_trials(cli, parser_alone):
     preset_of(cli, *parser_alone)
     assert "memory_limit is for the trials of a search" in cli("run", "mine", "--set", "memory_limit=1GiB").refused()
 
 
-def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
+def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli):
     preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
     home, options = Home(cli.home), BatchSearchOptions()
     preset = script_preset.load(cli.presets / "mine.toml")
@@ -205,7 +195,7 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_largest_batch_of_a_hard_coded_trainer(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_batch_of_a_hard_coded_trainer(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     preset_of(cli, *script("saving_trainer.py"))
     answer = searched(cli, "--set", "memory_limit=192MiB")
@@ -218,7 +208,7 @@ def test_largest_batch_of_a_hard_coded_trainer(cli: Cli, tmp_path: Path, monkeyp
 
 @pytest.mark.long
 @pytest.mark.ci
-def test_batch_that_a_search_confirmed_fits_in_trials_under_the_same_limit(cli: Cli, tmp_path: Path) -> None:
+def test_batch_that_a_search_confirmed_fits_in_trials_under_the_same_limit(cli, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(
         "import argparse, torch\nparser = argparse.ArgumentParser()\n"

@@ -1,11 +1,8 @@
 """The knobs that the hooks read from the Hugging Face Trainer."""
 
-from __future__ import annotations
-
 import importlib
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from transformers import TrainerCallback, TrainingArguments
@@ -18,12 +15,12 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(("gpus", "samples"), [(0, 8), (1, 8), (2, 16)])
-def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path: Path, gpus: int, samples: int) -> None:
+def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path, gpus, samples):
     arguments = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
     arguments._n_gpu = gpus
-    recorded: list[int] = []
+    recorded = []
 
-    def record_step(samples: int) -> bool:
+    def record_step(samples):
         recorded.append(samples)
         return False
 
@@ -32,7 +29,7 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path: Path, gpus: 
         count_steps_of=lambda source: None, turns=turns, samples_beside=lambda asked: asked, record_step=record_step
     )
     run = SimpleNamespace(steps=steps, ran={}, actual={})
-    module: Any = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
+    module = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
     frameworks.install_trainer(module, cast("ScriptRun", run))
     callback = module.DEFAULT_CALLBACKS[0]()
     callback.on_train_begin(arguments, None, None)
@@ -41,13 +38,13 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path: Path, gpus: 
     assert recorded == [samples]
 
 
-def test_each_hook_of_a_module_under_way_gets_the_whole_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_hook_of_a_module_under_way_gets_the_whole_module(tmp_path, monkeypatch):
     (tmp_path / "under_way.py").write_text("import installs_hooks\nwhole = True\n")
     (tmp_path / "installs_hooks.py").write_text("import builtins\nbuiltins.install_hooks()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    seen: list[tuple[str, bool]] = []
+    seen = []
 
-    def install_hooks() -> None:
+    def install_hooks():
         for name in ("first", "second"):
             hook_modules({"under_way": lambda module, name=name: seen.append((name, hasattr(module, "whole")))})
 

@@ -1,9 +1,6 @@
 """A driver whose calls do not come back: neither the training's end nor its result waits for it."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import pytest
 import shared_object
@@ -12,14 +9,12 @@ from scenario import Scenario
 from cli.command import until
 from trainfast_runner.records.telemetry_lines import read_ticks
 
-from .conftest import Run
-
 pytestmark = pytest.mark.long
 NEVER_S = 600
 
 
 @pytest.mark.parametrize("hanging", [f"slow 1 {NEVER_S} 0 {NEVER_S}", f"opening {NEVER_S} 0 {NEVER_S}"])
-def test_the_result_comes_while_a_call_hangs(run: Run, tmp_path: Path, hanging: str) -> None:
+def test_the_result_comes_while_a_call_hangs(run, tmp_path, hanging):
     (tmp_path / "nvml").mkdir()
     script = Scenario(origin_ns=time.monotonic_ns(), also=[hanging]).write(tmp_path / "scenario")
     library = shared_object.build(tmp_path / "nvml")
@@ -34,7 +29,7 @@ def test_the_result_comes_while_a_call_hangs(run: Run, tmp_path: Path, hanging: 
     run.supervise(env=shared_object.environment(library, gpus=2, scenario=script))
     telemetry = run.directory / "telemetry.jsonl"
 
-    def hangs() -> bool:
+    def hangs():
         missing = [reason for tick in read_ticks(telemetry)[0] for reason in tick.missing.values()]
         return any("has not answered for" in reason for reason in missing)
 

@@ -1,21 +1,16 @@
 """How a run ends, as its result says it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat
 import time
-from collections.abc import Callable
 
 import pytest
 
 from trainfast_runner.running.present_state import run_state
 
-from .conftest import Run
 
-
-def test_finished(run: Run, ended_clean: Callable[[Run], None]) -> None:
+def test_finished(run, ended_clean):
     began_s = time.monotonic()
     result = run.result_of(
         """
@@ -109,16 +104,15 @@ def test_finished(run: Run, ended_clean: Callable[[Run], None]) -> None:
         ),
     ],
 )
-def test_end(run: Run, ended_clean: Callable[[Run], None], body: str, state: str, reason: str) -> None:
+def test_end(run, ended_clean, body, state, reason):
     result = run.result_of(body)
     assert (result.state, result.reason) == (state, reason)
     assert result.error is not None
     ended_clean(run)
 
 
-def test_refused_input_names_its_key(run: Run) -> None:
+def test_refused_input_names_its_key(run):
     result = run.result_of("begin(); say('invalid', message='no', key='seq_len', allowed=['8'], nearest='8'); exit(2)")
-    assert result.error is not None
     assert (result.error.key, result.error.allowed, result.error.nearest) == ("seq_len", ["8"], "8")
 
 
@@ -131,13 +125,12 @@ def test_refused_input_names_its_key(run: Run) -> None:
         ({"argv": []}, "cannot start an empty command: list index out of range"),
     ],
 )
-def test_command_that_cannot_be_executed(run: Run, fields: dict[str, object], reason: str) -> None:
+def test_command_that_cannot_be_executed(run, fields, reason):
     result = run.result_of("", **fields)
-    assert result.state == "failed_to_start"
-    assert result.reason == reason
+    assert (result.state, result.reason) == ("failed_to_start", reason)
 
 
-def test_a_place_in_somebody_elses_job_is_not_inherited(run: Run) -> None:
+def test_a_place_in_somebody_elses_job_is_not_inherited(run):
     """As in a shell inside a torchrun job: rank 3 of 8 would wait for the others for ever."""
     job = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
     more = {"PET_NNODES": "2", "TORCHELASTIC_ERROR_FILE": "/tmp/x", "OMPI_COMM_WORLD_SIZE": "8", "OF_THE_USER": "1"}
@@ -151,9 +144,8 @@ def test_a_place_in_somebody_elses_job_is_not_inherited(run: Run) -> None:
     assert (run.directory / "output.log").read_text() == "['OF_THE_USER', 'OF_THE_LAUNCH']\n"
 
 
-def test_training_killed_from_outside(run: Run, ended_clean: Callable[[Run], None]) -> None:
-    run.start("begin(); train(3); wait_for_ever()")
-    run.in_training()
+def test_training_killed_from_outside(run, ended_clean):
+    run.train("begin(); train(3); wait_for_ever()")
     os.kill(run.child_pid(), signal.SIGKILL)
     result = run.end()
     assert result.state == "killed"
@@ -163,7 +155,7 @@ def test_training_killed_from_outside(run: Run, ended_clean: Callable[[Run], Non
     ended_clean(run)
 
 
-def test_lines_that_cannot_be_read_are_counted(run: Run) -> None:
+def test_lines_that_cannot_be_read_are_counted(run):
     result = run.result_of(
         """
         begin(); train(4)
@@ -174,6 +166,4 @@ def test_lines_that_cannot_be_read_are_counted(run: Run) -> None:
             file.write(b'{"t_ns": 5, "st')
         """
     )
-    assert result.state == "finished"
-    assert result.unreadable_lines == 2
-    assert result.steps.measured == 6
+    assert (result.state, result.unreadable_lines, result.steps.measured) == ("finished", 2, 6)

@@ -1,7 +1,5 @@
 """A follower does not take a run for over while its result may still come."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -9,12 +7,11 @@ from pathlib import Path
 import msgspec
 
 from on_disk import result
-from supervisor.conftest import Run
 from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.running.follower import Follower
 
 
-def test_a_run_that_recorded_its_end_is_live_until_its_result_is_written(run: Run) -> None:
+def test_a_run_that_recorded_its_end_is_live_until_its_result_is_written(run):
     """Whoever waits for the last snapshot would otherwise wait for a result that it never shows."""
     run.prepare("")
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -1,12 +1,7 @@
 """output.log: everything that is printed, until it is too much."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,12 +14,10 @@ from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running.scripts.log_steps import LogSteps
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
-from .conftest import Run
-
 MIB = 1 << 20
 
 
-def test_a_flood_of_output_keeps_its_head_and_tail(run: Run) -> None:
+def test_a_flood_of_output_keeps_its_head_and_tail(run):
     result = run.result_of(
         """
         print("the first line")
@@ -53,7 +46,7 @@ def test_a_flood_of_output_keeps_its_head_and_tail(run: Run) -> None:
     assert "\0" not in path.read_text()
 
 
-def test_a_live_log_with_a_hole_is_readable(tmp_path: Path) -> None:
+def test_a_live_log_with_a_hole_is_readable(tmp_path):
     log = CappedFile(tmp_path / "output.log", cap_bytes=4 * MIB)
     fd = log.open()
     for number in range(12):
@@ -78,7 +71,7 @@ def test_a_live_log_with_a_hole_is_readable(tmp_path: Path) -> None:
     }
 
 
-def test_without_holes_in_files_the_log_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_holes_in_files_the_log_is_truncated(tmp_path, monkeypatch):
     monkeypatch.setattr("trainfast_runner.records.capped_file._punch", lambda *_: False)
     log = CappedFile(tmp_path / "output.log", cap_bytes=4 * MIB)
     fd = log.open()
@@ -93,9 +86,7 @@ def test_without_holes_in_files_the_log_is_truncated(tmp_path: Path, monkeypatch
     assert any(f"{log.dropped_bytes} bytes of output were dropped here" in line for line in lines)
 
 
-def test_steps_printed_into_a_log_that_is_cut_behind_its_head_count_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_printed_into_a_log_that_is_cut_behind_its_head_count_once(run, monkeypatch):
     monkeypatch.setattr("trainfast_runner.records.capped_file._punch", lambda *_: False)
     command = ["python", "train.py"]
     run.prepare("", script=ScriptAsked(command=command, argv=command, steps_from_log="^step"))
@@ -114,16 +105,14 @@ def test_steps_printed_into_a_log_that_is_cut_behind_its_head_count_once(
     assert ([step.step for step in recorded], unreadable) == (list(range(1, 5004)), 0)
 
 
-def test_no_log_is_no_lines(tmp_path: Path) -> None:
+def test_no_log_is_no_lines(tmp_path):
     assert read_log(tmp_path / "output.log", 5) == []
 
 
 @given(
     st.lists(st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=("Cs",))), max_size=30), st.data()
 )
-def test_last_lines_are_the_last_lines(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], data: st.DataObject
-) -> None:
+def test_last_lines_are_the_last_lines(tmp_path_factory, lines, data):
     path = tmp_path_factory.mktemp("log") / "output.log"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     count = data.draw(st.integers(0, 40))
@@ -131,7 +120,7 @@ def test_last_lines_are_the_last_lines(
     assert read_log(path) == lines
 
 
-def test_a_growing_log_returns_each_line_once_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_growing_log_returns_each_line_once_when_it_is_complete(tmp_path):
     path = tmp_path / "output.log"
     log = GrowingLog(path, last_lines=2)
     assert log.read() is None, "no file yet"
@@ -146,7 +135,7 @@ def test_a_growing_log_returns_each_line_once_when_it_is_complete(tmp_path: Path
     assert log.unfinished() == "five"
 
 
-def test_a_growing_log_keeps_only_the_newest_part_of_a_line_that_does_not_end(tmp_path: Path) -> None:
+def test_a_growing_log_keeps_only_the_newest_part_of_a_line_that_does_not_end(tmp_path):
     path = tmp_path / "output.log"
     path.write_bytes(b"50 %\r" * (3 << 20 >> 2) + b"100 %")
     log = GrowingLog(path)
@@ -157,13 +146,11 @@ def test_a_growing_log_keeps_only_the_newest_part_of_a_line_that_does_not_end(tm
     log.close()
 
 
-def test_a_line_appended_during_the_first_look_is_returned_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_appended_during_the_first_look_is_returned_by_the_next(tmp_path, monkeypatch):
     path = tmp_path / "output.log"
     path.write_bytes(b"one\n")
 
-    def read_after_an_append(*arguments: Any, **options: Any) -> list[str]:
+    def read_after_an_append(*arguments, **options):
         with path.open("ab") as file:
             file.write(b"two\n")
         return read_log(*arguments, **options)
@@ -173,7 +160,7 @@ def test_a_line_appended_during_the_first_look_is_returned_by_the_next(
     assert (log.read(), log.read(), log.read()) == (["one"], ["two"], None)
 
 
-def test_a_growing_log_returns_the_lines_before_the_log_was_compacted(tmp_path: Path) -> None:
+def test_a_growing_log_returns_the_lines_before_the_log_was_compacted(tmp_path):
     capped = CappedFile(tmp_path / "output.log", cap_bytes=64 << 10)
     fd, log = capped.open(), GrowingLog(capped.path)
     os.write(fd, b"x" * 1023 + b"\n")
@@ -181,7 +168,6 @@ def test_a_growing_log_returns_the_lines_before_the_log_was_compacted(tmp_path: 
     os.write(fd, (b"y" * 1023 + b"\n") * 127)
     assert capped.trim() > 0
     lines = log.read()
-    assert lines is not None
     assert lines[-1] == "y" * 1023
     os.write(fd, b"the error\n")
     os.close(fd)
@@ -190,9 +176,7 @@ def test_a_growing_log_returns_the_lines_before_the_log_was_compacted(tmp_path: 
     log.close()
 
 
-def test_a_growing_log_returns_the_lines_printed_after_the_log_was_cut_behind_its_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_growing_log_returns_the_lines_printed_after_the_log_was_cut_behind_its_head(tmp_path, monkeypatch):
     monkeypatch.setattr("trainfast_runner.records.capped_file._punch", lambda *_: False)
     capped = CappedFile(tmp_path / "output.log")
     fd, log = capped.open(), GrowingLog(capped.path, last_lines=1)

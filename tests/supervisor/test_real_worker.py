@@ -1,13 +1,9 @@
 """The real worker under the real supervisor: what stand-ins cannot prove."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +11,6 @@ from cli.command import until
 from trainfast_runner import worker
 from trainfast_runner.running.stopping import request_stop
 from trainfast_runner.settings.knobs import defaults
-
-from .conftest import Run
 
 BOOTSTRAP = str(Path(worker.__file__).parent / "bootstrap.py")
 MODEL = {
@@ -30,7 +24,7 @@ MODEL = {
 }
 
 
-def real(run: Run, ranks: int, steps: int) -> dict[str, Any]:
+def real(run, ranks, steps):
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     return {
         "argv": [sys.executable, *(launcher if ranks > 1 else []), BOOTSTRAP, str(run.directory)],
@@ -54,7 +48,7 @@ def real(run: Run, ranks: int, steps: int) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.ci
-def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], None]) -> None:
+def test_a_rank_of_torchrun_is_killed(run, ended_clean):
     run.start("", **real(run, ranks=2, steps=1_000_000))
     for name in ("steps.jsonl", "steps.rank1.jsonl"):
         path = run.directory / name
@@ -66,15 +60,13 @@ def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], Non
     result = run.end()
     assert result.state == "failed"
     assert result.reason.startswith("rank 1 died of SIGKILL (after step ")
-    assert result.error is not None
-    assert result.error.rank == 1
-    assert result.actual.wrapper == "DistributedDataParallel"
+    assert (result.error.rank, result.actual.wrapper) == (1, "DistributedDataParallel")
     assert result.throughput.samples_per_s.median
     ended_clean(run)
 
 
 @pytest.mark.long
-def test_a_stop_keeps_every_step(run: Run, ended_clean: Callable[[Run], None]) -> None:
+def test_a_stop_keeps_every_step(run, ended_clean):
     run.start("", **real(run, ranks=1, steps=1_000_000))
     path = run.directory / "steps.jsonl"
     until(lambda: path.exists() and path.stat().st_size, "a step")

@@ -1,13 +1,10 @@
 """A run whose supervisor died: it goes on, is shown for what it is, can be ended, and is never forgotten."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -16,22 +13,18 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.running.present_state import RunState, run_state
+from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
-from .conftest import Run
 
-
-def kill_supervisor(run: Run) -> None:
-    assert run.supervisor is not None
+def kill_supervisor(run):
     run.supervisor.kill()
     run.supervisor.wait()
 
 
-def test_the_training_outlives_its_supervisor_and_is_lost_only_in_name(run: Run) -> None:
-    run.start("begin(); train(5); wait_for('go'); train(5, first=6); say('finished')")
-    run.in_training()
+def test_the_training_outlives_its_supervisor_and_is_lost_only_in_name(run):
+    run.train("begin(); train(5); wait_for('go'); train(5, first=6); say('finished')")
     kill_supervisor(run)
     now = run_state(run.directory)
     assert (now.state, now.supervised, now.ended) == ("running", False, False)
@@ -41,18 +34,16 @@ def test_the_training_outlives_its_supervisor_and_is_lost_only_in_name(run: Run)
     until(lambda: run_state(run.directory).ended, "the run to end")
     assert read_result(run.directory) is None, "a look writes nothing"
     result = recover_result(run.directory)
-    assert result is not None
     assert read_result(run.directory) == result
     assert result.state == "lost"
     assert result.reason == (
         "the supervisor ended before the run did: 10 steps recorded; every rank had recorded that it finished"
     )
-    assert result.steps.measured == 8
-    assert result.throughput.samples_per_s.median == 400
+    assert (result.steps.measured, result.throughput.samples_per_s.median) == (8, 400)
     assert result.seconds is not None
 
 
-def test_a_run_without_supervisor_is_ended_by_hand(run: Run) -> None:
+def test_a_run_without_supervisor_is_ended_by_hand(run):
     """Its launcher obeys, one rank does not, and another process keeps the lock open."""
     run.start(
         """
@@ -70,9 +61,8 @@ def test_a_run_without_supervisor_is_ended_by_hand(run: Run) -> None:
     until(lambda: len(run.pids()) == 2, "two processes")
     run.child_pid()  # is on record before the one who writes it is gone
     kill_supervisor(run)
-    left: list[float] = []
+    left = []
     result = stop_unsupervised(run.directory, 0.5, left.append)
-    assert result is not None
     assert result.state == "lost"
     assert "3 steps recorded; no end was recorded" in result.reason
     assert left[0] > left[-1] == 0.0
@@ -82,7 +72,7 @@ def test_a_run_without_supervisor_is_ended_by_hand(run: Run) -> None:
         stop_unsupervised(run.directory, 0.5)
 
 
-def test_forks_of_a_leader_that_died_by_itself_are_ended_by_hand(run: Run) -> None:
+def test_forks_of_a_leader_that_died_by_itself_are_ended_by_hand(run):
     """Like data loaders: they are below nobody of the run any more, and their lock keeps it from ending."""
     run.start(
         """
@@ -99,27 +89,24 @@ def test_forks_of_a_leader_that_died_by_itself_are_ended_by_hand(run: Run) -> No
     until(lambda: identify(run.child_pid()) is None, "the leader to end")
     assert is_alive(run.directory)
     result = stop_unsupervised(run.directory, 5.0)
-    assert result is not None
     assert result.state == "lost"
     assert identify(fork["pid"]) is None
 
 
-def test_a_supervised_run_is_not_ended_behind_its_supervisors_back(run: Run) -> None:
-    run.start("begin(); train(3); wait_for_ever()")
-    run.in_training()
+def test_a_supervised_run_is_not_ended_behind_its_supervisors_back(run):
+    run.train("begin(); train(3); wait_for_ever()")
     with pytest.raises(UserError, match="has a supervisor"):
         stop_unsupervised(run.directory, 1.0)
 
 
-def test_readers_that_come_at_once_agree(run: Run) -> None:
-    run.start("begin(); train(5); wait_for_ever()")
-    run.in_training()
+def test_readers_that_come_at_once_agree(run):
+    run.train("begin(); train(5); wait_for_ever()")
     kill_supervisor(run)
     os.kill(run.child_pid(), signal.SIGKILL)
     until(lambda: identify(run.child_pid()) is None, "the training to end")
-    seen: list[RunState] = []
+    seen = []
 
-    def read() -> None:
+    def read():
         recover_result(run.directory)
         seen.append(run_state(run.directory))
 
@@ -133,26 +120,25 @@ def test_readers_that_come_at_once_agree(run: Run) -> None:
     assert not [path for path in run.directory.iterdir() if path.name.startswith(".")]
 
 
-def test_a_reader_that_comes_before_the_lock_is_free_sees_a_live_run(run: Run) -> None:
+def test_a_reader_that_comes_before_the_lock_is_free_sees_a_live_run(run):
     run.start("begin(); wait_for_ever()")
     until(lambda: run.worker("started"), "the rank")
     assert recover_result(run.directory) is None
     assert run_state(run.directory).state == "starting"
 
 
-def test_supervisor_that_fell_between_its_verdict_and_the_result(run: Run) -> None:
+def test_supervisor_that_fell_between_its_verdict_and_the_result(run):
     run.prepare("")
     (run.directory / "alive.lock").touch()
     (run.directory / "events.jsonl").write_text(
         '{"t_ns": 1, "kind": "state", "state": "oom", "reason": "CUDA out of memory"}\n{"t_ns": 2, "ki'
     )
     result = recover_result(run.directory)
-    assert result is not None
     assert result.state == "lost"
     assert result.reason.endswith("the supervisor's own verdict was oom: CUDA out of memory")
 
 
-def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run: Run) -> None:
+def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run):
     run.prepare("")
     (run.directory / "alive.lock").touch()
     (run.directory / "sandbox").mkdir()
@@ -161,7 +147,7 @@ def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run: Run) -
     assert not (run.directory / "sandbox").exists()
 
 
-def test_nothing_but_an_empty_directory(tmp_path: Path) -> None:
+def test_nothing_but_an_empty_directory(tmp_path):
     assert run_state(tmp_path).state == "starting"
     os.utime(tmp_path, (0, 0))
     now = run_state(tmp_path)
@@ -170,17 +156,16 @@ def test_nothing_but_an_empty_directory(tmp_path: Path) -> None:
     assert recover_result(tmp_path) is None
 
 
-def test_a_home_that_cannot_be_written_still_tells(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_cannot_be_written_still_tells(run, monkeypatch):
     run.prepare("")
     # A directory stands where the temporary file must go: works for root too, whom no permission stops.
     (run.directory / f".result.json.{os.getpid()}-{threading.get_native_id()}").mkdir()
     result = recover_result(run.directory)
-    assert result is not None
     assert result.state == "lost"
     assert read_result(run.directory) is None
 
 
-def test_a_result_of_a_newer_version_is_never_overwritten(run: Run) -> None:
+def test_a_result_of_a_newer_version_is_never_overwritten(run):
     run.prepare("")
     newer = b'{"schema": 9, "run_id": {"of": "another shape"}, "state": "finished"}\n'
     (run.directory / "result.json").write_bytes(newer)
@@ -190,11 +175,10 @@ def test_a_result_of_a_newer_version_is_never_overwritten(run: Run) -> None:
     assert (run.directory / "result.json").read_bytes() == newer
 
 
-def test_a_run_that_was_written_off_is_not_started(run: Run) -> None:
+def test_a_run_that_was_written_off_is_not_started(run):
     """Its launcher died before the supervisor had the lock, and a reader wrote its result in between."""
     run.prepare("begin(); train(5); say('finished')")
     result = recover_result(run.directory)
-    assert result is not None
     assert result.state == "lost"
     done = subprocess.run(
         [sys.executable, "-P", "-m", "trainfast_runner.running.supervision", str(run.directory)],

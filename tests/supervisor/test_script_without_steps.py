@@ -1,11 +1,8 @@
 """A script that takes no step that the hooks see: its person is told how to make them seen."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cli.command import until
@@ -15,10 +12,8 @@ from trainfast_runner.records.run_file import ScriptAsked
 from trainfast_runner.running.supervision.ranks import ScriptWatch
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
-from .conftest import Run
 
-
-def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run: Run) -> None:
+def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run):
     result = run.result_of(
         """
         while "no_step" not in open("events.jsonl").read():
@@ -28,7 +23,6 @@ def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run: Run) -> 
         script=ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"]),
     )
     [notice] = run.events("no_step")
-    assert notice.detail is not None
     assert notice.detail.startswith("no optimizer step seen in 0.1 s: ")
     for way in ("an optimizer of torch.optim", "trainfast_door.step()` after each step", "--steps-from-log REGEX"):
         assert way in notice.detail
@@ -38,17 +32,16 @@ def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run: Run) -> 
 
 
 @contextmanager
-def child(body: str) -> Iterator[None]:
+def child(body):
     """A process below this one that has done `body`, and stays until the end."""
     code = f"import sys, time\n{body}\nprint(flush=True)\nsys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], **pipes) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         yield
 
 
-def watch_of(run: Run, notices: list[str]) -> ScriptWatch:
+def watch_of(run, notices):
     """The watch over a script that has just been started, and runs below this process."""
     run.prepare("", script=ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"]))
     asked = read_run_file(run.directory)
@@ -57,14 +50,14 @@ def watch_of(run: Run, notices: list[str]) -> ScriptWatch:
     return ScriptWatch(asked, run.directory, output, notices.append, no_step_s=0.05)
 
 
-def polled(watch: ScriptWatch, notices: list[str]) -> list[str]:
+def polled(watch, notices):
     """The notices after another poll."""
     watch.poll(in_training=False)
     return notices
 
 
-def test_script_that_compiles_is_shown_as_compiling_and_shown_the_ways_afterwards(run: Run) -> None:
-    notices: list[str] = []
+def test_script_that_compiles_is_shown_as_compiling_and_shown_the_ways_afterwards(run):
+    notices = []
     watch = watch_of(run, notices)
     with child("open('/proc/self/comm', 'w').write('nvcc')"):
         until(lambda: polled(watch, notices), "a notice")
@@ -75,8 +68,8 @@ def test_script_that_compiles_is_shown_as_compiling_and_shown_the_ways_afterward
     assert "--steps-from-log REGEX" in notices[1]
 
 
-def test_script_that_computes_without_a_step_may_still_load_or_compile(run: Run) -> None:
-    notices: list[str] = []
+def test_script_that_computes_without_a_step_may_still_load_or_compile(run):
+    notices = []
     with child("while time.process_time() < 0.5:\n    pass"):
         watch = watch_of(run, notices)
         until(lambda: polled(watch, notices), "a notice")

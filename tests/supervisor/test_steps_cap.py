@@ -1,16 +1,12 @@
 """steps.jsonl of a run that takes very many steps: head and tail are kept, and nobody waits for it."""
 
-from __future__ import annotations
-
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
-
-from .conftest import Run
 
 CAP_BYTES = 256 << 10
 
 
-def test_a_flood_of_steps_keeps_its_head_and_tail(run: Run) -> None:
+def test_a_flood_of_steps_keeps_its_head_and_tail(run):
     result = run.result_of(
         """
         def is_cut(rank_file):
@@ -37,5 +33,4 @@ def test_a_flood_of_steps_keeps_its_head_and_tail(run: Run) -> None:
     first, *_, last = records.steps[0]
     assert first.step == 1
     assert result.steps.measured + result.steps.warmup == last.step
-    assert result.thinning is not None
     assert result.thinning.steps_dropped == last.step - len(records.steps[0])

@@ -1,11 +1,8 @@
 """Ending a run: the ladder from SIGTERM to SIGKILL, and that nothing survives it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +12,13 @@ from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.stopping import kill_now, request_stop
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
-from .conftest import Run, process_exists, until
+from .conftest import process_exists, until
 
 IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN); begin(); train(3); wait_for_ever()"
 
 
-def test_stop(run: Run, ended_clean: Callable[[Run], None]) -> None:
-    run.start("begin(); train(3); wait_for_ever()")
-    run.in_training()
+def test_stop(run, ended_clean):
+    run.train("begin(); train(3); wait_for_ever()")
     assert request_stop(run.directory)
     result = run.end()
     assert (result.state, result.reason) == ("stopped", "stopped as asked, after 3 steps")
@@ -32,9 +28,8 @@ def test_stop(run: Run, ended_clean: Callable[[Run], None]) -> None:
         request_stop(run.directory)
 
 
-def test_stop_that_needs_sigkill(run: Run, ended_clean: Callable[[Run], None]) -> None:
-    run.start(IGNORES_TERM, SupervisorBounds(grace_s=1.0))
-    run.in_training()
+def test_stop_that_needs_sigkill(run, ended_clean):
+    run.train(IGNORES_TERM, SupervisorBounds(grace_s=1.0))
     assert request_stop(run.directory)
     until(lambda: run_state(run.directory).state == "stopping", "the state stopping")
     now = run_state(run.directory)
@@ -52,9 +47,8 @@ def test_stop_that_needs_sigkill(run: Run, ended_clean: Callable[[Run], None]) -
     ended_clean(run)
 
 
-def test_kill_now(run: Run, ended_clean: Callable[[Run], None]) -> None:
-    run.start(IGNORES_TERM)
-    run.in_training()
+def test_kill_now(run, ended_clean):
+    run.train(IGNORES_TERM)
     run.signal(signal.SIGINT)
     until(lambda: run_state(run.directory).state == "stopping", "the state stopping")
     assert kill_now(run.directory)
@@ -63,16 +57,15 @@ def test_kill_now(run: Run, ended_clean: Callable[[Run], None]) -> None:
     ended_clean(run)
 
 
-def test_a_run_that_finishes_although_asked_to_stop_has_finished(run: Run) -> None:
-    run.start(
+def test_a_run_that_finishes_although_asked_to_stop_has_finished(run):
+    run.train(
         "signal.signal(signal.SIGTERM, lambda *_: (say('finished'), os._exit(0))); begin(); train(3); signal.pause()"
     )
-    run.in_training()
     request_stop(run.directory)
     assert run.end().state == "finished"
 
 
-def test_everything_below_goes_wherever_it_hid(run: Run, ended_clean: Callable[[Run], None]) -> None:
+def test_everything_below_goes_wherever_it_hid(run, ended_clean):
     """Ranks are sessions of their own, and one has let itself be orphaned: SIGKILL to a group misses them all."""
     run.start(
         """
@@ -101,7 +94,7 @@ def test_everything_below_goes_wherever_it_hid(run: Run, ended_clean: Callable[[
     ended_clean(run)
 
 
-def test_what_a_finished_training_left_behind_is_ended_too(run: Run, ended_clean: Callable[[Run], None]) -> None:
+def test_what_a_finished_training_left_behind_is_ended_too(run, ended_clean):
     result = run.result_of(
         """
         def daemon():
@@ -116,7 +109,7 @@ def test_what_a_finished_training_left_behind_is_ended_too(run: Run, ended_clean
     ended_clean(run)
 
 
-def test_forks_of_a_leader_that_died_by_itself_are_ended_too(run: Run, ended_clean: Callable[[Run], None]) -> None:
+def test_forks_of_a_leader_that_died_by_itself_are_ended_too(run, ended_clean):
     """One is in its session and one is not; both ignore SIGTERM."""
     run.start(
         """
@@ -138,9 +131,8 @@ def test_forks_of_a_leader_that_died_by_itself_are_ended_too(run: Run, ended_cle
     ended_clean(run)
 
 
-def test_hangup_does_not_touch_the_run(run: Run) -> None:
-    run.start("begin(); train(3); wait_for('go'); train(3, first=4); say('finished')")
-    run.in_training()
+def test_hangup_does_not_touch_the_run(run):
+    run.train("begin(); train(3); wait_for('go'); train(3, first=4); say('finished')")
     run.signal(signal.SIGHUP)
     (run.directory / "go").touch()
     result = run.end()
@@ -149,7 +141,7 @@ def test_hangup_does_not_touch_the_run(run: Run) -> None:
     assert not process_exists(run.child_pid())
 
 
-def test_signals_are_not_left_ignored_in_the_training(run: Run) -> None:
+def test_signals_are_not_left_ignored_in_the_training(run):
     result = run.result_of(
         """
         asked_for = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
@@ -160,7 +152,7 @@ def test_signals_are_not_left_ignored_in_the_training(run: Run) -> None:
     assert (run.directory / "output.log").read_text() == "[]\n"
 
 
-def test_stop_does_not_signal_a_stranger_with_the_supervisors_pid(run: Run, tmp_path: Path) -> None:
+def test_stop_does_not_signal_a_stranger_with_the_supervisors_pid(run, tmp_path):
     """After a reboot, or once a pid went round, the number in the records belongs to somebody else: here to us."""
     run.prepare("", boot_id="another boot of this machine")
     ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]

@@ -1,12 +1,9 @@
 """A process that outlives SIGKILL: the run ends as lost, unless its ranks had finished; it is named in either case."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,15 +15,13 @@ from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds, unkillable_reason
 
-from .conftest import Run
-
 PTRACE_SEIZE, PR_SET_PTRACER, WALL = 0x4206, 0x59616D61, 0x40000000
 MAY_BE_TRACED = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)\n"
 GIVEN_UP_SOON = SupervisorBounds(grace_s=0.1, unkillable_s=0.5)
 
 
 @contextlib.contextmanager
-def held_in_the_kernel(pid: int) -> Iterator[None]:
+def held_in_the_kernel(pid):
     """No parent can collect `pid` meanwhile: the kernel keeps it for its tracer, as it keeps one in state D."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.ptrace(PTRACE_SEIZE, pid, None, None) != 0:
@@ -37,9 +32,8 @@ def held_in_the_kernel(pid: int) -> Iterator[None]:
         os.waitpid(pid, WALL)
 
 
-def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run: Run) -> None:
-    run.start(MAY_BE_TRACED + "begin(); train(3); wait_for_ever()", GIVEN_UP_SOON)
-    run.in_training()
+def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run):
+    run.train(MAY_BE_TRACED + "begin(); train(3); wait_for_ever()", GIVEN_UP_SOON)
     pid = run.child_pid()
     with held_in_the_kernel(pid):
         run.signal(signal.SIGTERM)
@@ -53,13 +47,12 @@ def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run: Run) -> None:
     assert not is_unfinished(run.directory)
 
 
-def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run: Run) -> None:
+def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run):
     """The launcher fails at once; its rank is what cannot be ended."""
-    run.start(
+    run.train(
         MAY_BE_TRACED + "spawn_rank(0, 1, lambda: (train(3), wait_for_ever())); wait_for('go'); sys.exit(1)",
         GIVEN_UP_SOON,
     )
-    run.in_training()
     (rank,) = run.pids()
     with held_in_the_kernel(rank):
         (run.directory / "go").touch()
@@ -70,7 +63,7 @@ def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run:
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["the-rank-exits", "the-rank-waits-for-it"])
-def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be_ended(run: Run, waits: bool) -> None:
+def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be_ended(run, waits):
     run.start(
         MAY_BE_TRACED
         + "begin(); train(3)\npid = os.fork()\n"
@@ -93,7 +86,7 @@ def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be
     until(lambda: not os.path.exists(f"/proc/{pid}"), "the data process to be collected")
 
 
-def test_the_reason_names_pid_state_and_gpu() -> None:
+def test_the_reason_names_pid_state_and_gpu():
     run = RunFile(
         run_id="r",
         preset="p",

@@ -1,9 +1,6 @@
 """The verdict on facts that no test can bring about for real: the kernel's OOM killer, torchrun's own words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +10,7 @@ from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
 
 RUN = RunFile(run_id="r", preset="p", world_size=2, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
+ALONE = msgspec.structs.replace(RUN, world_size=1)
 TORCHRUN_REPORT = """
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================
@@ -32,7 +30,7 @@ Root Cause (first observed failure):
 """
 
 
-def life(*kinds: str, t_ns: int = 10, **last: object) -> list[WorkerLine]:
+def life(*kinds, t_ns=10, **last):
     """A rank's lines: started, in training, then one of each kind, the last with more fields."""
     lines = [
         {"t_ns": 1, "kind": "started"},
@@ -41,6 +39,11 @@ def life(*kinds: str, t_ns: int = 10, **last: object) -> list[WorkerLine]:
         *({"t_ns": t_ns, "kind": kind, **last} for kind in kinds[-1:]),
     ]
     return [msgspec.convert(line, WorkerLine) for line in lines]
+
+
+def judged(run=RUN, exit_code=1, **facts):
+    """The verdict on a training of two ranks that ended with status 1, unless they are others."""
+    return judge(EndFacts(run=run, exit_code=exit_code, **facts))
 
 
 PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598] Connection closed by peer"}
@@ -64,13 +67,11 @@ PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598
         ),
     ],
 )
-def test_f06_f08_an_end_that_a_limit_explains_names_the_limit(
-    limit: str, phase: str, error: tuple[str, str], output: str, state: str, words: str
-) -> None:
-    run = msgspec.structs.replace(RUN, world_size=1, limits={limit: 600_000 << 10})
+def test_f06_f08_an_end_that_a_limit_explains_names_the_limit(limit, phase, error, output, state, words):
+    run = msgspec.structs.replace(ALONE, limits={limit: 600_000 << 10})
     began, _, exception = life("exception", phase=phase, type=error[0], message=error[1])
     entered = msgspec.convert({"t_ns": 2, "kind": "phase", "phase": phase}, WorkerLine)
-    verdict = judge(EndFacts(run=run, exit_code=1, worker_lines={0: [began, entered, exception]}, output_tail=output))
+    verdict = judged(run, worker_lines={0: [began, entered, exception]}, output_tail=output)
     assert verdict.state == state
     assert verdict.reason.endswith(words)
 
@@ -91,134 +92,104 @@ THREAD_STACK = ("MemoryError", "can't start new thread: memory_limit leaves no r
         ("data", THREAD_STACK, [1 << 30], "oom"),
     ],
 )
-def test_an_error_that_no_inherited_limit_caused_names_none(
-    phase: str, error: tuple[str, str], memory_limit: list[int] | None, state: str
-) -> None:
+def test_an_error_that_no_inherited_limit_caused_names_none(phase, error, memory_limit, state):
     limits = dict.fromkeys(("cgroup", "RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NPROC"), 600_000 << 10)
-    run = msgspec.structs.replace(RUN, world_size=1, limits=limits, memory_limit_bytes=memory_limit)
+    run = msgspec.structs.replace(ALONE, limits=limits, memory_limit_bytes=memory_limit)
     began, _, exception = life("exception", phase=phase, type=error[0], message=error[1])
     entered = msgspec.convert({"t_ns": 2, "kind": "phase", "phase": phase}, WorkerLine)
-    verdict = judge(EndFacts(run=run, exit_code=1, worker_lines={0: [began, entered, exception]}))
+    verdict = judged(run, worker_lines={0: [began, entered, exception]})
     assert verdict.state == state
     assert verdict.reason.endswith(f"(phase {phase})")
 
 
-def test_a_kill_by_the_kernel_names_the_limit_of_the_group_alone() -> None:
+def test_a_kill_by_the_kernel_names_the_limit_of_the_group_alone():
     limits = dict.fromkeys(("cgroup", "RLIMIT_AS"), 600_000 << 10)
-    run = RunFile(run_id="r", preset="p", clock=RUN.clock, limits=limits)
-    verdict = judge(EndFacts(run=run, exit_code=-9, worker_lines={0: life()}, oom_kills=1))
+    run = msgspec.structs.replace(ALONE, limits=limits)
+    verdict = judged(run, -9, worker_lines={0: life()}, oom_kills=1)
     assert verdict.state == "oom"
     assert verdict.reason.endswith("(phase train); cgroup (memory.max) is 586 MiB")
 
 
-def test_kernel_oom_killer_took_a_rank() -> None:
-    facts = EndFacts(
-        run=RUN,
-        exit_code=1,
-        worker_lines={0: life("exception", **PEER_LOST), 1: life()},
-        last_step={0: 7, 1: 7},
-        lost_ranks=(1,),
-        oom_kills=1,
-        output_tail=TORCHRUN_REPORT.format(code=-9),
-    )
-    verdict = judge(facts)
+def test_kernel_oom_killer_took_a_rank():
+    worker_lines = {0: life("exception", **PEER_LOST), 1: life()}
+    report = {"output_tail": TORCHRUN_REPORT.format(code=-9), "lost_ranks": (1,), "oom_kills": 1}
+    verdict = judged(worker_lines=worker_lines, last_step={0: 7, 1: 7}, **report)
     assert verdict.state == "oom"
     assert verdict.reason == (
         "the kernel's out-of-memory killer ended the process: host memory was full (rank 1, after step 7, phase train)"
     )
-    assert verdict.error is not None
     assert verdict.error.rank == 1
 
 
 @pytest.mark.parametrize(("oom_kills", "state"), [(0, "killed"), (1, "oom")])
-def test_sigkill_of_the_only_process(oom_kills: int, state: str) -> None:
-    run = RunFile(run_id="r", preset="p", clock=RUN.clock)
-    assert judge(EndFacts(run=run, exit_code=-9, worker_lines={0: life()}, oom_kills=oom_kills)).state == state
+def test_sigkill_of_the_only_process(oom_kills, state):
+    assert judged(ALONE, -9, worker_lines={0: life()}, oom_kills=oom_kills).state == state
 
 
-def test_kernel_oom_killer_took_a_loader() -> None:
+def test_kernel_oom_killer_took_a_loader():
     message = "DataLoader worker (pid 77) is killed by signal: Killed. "
     worker_lines = {0: life("exception", type="RuntimeError", message=message), 1: life("finished")}
-    assert judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, oom_kills=1)).state == "oom"
-    assert judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines)).state == "failed"
+    assert judged(worker_lines=worker_lines, oom_kills=1).state == "oom"
+    assert judged(worker_lines=worker_lines).state == "failed"
 
 
-def test_lost_rank_is_blamed_and_not_the_one_that_noticed() -> None:
-    facts = EndFacts(
-        run=RUN,
-        exit_code=1,
-        worker_lines={0: life("exception", **PEER_LOST), 1: life()},
-        lost_ranks=(1,),
-        output_tail=TORCHRUN_REPORT.format(code=-9),
-    )
-    verdict = judge(facts)
+def test_lost_rank_is_blamed_and_not_the_one_that_noticed():
+    worker_lines = {0: life("exception", **PEER_LOST), 1: life()}
+    verdict = judged(worker_lines=worker_lines, lost_ranks=(1,), output_tail=TORCHRUN_REPORT.format(code=-9))
     assert (verdict.state, verdict.reason) == ("failed", "rank 1 died of SIGKILL (phase train)")
 
 
-def test_lost_rank_is_blamed_although_torchrun_saw_the_other_one_first() -> None:
+def test_lost_rank_is_blamed_although_torchrun_saw_the_other_one_first():
     report = TORCHRUN_REPORT.format(code=-9).replace("Root Cause", "Failures") + TORCHRUN_REPORT.replace(
         "rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)"
     ).format(code=1)
     worker_lines = {0: life("exception", **PEER_LOST), 1: life()}
-    verdict = judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, lost_ranks=(1,), output_tail=report))
+    verdict = judged(worker_lines=worker_lines, lost_ranks=(1,), output_tail=report)
     assert verdict.reason == "rank 1 died of SIGKILL (phase train)"
 
 
-def test_ranks_that_torchrun_ended_are_not_blamed() -> None:
+def test_ranks_that_torchrun_ended_are_not_blamed():
     """Rank 1 raised; torchrun then ended rank 0, which had no time for a word."""
     error = {"type": "torch.distributed.DistBackendError", "message": "NCCL error: unhandled system error"}
-    facts = EndFacts(
-        run=RUN,
-        exit_code=1,
-        worker_lines={0: life(), 1: life("exception", **error)},
-        lost_ranks=(0,),
-        output_tail=TORCHRUN_REPORT.format(code=1),
-    )
-    verdict = judge(facts)
+    worker_lines = {0: life(), 1: life("exception", **error)}
+    verdict = judged(worker_lines=worker_lines, lost_ranks=(0,), output_tail=TORCHRUN_REPORT.format(code=1))
     assert verdict.state == "failed"
     assert verdict.reason.startswith("torch.distributed.DistBackendError: NCCL error")
-    assert verdict.error is not None
     assert verdict.error.rank == 1
 
 
-def test_memory_that_ran_out_on_one_rank_outweighs_what_the_others_saw_first() -> None:
+def test_memory_that_ran_out_on_one_rank_outweighs_what_the_others_saw_first():
     worker_lines = {
         0: life("exception", t_ns=10, **PEER_LOST),
         1: life("exception", t_ns=11, type="torch.OutOfMemoryError", message="CUDA out of memory. Tried 2 GiB"),
     }
-    verdict = judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines))
+    verdict = judged(worker_lines=worker_lines)
     assert verdict.state == "oom"
     assert verdict.reason == "CUDA out of memory. Tried 2 GiB (rank 1, phase train)"
 
 
-def test_what_happened_before_the_stop_request_outweighs_it() -> None:
+def test_what_happened_before_the_stop_request_outweighs_it():
     worker_lines = {0: life("exception", t_ns=10, type="ValueError", message="bad"), 1: life("signal")}
-    assert judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, stop_ns=20)).state == "failed"
-    assert judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, stop_ns=5)).state == "stopped"
+    assert judged(worker_lines=worker_lines, stop_ns=20).state == "failed"
+    assert judged(worker_lines=worker_lines, stop_ns=5).state == "stopped"
 
 
-def test_sigterm_from_a_stranger() -> None:
-    run = RunFile(run_id="r", preset="p", clock=RUN.clock)
-    verdict = judge(EndFacts(run=run, exit_code=143, worker_lines={0: life("signal")}))
+def test_sigterm_from_a_stranger():
+    verdict = judged(ALONE, 143, worker_lines={0: life("signal")})
     assert (verdict.state, "SIGTERM" in verdict.reason) == ("killed", True)
     worker_lines = {0: life("exception", t_ns=11, **PEER_LOST), 1: life("signal")}
-    verdict = judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines))
+    verdict = judged(worker_lines=worker_lines)
     assert (verdict.state, verdict.reason) == (
         "failed",
         "rank 1 was ended by SIGTERM, which trainfast-tui did not send (phase train)",
     )
     worker_lines = {0: life("exception", t_ns=9, type="ValueError", message="bad"), 1: life("signal")}
-    assert (
-        judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines)).reason
-        == "ValueError: bad (rank 0, phase train)"
-    )
+    assert judged(worker_lines=worker_lines).reason == "ValueError: bad (rank 0, phase train)"
 
 
-def test_a_training_that_could_not_end_after_it_had_finished() -> None:
+def test_a_training_that_could_not_end_after_it_had_finished():
     worker_lines = {0: life("finished"), 1: life("finished")}
-    verdict = judge(
-        EndFacts(run=RUN, exit_code=-15, worker_lines=worker_lines, torn_down_reason="every rank finished, but ...")
-    )
+    verdict = judged(exit_code=-15, worker_lines=worker_lines, torn_down_reason="every rank finished, but ...")
     assert (verdict.state, verdict.reason) == ("failed", "every rank finished, but ...")
 
 
@@ -233,18 +204,18 @@ def test_a_training_that_could_not_end_after_it_had_finished() -> None:
         ("checkpointing", {"checkpointing": "full"}, {"checkpointing": "off"}),
     ],
 )
-def test_what_ran_is_not_what_was_asked(field: str, asked: dict[str, str], ran: dict[str, object]) -> None:
+def test_what_ran_is_not_what_was_asked(field, asked, ran):
     run = RunFile(run_id="r", preset="p", world_size=2, knobs=asked, clock=RUN.clock)
     honest = {0: life("actual", "finished"), 1: life("actual", "finished")}
     assert judge(EndFacts(run=run, exit_code=0, worker_lines=honest)).state == "finished"
-    actual = ActualLine(t_ns=5, **ran)  # type: ignore[arg-type]
+    actual = ActualLine(t_ns=5, **ran)
     verdict = judge(EndFacts(run=run, exit_code=0, worker_lines={0: honest[0], 1: [*life("finished"), actual]}))
     assert verdict.state == "failed"
     assert verdict.reason.startswith(field)
     assert "rank 1" in verdict.reason
 
 
-def test_a_reason_is_one_short_line() -> None:
+def test_a_reason_is_one_short_line():
     assert one_line("\n\n  first \nsecond") == "first"
     assert len(one_line("x" * 1000)) == 300
     assert one_line("") == ""
@@ -254,40 +225,32 @@ def test_a_reason_is_one_short_line() -> None:
     ("fields", "state", "ending"),
     [
         ({"is_oom": True, "free_bytes": 1 << 28}, "oom", "(rank 0, phase train)"),
-        (
-            {"is_oom": False, "free_bytes": 37 << 30},
-            "failed",
-            "37.0 GiB of the GPU's memory was free",
-        ),
+        ({"is_oom": False, "free_bytes": 37 << 30}, "failed", "37.0 GiB of the GPU's memory was free"),
         ({"is_oom": False}, "failed", "this can mean out of memory: how much was free is unknown"),
     ],
 )
-def test_an_error_that_hints_at_memory_is_judged_by_what_was_free(
-    fields: dict[str, Any], state: str, ending: str
-) -> None:
+def test_an_error_that_hints_at_memory_is_judged_by_what_was_free(fields, state, ending):
     message = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed a non-contiguous input"
     worker_lines = {0: life("exception", type="RuntimeError", message=message, **fields), 1: life()}
-    verdict = judge(EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines))
+    verdict = judged(worker_lines=worker_lines)
     assert verdict.state == state
     assert verdict.reason.endswith(ending)
 
 
-def test_a_rank_that_died_after_its_last_record_is_named_by_torchruns_report() -> None:
+def test_a_rank_that_died_after_its_last_record_is_named_by_torchruns_report():
     worker_lines = {rank: life("finished") for rank in (0, 1)}
-    verdict = judge(
-        EndFacts(run=RUN, exit_code=1, worker_lines=worker_lines, output_tail=TORCHRUN_REPORT.format(code=-6))
-    )
+    verdict = judged(worker_lines=worker_lines, output_tail=TORCHRUN_REPORT.format(code=-6))
     assert verdict.state == "failed"
     assert verdict.reason.startswith("the training exited with status 1: rank 1 died of SIGABRT (")
 
 
-def script_of(steps: int | None, ranks: int = 2) -> RunFile:
+def script_of(steps, ranks=2):
     """A run of a script of the user's own."""
     asked = ScriptAsked(command=["torchrun", "train.py"], argv=["torchrun", "train.py"], steps=steps)
     return RunFile(run_id="r", preset="p", world_size=ranks, clock=ClockAnchor(monotonic_ns=0, wall_ns=0), script=asked)
 
 
-def aborted() -> EndFacts:
+def aborted():
     """A script of two ranks that took its ten steps, and whose rank 1 then aborted."""
     return EndFacts(
         run=script_of(10),
@@ -298,7 +261,7 @@ def aborted() -> EndFacts:
     )
 
 
-def test_script_whose_group_aborts_after_its_last_step_has_finished() -> None:
+def test_script_whose_group_aborts_after_its_last_step_has_finished():
     ended = aborted()
     assert judge(ended) == Verdict("finished", "took the 10 steps asked for; then rank 1 died of SIGABRT")
     alone = replace(ended, run=script_of(10, ranks=1), exit_code=-6, output_tail="")
@@ -306,7 +269,7 @@ def test_script_whose_group_aborts_after_its_last_step_has_finished() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 1000])
-def test_the_steps_taken_are_counted_in_words(steps: int) -> None:
+def test_the_steps_taken_are_counted_in_words(steps):
     words = {1: "1 step", 1000: "1,000 steps"}[steps]
     alone = replace(aborted(), run=script_of(steps), last_step={0: steps, 1: steps})
     assert judge(alone).reason.startswith(f"took the {words} asked for; ")
@@ -323,5 +286,5 @@ def test_the_steps_taken_are_counted_in_words(steps: int) -> None:
         {"output_tail": TORCHRUN_REPORT.format(code=3)},
     ],
 )
-def test_script_that_fails_in_any_other_way_has_failed(changed: dict[str, Any]) -> None:
+def test_script_that_fails_in_any_other_way_has_failed(changed):
     assert judge(replace(aborted(), **changed)).state == "failed"

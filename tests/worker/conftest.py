@@ -8,46 +8,23 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
-from worker_knobs import knob_values
+from worker_knobs import knob_values, llama
 
 from forking import Forks
 from trainfast_runner.machine.training_python import extensions_directory, search_path
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
-TINY: dict[str, dict[str, Any]] = {
-    "llama": {
-        "family": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 1024,
-        "max_position_embeddings": 128,
-    },
-    "bert": {
-        "family": "bert",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 1024,
-        "max_position_embeddings": 128,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
-}
+TINY = {"llama": llama(), "bert": llama(family="bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)}
 SOURCES = {"kind": "files", "paths": sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py")))}
 """A megabyte of the 8 MB that `data.kind=text` reads: its tokens take a second, not ten."""
-KNOBS: dict[str, Any] = {
+KNOBS = {
     "precision": "fp32",
     "batch_size": 8,
     "grad_accum": 1,
@@ -68,24 +45,24 @@ class Run:
     code: int
     stderr: str
 
-    def steps(self, rank: int = 0) -> list[dict[str, Any]]:
+    def steps(self, rank=0):
         return _lines(self.folder / f"steps{'' if rank == 0 else f'.rank{rank}'}.jsonl")
 
-    def losses(self, rank: int = 0) -> list[float]:
+    def losses(self, rank=0):
         return [step["loss"] for step in self.steps(rank)]
 
-    def records(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+    def records(self, kind, rank=0):
         name = f"worker{'' if rank == 0 else f'.rank{rank}'}.jsonl"
         return [line for line in _lines(self.folder / name) if line["kind"] == kind]
 
-    def record(self, kind: str, rank: int = 0) -> dict[str, Any]:
+    def record(self, kind, rank=0):
         """The last record of a kind, which is the one that counts."""
         found = self.records(kind, rank)
         assert found, f"no {kind} record; the worker said:\n{self.stderr[-3000:]}"
         return found[-1]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -103,30 +80,23 @@ LONG = (
 """Files whose tests start many trainings of several processes: `make test-long` runs them, `make test` does not."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.stem.removeprefix("test_") in LONG:
             item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
-def cache_dir(cache: Path) -> Path:
+def cache_dir(cache):
     """The folder in which a worker looks for tokenized data."""
     return cache / "trainfast-tui"
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Callable[..., tuple[Path, list[str]]]:
+def start(tmp_path_factory, cache_dir):
     """Write a `run.json`; returns the run directory and the command that trains it."""
 
-    def write(
-        model: dict[str, Any] | str = "llama",
-        data: dict[str, Any] | None = None,
-        ranks: int = 1,
-        memory_limit_bytes: list[int] | None = None,
-        cache: Path | None = None,
-        **knobs: Any,
-    ) -> tuple[Path, list[str]]:
+    def write(model="llama", data=None, ranks=1, memory_limit_bytes=None, cache=None, **knobs):
         folder = tmp_path_factory.mktemp("run")
         asked = {"objective": "causal-lm", "paths": [], **(data or {})}
         spec = {
@@ -149,7 +119,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Callable
 
 
 @pytest.fixture(scope="session")
-def environment() -> dict[str, str]:
+def environment():
     """The environment that the launcher sets for a CPU run."""
     versions = {name: importlib.metadata.version(name) for name in ("torch", "deepspeed") if find_spec(name)}
     deepspeed = {
@@ -161,16 +131,16 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def train(start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]) -> Iterator[Callable[..., Run]]:
+def train(start, environment):
     """Train to the end; equal requests share one run.
 
     A run that is `cold`, has a memory limit or is compiled starts as the product starts it: a process of its own, or
     torchrun. All others are forked from a process with the imports done, whose heap is no measure of memory.
     """
     warm = Forks(Path(__file__).with_name("warm_rank.py"), environment)
-    done: dict[str, Run] = {}
+    done = {}
 
-    def run(cold: bool = False, **request: Any) -> Run:
+    def run(cold=False, **request):
         key = json.dumps([cold, request], sort_keys=True, default=str)
         if key not in done:
             folder, command = start(**request)
@@ -193,7 +163,7 @@ def train(start: Callable[..., tuple[Path, list[str]]], environment: dict[str, s
 
 
 @contextmanager
-def ranks_of(environment: dict[str, str], world_size: int) -> Iterator[list[dict[str, str]]]:
+def ranks_of(environment, world_size):
     """The environment of each rank, and for as long as the context lasts the store at which they meet.
 
     As torchrun's agent does: a port that a rank chose could be taken before the rank listens.

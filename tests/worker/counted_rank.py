@@ -9,7 +9,6 @@ import os
 import sys
 import weakref
 from collections import defaultdict
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,20 +26,20 @@ from trainfast_runner.worker.strategies import make_strategy
 class CountedBytes(TorchDispatchMode):
     """Counts live storages, whose sizes may change: FSDP frees and grows them in place."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.storages: dict[int, weakref.ref[Any]] = {}
+        self.storages = {}
         self.phase = "start"
-        self.peaks: dict[str, int] = defaultdict(int)
+        self.peaks = defaultdict(int)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         self.count(result)
         live = [storage.nbytes() for storage_ref in list(self.storages.values()) if (storage := storage_ref())]
         self.peaks[self.phase] = max(self.peaks[self.phase], sum(live))
         return result
 
-    def count(self, value: Any) -> None:
+    def count(self, value):
         """Count the storages of nested tensors; of a DTensor that of its slice."""
         if isinstance(value, list | tuple):
             for each in value:
@@ -51,11 +50,11 @@ class CountedBytes(TorchDispatchMode):
             if key not in self.storages:
                 self.storages[key] = weakref.ref(storage, lambda _, key=key: self.storages.pop(key))
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase):
         self.phase = phase
 
 
-def main(preset: str, *settings: str) -> None:
+def main(preset, *settings):
     spec = resolve(preset, settings)
     knobs, objective = knobs_of(spec.knobs), spec.data["objective"]
     config = resolve_config(spec.model)

@@ -1,9 +1,6 @@
 """The loop of AdamW that torch chooses for slices, which the result reads from the live optimizer."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,12 +11,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from worker_knobs import worker_knobs
 
-from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.worker.model.optimizer import build_optimizer, implementation
 
 
 @pytest.fixture
-def slices() -> Iterator[nn.Module]:
+def slices():
     """One parameter, cut over two ranks of which one is here."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
@@ -28,16 +24,9 @@ def slices() -> Iterator[nn.Module]:
 
 
 @pytest.mark.parametrize(("device", "loop"), [("cuda", "loop"), ("cpu", "foreach")])
-def test_adamw_on_slices_is_foreach_where_torch_has_foreach_kernels(
-    slices: nn.Module, monkeypatch: pytest.MonkeyPatch, device: str, loop: str
-) -> None:
+def test_adamw_on_slices_is_foreach_where_torch_has_foreach_kernels(slices, monkeypatch, device, loop):
     """torch's list of devices with such kernels is played: the slices of this test, on the CPU, are in it or not."""
     # `torch.optim` deletes the name of this module.
     chooser = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(chooser, "_get_foreach_kernels_supported_devices", lambda: [device])
     assert implementation(build_optimizer(slices, worker_knobs())) == loop
-
-
-def test_the_help_of_the_optimizer_says_so() -> None:
-    (knob,) = [one for one in KNOBS if one.name == "optimizer"]
-    assert "adamw: foreach on a GPU, also on the slices of fsdp and tp" in knob.speed

@@ -1,15 +1,10 @@
 """Memory is measured in steps that are not timed, and time in steps whose memory is not measured."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +36,7 @@ print(full - before, resident() - before)
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_peaks_come_from_the_warm_up_and_are_null_in_timed_steps(train: Callable[..., Any]) -> None:
+def test_peaks_come_from_the_warm_up_and_are_null_in_timed_steps(train):
     run = train(cold=True, steps=20)
     peaks = [step["peak_allocated_bytes"] for step in run.steps()]
     assert all(peaks[:2])
@@ -54,7 +49,7 @@ def test_peaks_come_from_the_warm_up_and_are_null_in_timed_steps(train: Callable
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_under_a_memory_limit_every_step_is_measured(train: Callable[..., Any]) -> None:
+def test_under_a_memory_limit_every_step_is_measured(train):
     run = train(steps=5, timing_warmup=2, memory_limit_bytes=[1 << 30])
     assert all(step["peak_allocated_bytes"] for step in run.steps())
     assert run.record("cpu")["thresholds"] == "strict"
@@ -64,7 +59,7 @@ def test_under_a_memory_limit_every_step_is_measured(train: Callable[..., Any]) 
 @pytest.mark.xdist_group("one-process")
 @pytest.mark.long
 @pytest.mark.ci
-def test_one_warm_up_step_measures_no_memory(train: Callable[..., Any]) -> None:
+def test_one_warm_up_step_measures_no_memory(train):
     run = train(steps=3, timing_warmup=1)
     assert [step["peak_allocated_bytes"] for step in run.steps()] == [None] * 3
     assert run.record("cpu")["thresholds"] == "ordinary"
@@ -72,9 +67,7 @@ def test_one_warm_up_step_measures_no_memory(train: Callable[..., Any]) -> None:
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_the_users_own_malloc_settings_are_kept(
-    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
-) -> None:
+def test_the_users_own_malloc_settings_are_kept(start, environment):
     folder, command = start(steps=3, timing_warmup=2)
     own = {**environment, "MALLOC_ARENA_MAX": "4"}
     subprocess.run(command, env=own, cwd=folder, capture_output=True, timeout=400, check=True)
@@ -87,7 +80,7 @@ def test_the_users_own_malloc_settings_are_kept(
     assert (found["thresholds"], found["kept_because"]) == ("kept", "MALLOC_ARENA_MAX is set")
 
 
-def test_a_preloaded_allocator_is_kept_and_named(tmp_path: Path) -> None:
+def test_a_preloaded_allocator_is_kept_and_named(tmp_path):
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -111,7 +104,7 @@ def test_a_preloaded_allocator_is_kept_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("thresholds", "keeps"), [("strict", False), ("ordinary", True)])
-def test_freed_blocks_go_back_under_strict_thresholds_only(thresholds: str, keeps: bool) -> None:
+def test_freed_blocks_go_back_under_strict_thresholds_only(thresholds, keeps):
     done = subprocess.run(
         [sys.executable, "-c", FREED, str(WORKER_FOLDER), thresholds], capture_output=True, text=True, check=True
     )
@@ -145,7 +138,7 @@ print(kept - before, full - before, left - before)
 """
 
 
-def test_a_process_that_is_strict_again_neither_keeps_nor_reuses_what_it_freed() -> None:
+def test_a_process_that_is_strict_again_neither_keeps_nor_reuses_what_it_freed():
     done = subprocess.run([sys.executable, "-c", AGAIN, str(WORKER_FOLDER)], capture_output=True, text=True, check=True)
     returned, full, left = map(int, done.stdout.split())
     assert returned > 60 << 20
@@ -153,6 +146,6 @@ def test_a_process_that_is_strict_again_neither_keeps_nor_reuses_what_it_freed()
     assert left < 1 << 20
 
 
-def test_glibc_tunables_of_malloc_are_the_users_own() -> None:
+def test_glibc_tunables_of_malloc_are_the_users_own():
     assert Allocator({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=2"}).thresholds == "kept"
     assert Allocator({"GLIBC_TUNABLES": "glibc.cpu.x86_shstk=off"}).thresholds == "ordinary"

@@ -1,9 +1,6 @@
 """`attention=auto` builds any family, and says why it took the kernel it took."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from trainfast_runner.worker.model.model_config import resolve_config
 from trainfast_runner.worker.programs import inspect_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-WITHOUT_SDPA: list[tuple[dict[str, Any], str]] = [
+WITHOUT_SDPA = [
     ({"family": "gemma2", **SMALL, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64}, "causal-lm"),
     ({"family": "mamba", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 64}, "causal-lm"),
     ({"family": "convnext", "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}, "image-classification"),
@@ -22,12 +19,12 @@ WITHOUT_SDPA: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def inspected(model: dict[str, Any], objective: str) -> dict[str, Any]:
+def inspected(model, objective):
     return inspect_model.main([json.dumps({"model": model, "objective": objective}), "--attention"])
 
 
 @pytest.mark.parametrize(("model", "objective"), WITHOUT_SDPA, ids=["gemma2", "mamba", "convnext", "deberta"])
-def test_auto_takes_eager_where_the_model_has_no_sdpa(model: dict[str, Any], objective: str) -> None:
+def test_auto_takes_eager_where_the_model_has_no_sdpa(model, objective):
     knobs = worker_knobs()
     built = build_model(resolve_config(model), objective, knobs, torch.device("meta"))
     assert attention_of(built) == "eager"
@@ -35,7 +32,7 @@ def test_auto_takes_eager_where_the_model_has_no_sdpa(model: dict[str, Any], obj
     assert "sdpa" not in inspected(model, objective)["attentions"]
 
 
-def test_auto_takes_sdpa_where_the_model_has_it() -> None:
+def test_auto_takes_sdpa_where_the_model_has_it():
     model = {"family": "llama", **SMALL, "num_key_value_heads": 2, "vocab_size": 64}
     built = build_model(resolve_config(model), "causal-lm", worker_knobs(), torch.device("meta"))
     assert (attention_of(built), attention_reason(built, worker_knobs())) == ("sdpa", "llama has sdpa")

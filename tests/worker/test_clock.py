@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -24,40 +23,40 @@ class Gpu:
     now_ns: int = 0
     busy_until_ns: int = 0
 
-    def work(self, duration_ns: int) -> None:
+    def work(self, duration_ns):
         self.busy_until_ns = max(self.busy_until_ns, self.now_ns) + duration_ns
 
-    def event(self, enable_timing: bool) -> Event:
+    def event(self, enable_timing):
         return Event(self)
 
 
 class Event:
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu):
         self.gpu = gpu
         self.done_ns = 0
 
-    def record(self) -> None:
+    def record(self):
         self.done_ns = max(self.gpu.busy_until_ns, self.gpu.now_ns)
 
-    def query(self) -> bool:
+    def query(self):
         return self.gpu.now_ns >= self.done_ns
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         if not self.query():
             self.gpu.now_ns = self.done_ns + MS // 50
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end):
         return (end.done_ns - self.done_ns) * (1 + self.gpu.ppm / 1e6) / MS
 
 
-def a_day(monkeypatch: pytest.MonkeyPatch, ppm: float, host_ms: int, gpu_ms: int) -> list[tuple[int, int, int, Any]]:
+def a_day(monkeypatch, ppm, host_ms, gpu_ms):
     """Steps of a day, each `host_ms` of launching and `gpu_ms` of work: queued, ended, and what the clock says."""
     gpu = Gpu(ppm)
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(clock.time, "monotonic_ns", lambda: gpu.now_ns)
     ticking, found = CudaClock(), []
-    before: tuple[int, int, Any] | None = None
+    before = None
     while gpu.now_ns < DAY_NS:
         ticking.enter("forward")
         gpu.now_ns += host_ms * MS
@@ -72,7 +71,7 @@ def a_day(monkeypatch: pytest.MonkeyPatch, ppm: float, host_ms: int, gpu_ms: int
 
 
 @pytest.mark.parametrize("ppm", [-50, 50])
-def test_the_ends_of_a_days_steps_stay_on_the_hosts_clock(monkeypatch: pytest.MonkeyPatch, ppm: float) -> None:
+def test_the_ends_of_a_days_steps_stay_on_the_hosts_clock(monkeypatch, ppm):
     steps = a_day(monkeypatch, ppm, host_ms=1000, gpu_ms=10_000)
     assert len(steps) > 8000
     assert max(abs(told_ns - ended_ns) for _, ended_ns, told_ns, _ in steps) < 2 * MS
@@ -81,9 +80,7 @@ def test_the_ends_of_a_days_steps_stay_on_the_hosts_clock(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("ppm", [-50, 50])
-def test_a_step_that_nobody_waited_for_ended_between_being_queued_and_being_found(
-    monkeypatch: pytest.MonkeyPatch, ppm: float
-) -> None:
+def test_a_step_that_nobody_waited_for_ended_between_being_queued_and_being_found(monkeypatch, ppm):
     """The device is idle most of the time, and has always ended a step before the host asks."""
     steps = a_day(monkeypatch, ppm, host_ms=10_000, gpu_ms=1000)
     assert all(queued_ns <= told_ns <= queued_ns + 10_000 * MS for queued_ns, _, told_ns, _ in steps)

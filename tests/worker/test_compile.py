@@ -1,40 +1,26 @@
 """A compiled module trains the same; the steps that compile are known and enter no figure."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from worker_knobs import llama, worker_knobs
 
-Train = Callable[..., Any]
-SMALLEST: dict[str, Any] = {
-    "family": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": 128,
-}
+from trainfast_runner.worker.model.compilation import mode_of
+
+SMALLEST = llama(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 
 
 @pytest.mark.ci
-def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it() -> None:
-    from worker_knobs import worker_knobs
-
-    from trainfast_runner.worker.model.compilation import mode_of
-
+def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it():
     tuned = worker_knobs(compile="max-autotune")
     assert (mode_of(worker_knobs(compile="default")), mode_of(tuned)) == (None, "max-autotune")
     assert mode_of(replace(tuned, grad_accum=2)) == "max-autotune-no-cudagraphs"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
-def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train: Train) -> None:
-    asked: dict[str, Any] = {"model": SMALLEST, "grad_accum": 2, "timing_warmup": 0}
+def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train):
+    asked = {"model": SMALLEST, "grad_accum": 2, "timing_warmup": 0}
     eager, compiled = train(**asked), train(**asked, compile="default")
     assert compiled.code == 0, compiled.stderr[-3000:]
     assert compiled.losses() == pytest.approx(eager.losses(), rel=1e-4)
@@ -45,7 +31,7 @@ def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train: 
     assert eager.record("actual")["compiled"] is False
 
 
-def test_which_attention_kernel_ran_is_on_record(train: Train) -> None:
+def test_which_attention_kernel_ran_is_on_record(train):
     assert train(steps=20).record("actual")["sdpa_backend"] == "flash_attention"
     eager = train(precision="bf16-pure", optimizer="adafactor", attention="eager")
     assert eager.record("actual")["sdpa_backend"] is None

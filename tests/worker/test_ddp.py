@@ -1,19 +1,13 @@
 """Two ranks see the samples one process sees, and learn the same."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-Train = Callable[..., Any]
 pytestmark = pytest.mark.ci
 shared = pytest.mark.xdist_group("ddp")
 
 
 @pytest.mark.parametrize("objective", [pytest.param("causal-lm", marks=shared), "masked-lm"])
-def test_two_ranks_equal_one_process_at_the_same_global_batch(train: Train, objective: str) -> None:
+def test_two_ranks_equal_one_process_at_the_same_global_batch(train, objective):
     model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
     single = train(model=model, data={"objective": objective})
     both = train(model=model, data={"objective": objective}, ranks=2, strategy="ddp", batch_size=2, grad_accum=2)
@@ -23,7 +17,7 @@ def test_two_ranks_equal_one_process_at_the_same_global_batch(train: Train, obje
 
 
 @shared
-def test_each_rank_says_what_it_is(train: Train) -> None:
+def test_each_rank_says_what_it_is(train):
     run = train(model="llama", data={"objective": "causal-lm"}, ranks=2, strategy="ddp", batch_size=2, grad_accum=2)
     for rank in (0, 1):
         started = run.record("started", rank)
@@ -34,7 +28,7 @@ def test_each_rank_says_what_it_is(train: Train) -> None:
         assert [step["samples"] for step in run.steps(rank)] == [4] * 6
 
 
-def test_one_rank_out_of_memory_ends_both(train: Train) -> None:
+def test_one_rank_out_of_memory_ends_both(train):
     run = train(
         data={"kind": "random"}, ranks=2, strategy="ddp", batch_size=256, memory_limit_bytes=[8 << 30, 64 << 20]
     )

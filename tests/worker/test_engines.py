@@ -1,13 +1,7 @@
 """The Accelerate loop and the Trainer learn what the native loop learns, and are on record as what they are."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-Train = Callable[..., Any]
 pytestmark = pytest.mark.ci
 
 DDP = {"ranks": 2, "strategy": "ddp", "batch_size": 2, "grad_accum": 2}
@@ -20,7 +14,7 @@ each_engine = pytest.mark.parametrize(
 
 
 @each_engine
-def test_the_loss_curve_is_the_native_one(train: Train, engine: str) -> None:
+def test_the_loss_curve_is_the_native_one(train, engine):
     native = train(steps=10, weight_decay=0.1)
     other = train(steps=10, weight_decay=0.1, engine=engine)
     assert other.code == 0, other.stderr
@@ -29,7 +23,7 @@ def test_the_loss_curve_is_the_native_one(train: Train, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, engine: str) -> None:
+def test_two_ranks_that_count_different_targets_learn_the_same(train, engine):
     native = train(**MASKED)
     other = train(**MASKED, **DDP, engine=engine, optimizer="adamw-foreach")
     assert other.code == 0, other.stderr
@@ -45,7 +39,7 @@ def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, eng
 
 
 @each_engine
-def test_a_phase_the_engine_does_not_split_is_null(train: Train, engine: str) -> None:
+def test_a_phase_the_engine_does_not_split_is_null(train, engine):
     steps = train(steps=10, weight_decay=0.1, engine=engine).steps()
     assert [step["step"] for step in steps] == list(range(1, 11))
     for step in steps:

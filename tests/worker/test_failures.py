@@ -1,20 +1,12 @@
 """Errors that end a training, and their records."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from trainfast_runner.worker.records.record_file import exception_chain
 
-Train = Callable[..., Any]
-
 
 @pytest.mark.long
-def test_a_memory_limit_gives_the_allocators_own_error(train: Train) -> None:
+def test_a_memory_limit_gives_the_allocators_own_error(train):
     run = train(batch_size=4096, memory_limit_bytes=[1 << 30])
     assert run.code == 1
     error = run.record("exception")
@@ -27,7 +19,7 @@ def test_a_memory_limit_gives_the_allocators_own_error(train: Train) -> None:
 
 
 @pytest.mark.longest
-def test_below_the_limit_it_trains(train: Train) -> None:
+def test_below_the_limit_it_trains(train):
     run = train(memory_limit_bytes=[1 << 30])
     assert run.code == 0, run.stderr
     assert max(step["peak_allocated_bytes"] for step in run.steps()) < 1 << 30
@@ -49,9 +41,7 @@ def test_below_the_limit_it_trains(train: Train) -> None:
             {"data": {"kind": "files", "paths": ["/no/such/file.txt"]}}, "data.paths", None, marks=pytest.mark.long
         ),
         pytest.param(
-            {
-                "model": {"family": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 200},
-            },
+            {"model": {"family": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 200}},
             "model.vocab_size",
             "300",
             marks=pytest.mark.long,
@@ -59,9 +49,7 @@ def test_below_the_limit_it_trains(train: Train) -> None:
     ],
     ids=["field", "family", "seq_len", "file", "vocab"],
 )
-def test_a_mistake_names_its_key_and_the_nearest_name(
-    train: Train, request_: dict[str, Any], key: str, nearest: str | None
-) -> None:
+def test_a_mistake_names_its_key_and_the_nearest_name(train, request_, key, nearest):
     run = train(**request_)
     assert run.code == 2, run.stderr
     invalid = run.record("invalid")
@@ -70,7 +58,7 @@ def test_a_mistake_names_its_key_and_the_nearest_name(
 
 
 @pytest.mark.long
-def test_an_exception_is_written_by_the_worker_itself(train: Train, tmp_path: Path) -> None:
+def test_an_exception_is_written_by_the_worker_itself(train, tmp_path):
     not_a_folder = tmp_path / "cache"
     not_a_folder.write_text("")
     run = train(cache=not_a_folder)
@@ -80,8 +68,8 @@ def test_an_exception_is_written_by_the_worker_itself(train: Train, tmp_path: Pa
     assert error["chain"][0] == {"type": error["type"], "message": error["message"]}
 
 
-def test_a_chain_runs_from_the_outermost_error_to_its_cause() -> None:
-    def fail() -> None:
+def test_a_chain_runs_from_the_outermost_error_to_its_cause():
+    def fail():
         try:
             raise MemoryError("no more")
         except MemoryError as error:

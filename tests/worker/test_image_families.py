@@ -1,10 +1,5 @@
 """Every image classifier of transformers is traced at the size of the images that the loader makes for it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
@@ -24,7 +19,7 @@ REFUSED = {
     "timm_wrapper": "requires the timm library",
 }
 """Families that no bare configuration and no plain pixels will do for."""
-SMALL: dict[str, dict[str, Any]] = {
+SMALL = {
     "mobilenet_v1": {"image_size": 64},
     "mobilenet_v2": {"image_size": 64},
     "mobilevit": {"image_size": 64},
@@ -36,7 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def small(family: str) -> dict[str, Any]:
+def small(family):
     """The family's configuration with a layer a stage, where its fields have such names."""
     config = CONFIG_MAPPING[family]()
     fields = {
@@ -49,7 +44,7 @@ def small(family: str) -> dict[str, Any]:
     return {"family": family, **fields, **SMALL.get(family, {})}
 
 
-def traced(model: dict[str, Any]) -> dict[str, Any]:
+def traced(model):
     knobs = knob_values(seq_len=256)
     about = {"part": "step", "model": model, "objective": "image-classification", "device": "cpu"}
     return trace_step(read_request({**about, "knobs": knobs}), 0)
@@ -63,13 +58,11 @@ OF_EACH_KIND = ("resnet", "clip", "deit", "pp_lcnet")
 @pytest.mark.parametrize(
     "family", [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.long) for name in PREDICTED]
 )
-def test_an_image_family_is_predicted(family: str) -> None:
+def test_an_image_family_is_predicted(family):
     assert traced(small(family))["segments"]
 
 
-def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "IMAGE_COUNT", 12)
     config = resolve_config({"family": "resnet"})
     loaded = image_samples([], config, 0, tmp_path, lambda what: None)
@@ -81,6 +74,6 @@ def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(
 
 
 @pytest.mark.parametrize("family", sorted(REFUSED))
-def test_an_image_family_that_needs_more_says_so(family: str) -> None:
+def test_an_image_family_that_needs_more_says_so(family):
     with pytest.raises(InvalidInput, match=REFUSED[family]):
         traced({"family": family})

@@ -1,16 +1,9 @@
 """Images that are really decoded, and text for an encoder and a decoder."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-Train = Callable[..., Any]
 VIT = {
     "family": "vit",
     "hidden_size": 32,
@@ -37,7 +30,7 @@ VISION = {"model": VIT, "data": JPEG, "batch_size": 8, "lr": 1e-3, "steps": 5}
 
 
 @pytest.fixture(scope="module")
-def image_paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def image_paths(tmp_path_factory):
     """Twelve small files of noise in two folders."""
     from PIL import Image
 
@@ -51,7 +44,7 @@ def image_paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return sorted(str(path) for path in folder.rglob("*.jpg"))
 
 
-def test_workers_and_ranks_see_the_same_images(train: Train, image_paths: list[str]) -> None:
+def test_workers_and_ranks_see_the_same_images(train, image_paths):
     data = {**JPEG, "paths": image_paths}
     alone = train(**{**VISION, "data": data})
     assert alone.code == 0, alone.stderr
@@ -66,14 +59,14 @@ def test_workers_and_ranks_see_the_same_images(train: Train, image_paths: list[s
     assert [step["tokens"] for step in alone.steps()] == [8 * 17] * 5
 
 
-def test_more_folders_than_classes_are_refused(train: Train, image_paths: list[str]) -> None:
+def test_more_folders_than_classes_are_refused(train, image_paths):
     refused = train(**{**VISION, "model": {**VIT, "num_labels": 1}, "data": {**JPEG, "paths": image_paths}})
     assert refused.code == 2
     assert refused.record("invalid")["key"] == "model.num_labels"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_unreadable_image_is_named_in_one_line(train: Train, tmp_path: Path, workers: int) -> None:
+def test_an_unreadable_image_is_named_in_one_line(train, tmp_path, workers):
     image = tmp_path / "cats" / "0.jpg"
     image.parent.mkdir()
     image.write_bytes(b"no image")
@@ -86,7 +79,7 @@ def test_an_unreadable_image_is_named_in_one_line(train: Train, tmp_path: Path, 
 
 
 @pytest.mark.ci
-def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths: list[str]) -> None:
+def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths):
     from trainfast_runner.worker.data.images import ImageSamples, user_images
 
     found = user_images(image_paths)
@@ -105,11 +98,11 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths: list[str]) ->
 
 
 @pytest.mark.ci
-def test_images_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_drawn_alike_and_once(tmp_path, monkeypatch):
     from trainfast_runner.worker.data import images
 
     monkeypatch.setattr(images, "IMAGE_COUNT", 12)
-    notices: list[str] = []
+    notices = []
     drawn = images.drawn_images(tmp_path, notices.append)
     assert drawn.synthetic
     assert [path.read_bytes()[:3] for path in drawn.paths] == [b"\xff\xd8\xff"] * 12
@@ -122,7 +115,7 @@ def test_images_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.ci
-def test_an_encoder_decoder_learns_the_second_half(train: Train) -> None:
+def test_an_encoder_decoder_learns_the_second_half(train):
     run = train(model=T5, data={"objective": "seq2seq"}, lr=3e-2, steps=12)
     assert run.code == 0, run.stderr
     assert run.losses()[-1] < 0.9 * run.losses()[0]
@@ -131,7 +124,7 @@ def test_an_encoder_decoder_learns_the_second_half(train: Train) -> None:
 
 
 @pytest.mark.ci
-def test_halves_of_a_row_and_the_shifted_input() -> None:
+def test_halves_of_a_row_and_the_shifted_input():
     from trainfast_runner.worker.data.samples import EncoderDecoderSplit
 
     batch = EncoderDecoderSplit(encoder_tokens=2, start_id=0)(np.array([[5, 6, 7, 8, 9]]))
@@ -140,7 +133,7 @@ def test_halves_of_a_row_and_the_shifted_input() -> None:
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 8]]
 
 
-def test_a_model_of_any_size_trains_on_images(train: Train, image_paths: list[str]) -> None:
+def test_a_model_of_any_size_trains_on_images(train, image_paths):
     resnet = {"family": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "num_labels": 2}
     run = train(**{**VISION, "model": resnet, "data": {**JPEG, "paths": image_paths}, "batch_size": 4, "steps": 4})
     assert run.code == 0, run.stderr

@@ -1,16 +1,12 @@
 """A step without memory: three blocks stand for all, and the live bytes agree with torch's own tracker."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from worker_knobs import knob_values
 
-from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import request_fields, trace_uncached
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
@@ -36,7 +31,6 @@ from trainfast_runner.worker.memory_trace.step_timeline import (
 )
 from trainfast_runner.worker.shared.words import GRADS, OPTIMIZER, PARAMS, TEMPORARY
 
-Train = Callable[..., Any]
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
 CASES = [
     ("tiny-llama", ["model.num_hidden_layers=9", "precision=bf16", "checkpointing=full", "grad_accum=2"]),
@@ -46,7 +40,7 @@ CASES = [
 
 @pytest.mark.longest
 @pytest.mark.parametrize(("preset", "settings"), CASES)
-def test_three_blocks_predict_the_whole_depth(preset: str, settings: list[str]) -> None:
+def test_three_blocks_predict_the_whole_depth(preset, settings):
     spec = resolve(preset, settings)
     model, whole = trace_uncached(spec), trace_uncached(spec, whole=True)
     assert "3 layers" in model.basis
@@ -56,11 +50,11 @@ def test_three_blocks_predict_the_whole_depth(preset: str, settings: list[str]) 
         assert model.predict(here).phases == whole.predict(here).phases
 
 
-def test_live_bytes_are_those_of_torchs_tracker() -> None:
-    def step(model: nn.Module) -> None:
+def test_live_bytes_are_those_of_torchs_tracker():
+    def step(model):
         model(torch.randn(8, 64)).square().sum().backward()
 
-    def build() -> nn.Module:
+    def build():
         return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 64))
 
     with FakeTensorMode():
@@ -79,7 +73,7 @@ def test_live_bytes_are_those_of_torchs_tracker() -> None:
 
 
 @pytest.mark.parametrize(("channels", "backward_copies"), [(4, 4 + 8), (3, 8)])
-def test_a_convolution_on_a_cpu_copies_what_it_reads_and_writes(channels: int, backward_copies: int) -> None:
+def test_a_convolution_on_a_cpu_copies_what_it_reads_and_writes(channels, backward_copies):
     """Measured, 64 to 256 channels, 12 and 49 MiB: 48.8 MiB beside the output, and 61.1 beside the gradients."""
     plane = 2 * 16 * 16 * 4
     with FakeTensorMode():
@@ -96,8 +90,8 @@ def test_a_convolution_on_a_cpu_copies_what_it_reads_and_writes(channels: int, b
     assert (forward, backward) == (8 * plane, backward_copies * plane)
 
 
-def test_only_lines_that_can_be_the_peak_are_kept() -> None:
-    def line(fixed: float, each: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def test_only_lines_that_can_be_the_peak_are_kept():
+    def line(fixed, each):
         return (fixed, 0.0), (each, 0.0)
 
     flat, middle, steep, below = line(100, 1), line(90, 5), line(0, 20), line(10, 4)
@@ -108,7 +102,7 @@ def test_only_lines_that_can_be_the_peak_are_kept() -> None:
         assert max(one[0][0] + batch * one[1][0] for one in kept) == highest
 
 
-def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_forks_requests_are_traced_in_turn(monkeypatch):
     monkeypatch.setattr(answers, "_pool_for", lambda _requests: InProcess())
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
@@ -126,10 +120,10 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_optimizer_step_of_a_few_blocks_predicts_that_of_all(at_once: bool) -> None:
+def test_the_optimizer_step_of_a_few_blocks_predicts_that_of_all(at_once):
     """Blocks of 10 bytes of weights and 5 of a table; a foreach takes room for all, a loop for one after another."""
 
-    def step(blocks: int) -> TracedSegment:
+    def step(blocks):
         standing = 10 * blocks + 5
         scratch = [5, 10 * blocks] if at_once else [5, *[10] * blocks]
         return TracedSegment("optimizer", 0, "", (standing, 0), points=[(standing, one) for one in scratch])
@@ -140,7 +134,7 @@ def test_the_optimizer_step_of_a_few_blocks_predicts_that_of_all(at_once: bool) 
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in OPTIMIZERS.values() if not entry.needs_gpus_reason])
-def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: str) -> None:
+def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name):
     entry = OPTIMIZERS[name]
     if entry.package:
         pytest.importorskip(entry.package)
@@ -154,9 +148,7 @@ def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: 
 
 
 @pytest.mark.parametrize(("weight_decay", "copies"), [(0.0, 0), (0.01, 1)])
-def test_sgd_with_weight_decay_copies_all_gradients_on_a_gpu(
-    weight_decay: float, copies: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sgd_with_weight_decay_copies_all_gradients_on_a_gpu(weight_decay, copies, monkeypatch):
     """torch/optim/sgd.py, _multi_tensor_sgd: `torch._foreach_add(grads, params, alpha=weight_decay)`."""
     monkeypatch.setattr(step_timeline, "choose_foreach", lambda optimizer, _: choose_foreach(optimizer, "cuda"))
     settings = ["model.num_hidden_layers=2", "optimizer=sgd", f"weight_decay={weight_decay}"]
@@ -176,7 +168,7 @@ IN_BLOCKS = (*WIDE, "batch_size=2")
 @pytest.mark.ci
 @pytest.mark.parametrize("settings", [(), IN_BLOCKS], ids=["loss", "blocks"])
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2", "zero3"])
-def test_a_rank_takes_the_predicted_bytes(strategy: str, settings: tuple[str, ...]) -> None:
+def test_a_rank_takes_the_predicted_bytes(strategy, settings):
     """A GPU's allocator peaked within 0.1 % of these counts, for fsdp, zero2 and zero3 of tiny-llama."""
     chosen = [*settings, f"strategy={strategy}", "precision=bf16", "devices=cpu:1"]
     with socket.socket() as listening:
@@ -197,7 +189,7 @@ def test_a_rank_takes_the_predicted_bytes(strategy: str, settings: tuple[str, ..
     assert predicted["optimizer"]["total"] == pytest.approx(peaks["optimizer"], rel=0.03)
 
 
-def test_a_parameter_of_the_repeated_block_stands_for_one_in_each() -> None:
+def test_a_parameter_of_the_repeated_block_stands_for_one_in_each():
     stack = TracedStack("h", (nn.Linear(1, 1),) * 3, (2,) * 6)
     assert stack.whole_model_names("head.weight") == ["head.weight"]
     assert stack.whole_model_names("h.0.bias") == ["h.0.bias"]
@@ -205,12 +197,12 @@ def test_a_parameter_of_the_repeated_block_stands_for_one_in_each() -> None:
     assert stack.whole_model_names("h.2.bias") == ["h.5.bias"]
 
 
-def test_blocks_that_differ_are_all_kept() -> None:
+def test_blocks_that_differ_are_all_kept():
     class Config:
-        def to_dict(self) -> dict[str, object]:
+        def to_dict(self):
             return {}
 
-    def stack(widths: list[int]) -> nn.Module:
+    def stack(widths):
         return nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, width) for width in widths)})
 
     alike = stack([4] * 6)
@@ -222,7 +214,7 @@ def test_blocks_that_differ_are_all_kept() -> None:
     assert len(found.blocks) == 3, "the first alone may differ"
 
 
-def test_paged_states_are_no_memory_of_torchs_allocator() -> None:
+def test_paged_states_are_no_memory_of_torchs_allocator():
     optimizer = SimpleNamespace(is_paged=True)
     keep_pages_aside(optimizer)
     states = [optimizer.get_state_buffer(torch.empty(size, device="meta"), torch.uint8) for size in (99_999, 100_000)]
@@ -230,7 +222,7 @@ def test_paged_states_are_no_memory_of_torchs_allocator() -> None:
     assert optimizer.is_paged is False, "nothing is to be moved"
 
 
-def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert library_bytes("cpu") == 0
     for capability, kib in (((9, 0), 2 * 32 * 1024), ((8, 0), 2 * 8320)):
@@ -241,11 +233,11 @@ def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch
 
 
 @pytest.mark.long
-def test_recomputed_activations_are_activations(train: Train) -> None:
+def test_recomputed_activations_are_activations(train):
     """With checkpointing, the peak is in the backward of one block, which has computed its activations again."""
     width = ["model.vocab_size=512", "seq_len=256", "batch_size=16"]
 
-    def predicted(*settings: str) -> Prediction:
+    def predicted(*settings):
         spec = resolve("tiny-llama", [*width, *settings])
         return trace_uncached(spec).predict(spec)
 

@@ -4,13 +4,10 @@ Only the accelerator's boundary is played: torch's `parallel_apply` refuses to s
 autocast and the model are real, on the CPU, whose autocast computes in bf16 unless told otherwise, as a GPU's in fp16.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.parallel import DataParallel, parallel_apply
 from transformers import LlamaConfig
 from worker_knobs import worker_knobs
@@ -25,7 +22,7 @@ LLAMA = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hid
 
 
 @pytest.fixture(autouse=True)
-def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     enabled = torch.is_autocast_enabled
     # Asked without a device, torch answers for CUDA.
@@ -39,7 +36,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.accelerator, name, played)
 
 
-def dtypes_in_threads(module: nn.Module, precision: Precision) -> set[torch.dtype]:
+def dtypes_in_threads(module, precision):
     """The dtypes of the logits of two threads that the loop's autocast surrounds."""
     batch = {"input_ids": torch.zeros(1, 8, dtype=torch.long)}
     with precision.autocast():
@@ -47,7 +44,7 @@ def dtypes_in_threads(module: nn.Module, precision: Precision) -> set[torch.dtyp
     return {output.logits.dtype for output in outputs}
 
 
-def test_torchs_threads_forget_the_dtype_of_autocast() -> None:
+def test_torchs_threads_forget_the_dtype_of_autocast():
     """The cause: where this fails, torch hands its threads the dtype, and `Autocast` is no longer needed."""
     model = build_model(LLAMA, "causal-lm", worker_knobs(), CPU)
     init_weights(model, 0, CPU)
@@ -57,7 +54,7 @@ def test_torchs_threads_forget_the_dtype_of_autocast() -> None:
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)]
 )
-def test_dp_computes_in_the_dtype_asked_for(precision: str, dtype: torch.dtype) -> None:
+def test_dp_computes_in_the_dtype_asked_for(precision, dtype):
     knobs = worker_knobs(strategy="dp", precision=precision)
     strategy = DataParallelStrategy(knobs, CPU)
     module = strategy.wrap(build_model(LLAMA, "causal-lm", knobs, CPU))

@@ -1,10 +1,5 @@
 """The optimizers take the same steps, and decay what should decay."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -13,7 +8,6 @@ from worker_knobs import worker_knobs
 from trainfast_runner.worker.catalog.optimizers import OPTIMIZERS
 from trainfast_runner.worker.model.optimizer import build_optimizer, parameter_groups
 
-Train = Callable[..., Any]
 pytestmark = pytest.mark.ci
 SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 FAMILIES = {
@@ -27,15 +21,14 @@ RATES = {"sgd": 0.05}
 ON_CPU = [name for name, entry in OPTIMIZERS.items() if entry.needs_gpus_reason is None]
 
 
-def small(family: str) -> torch.nn.Module:
+def small(family):
     kind, fields = FAMILIES[family]
     config = transformers.AutoConfig.for_model(family, **fields)
-    made: torch.nn.Module = getattr(transformers, kind).from_config(config)
-    return made
+    return getattr(transformers, kind).from_config(config)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family: str) -> None:
+def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family):
     model = small(family)
     groups = parameter_groups(model, 0.1)
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
@@ -54,7 +47,7 @@ def test_biases_and_norms_do_not_decay_and_every_parameter_is_there_once(family:
 
 
 @pytest.mark.parametrize("optimizer", ON_CPU)
-def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str) -> None:
+def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 1))
     made = build_optimizer(model, worker_knobs(optimizer=optimizer, lr=RATES.get(optimizer, 0.01), weight_decay=0.1))
@@ -80,7 +73,7 @@ def test_every_optimizer_lowers_a_loss_and_shrinks_what_decays(optimizer: str) -
         torch.testing.assert_close(parameter.detach(), old * kept)
 
 
-def test_the_three_loops_of_adamw_take_the_same_steps(train: Train) -> None:
+def test_the_three_loops_of_adamw_take_the_same_steps(train):
     plain = train(steps=10, weight_decay=0.1)
     for loop in ("foreach", "fused"):
         other = train(steps=10, weight_decay=0.1, optimizer=f"adamw-{loop}")

@@ -1,12 +1,8 @@
 """The orders to a warm process, and the end of its wait."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,24 +13,24 @@ from trainfast_runner.worker.warm.probing import Orders, ProbeOrder, TrialOrder
 
 
 @pytest.fixture
-def search_lock(tmp_path: Path) -> Path:
+def search_lock(tmp_path):
     path = tmp_path / "search.lock"
     path.touch()
     return path
 
 
-def held(path: Path) -> int:
+def held(path):
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
 
 
-def order(control: Path, **fields: Any) -> None:
+def order(control, **fields):
     with control.open("a") as file:
         file.write(json.dumps(fields) + "\n")
 
 
-def test_line_n_is_order_n_and_the_last_line_ends_it(tmp_path: Path, search_lock: Path) -> None:
+def test_line_n_is_order_n_and_the_last_line_ends_it(tmp_path, search_lock):
     control = tmp_path / "control.jsonl"
     one, other = (Orders(control, search_lock, ProbeOrder) for _ in range(2))
     fd = held(search_lock)
@@ -46,16 +42,14 @@ def test_line_n_is_order_n_and_the_last_line_ends_it(tmp_path: Path, search_lock
     os.close(fd)
 
 
-def test_order_of_a_trial_has_the_fields_that_the_search_writes(tmp_path: Path, search_lock: Path) -> None:
+def test_order_of_a_trial_has_the_fields_that_the_search_writes(tmp_path, search_lock):
     written = warm_process.TrialOrder(do="trial", knobs={"batch_size": 8}, untimed=1, steps=3, more=True)
     order(tmp_path / "control.jsonl", **msgspec.to_builtins(written))
     read = Orders(tmp_path / "control.jsonl", search_lock, TrialOrder).next()
     assert read == TrialOrder(knobs={"batch_size": 8}, untimed=1, steps=3, more=True)
 
 
-def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
-    tmp_path: Path, search_lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(tmp_path, search_lock, monkeypatch):
     monkeypatch.setattr(probing, "PARENT_CHECK_S", 0.0)
     control = tmp_path / "control.jsonl"
     order(control, do="probe", batch_size=4, steps=2)

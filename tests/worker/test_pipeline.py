@@ -1,10 +1,5 @@
 """A model cut into stages learns what the whole model learns, with every schedule and in every family."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from worker_knobs import worker_knobs
@@ -15,7 +10,6 @@ from trainfast_runner.worker.model.model_config import resolve_config
 from trainfast_runner.worker.model.weights import init_weights
 from trainfast_runner.worker.strategies.pipeline import balance, cut
 
-Train = Callable[..., Any]
 pytestmark = pytest.mark.ci
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024}
@@ -37,14 +31,14 @@ TRAINED = {"lr": 1e-2, "steps": 10}
 CLIPPED = {"lr": 1.5, "optimizer": "sgd", "grad_clip": 0.5, "steps": 14, "data": {"kind": "text"}}
 
 
-def same_losses(run: Any, single: Any) -> None:
+def same_losses(run, single):
     assert run.code == 0, run.stderr[-4000:]
     assert single.losses()[-1] < 0.9 * single.losses()[0], "nothing was learnt: equal losses would prove nothing"
     assert run.losses() == pytest.approx(single.losses(), rel=1e-4)
     assert run.losses(rank=1) == run.losses()
 
 
-def test_gpipe_with_accumulation(train: Train) -> None:
+def test_gpipe_with_accumulation(train):
     single = train(model=LLAMA, **TRAINED)
     run = train(model=LLAMA, ranks=2, strategy="pp", batch_size=4, grad_accum=2, micro_batches=2, **TRAINED)
     same_losses(run, single)
@@ -61,7 +55,7 @@ def test_gpipe_with_accumulation(train: Train) -> None:
         assert step["samples"] == 8
 
 
-def test_interleaved_with_checkpointing(train: Train) -> None:
+def test_interleaved_with_checkpointing(train):
     single = train(model=LLAMA, **TRAINED)
     run = train(model=LLAMA, ranks=2, strategy="pp", pp_schedule="interleaved", checkpointing="full", **TRAINED)
     same_losses(run, single)
@@ -70,7 +64,7 @@ def test_interleaved_with_checkpointing(train: Train) -> None:
     assert actual["checkpointing"] == "full"
 
 
-def test_two_pipelines_side_by_side_with_tied_embeddings(train: Train) -> None:
+def test_two_pipelines_side_by_side_with_tied_embeddings(train):
     single = train(model=GPT2, **CLIPPED)
     run = train(model=GPT2, ranks=4, strategy="ddp+pp", pp_schedule="1f1b", batch_size=4, micro_batches=2, **CLIPPED)
     same_losses(run, single)
@@ -81,7 +75,7 @@ def test_two_pipelines_side_by_side_with_tied_embeddings(train: Train) -> None:
     assert [step["samples"] for step in run.steps(rank=3)] == [4] * 14
 
 
-def test_fp16_with_the_loss_scale_agreed_on_by_all_stages(train: Train) -> None:
+def test_fp16_with_the_loss_scale_agreed_on_by_all_stages(train):
     run = train(model="bert", data={"objective": "masked-lm"}, ranks=2, strategy="pp", precision="fp16", steps=4)
     assert run.code == 0, run.stderr[-4000:]
     assert run.record("actual", rank=1)["compute_dtype"] == "float16"
@@ -106,9 +100,9 @@ def test_fp16_with_the_loss_scale_agreed_on_by_all_stages(train: Train) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value["family"],
 )
-def test_stages_in_a_row_compute_what_the_model_computes(model: dict[str, Any], objective: str) -> None:
+def test_stages_in_a_row_compute_what_the_model_computes(model, objective):
     cpu = torch.device("cpu")
-    whole: Any = build_model(resolve_config(model), objective, worker_knobs(seq_len=32), cpu).eval()
+    whole = build_model(resolve_config(model), objective, worker_knobs(seq_len=32), cpu).eval()
     init_weights(whole, 0, cpu)
     ids = torch.randint(0, 1024, (2, 32), generator=torch.Generator().manual_seed(0))
     parameters = sum(parameter.numel() for parameter in whole.parameters())
@@ -131,13 +125,13 @@ def test_stages_in_a_row_compute_what_the_model_computes(model: dict[str, Any], 
     assert not any(values.is_meta for values in alone.stage(1).parameters())
 
 
-def test_stages_cost_about_the_same() -> None:
+def test_stages_cost_about_the_same():
     assert balance([1.0] * 8, 0.0, 4) == (0, 2, 4, 6, 8)
     assert balance([1.0] * 8, 3.0, 2) == (0, 5, 8), "the logits cost as much as layers"
     assert balance([1.0] * 4, 50.0, 3) == (0, 1, 3, 4) or balance([1.0] * 4, 50.0, 3) == (0, 2, 3, 4)
 
 
-def test_a_family_that_cannot_be_cut_is_named() -> None:
+def test_a_family_that_cannot_be_cut_is_named():
     config = resolve_config({"family": "gpt_neox", **SMALL, "intermediate_size": 128})
     whole = build_model(config, "causal-lm", worker_knobs(), torch.device("cpu"))
     with pytest.raises(InvalidInput, match="gpt_neox"):

@@ -1,9 +1,6 @@
 """The probes of a warm process, and what their memory counts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +10,12 @@ from worker_knobs import worker_knobs
 from trainfast_runner.worker.memory import memory_meter
 from trainfast_runner.worker.memory.allocator import Allocator
 from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostLimitGauge, HostMemoryMeter
-from trainfast_runner.worker.records.step_log import StepRecorder
 from trainfast_runner.worker.shared.words import MEMORY_PHASES
-from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.strategies.base import Strategy
 from trainfast_runner.worker.warm.probing import MAX_SKIPPED_STEPS, ProbeRunner, ProbeSteps
 
 
-def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch):
     figures = {"VmPeak": 1000, "VmSize": 900, "VmData": 500}
     monkeypatch.setattr(memory_meter, "_status", lambda: dict(figures))
     gauge = HostLimitGauge(1 << 30)
@@ -32,8 +27,8 @@ def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch: 
     assert gauge.available_bytes() == 1 << 30
 
 
-def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[tuple[int, int]] = []
+def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch):
+    limits = []
     monkeypatch.setattr(memory_meter.resource, "setrlimit", lambda which, both: limits.append(both))
     monkeypatch.setattr(memory_meter.resource, "getrlimit", lambda which: (-1, -1))
     monkeypatch.setattr(memory_meter.os, "pwrite", lambda *to: 0)  # peaks of this very process are not reset
@@ -55,10 +50,8 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.Mon
         ("backward", MEMORY_PHASES, {"forward_backward", "optimizer"}),
     ],
 )
-def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
-    phase: str, reached: tuple[str, ...], with_peaks: set[str]
-) -> None:
-    written: dict[str, Any] = {}
+def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(phase, reached, with_peaks):
+    written = {}
     log = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
     memory = SimpleNamespace(
         free_reserve=lambda: None,
@@ -72,18 +65,18 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     assert set(written["phase_peaks"]) == with_peaks
 
 
-def prober(**parts: Any) -> ProbeRunner:
+def prober(**parts):
     """A prober of which only these parts are there."""
-    nothing: Any = None
+    nothing = None
     rest = {"gauge": HostLimitGauge(None), **dict.fromkeys(("state", "samples", "memory", "log"), nothing)}
     return ProbeRunner(**{**rest, **parts})
 
 
-def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch):
     """The allocator of a GPU, whose counters alone are played: blocks it keeps count until its cache is emptied."""
     reserved = {"current": 900, "peak": 900}
 
-    def stats(_device: torch.device) -> dict[str, Any]:
+    def stats(_device):
         return {
             "allocated_bytes": {"all": {"peak": 90}},
             "reserved_bytes": {"all": dict(reserved)},
@@ -105,14 +98,14 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.M
     assert memory.end_step_fields()["peak_reserved_bytes"] == 100
 
 
-def probe_in_fp16(gradient: float) -> tuple[Strategy, ProbeSteps]:
+def probe_in_fp16(gradient):
     """A probe of two steps whose gradients are this large: a real scaler, a real optimizer, a model of one weight."""
     knobs = worker_knobs(precision="fp16")
     strategy = Strategy(knobs, torch.device("cpu"))
     strategy.module = nn.Linear(1, 1, bias=False)
     strategy.optimizer = torch.optim.AdamW(strategy.module.parameters())
 
-    def train(knobs: Knobs, _batches: Any, recorder: StepRecorder) -> None:
+    def train(knobs, _batches, recorder):
         for step in range(1, knobs.steps + 1):
             recorder.begin_step(step)
             loss = strategy.module(torch.ones(1)).sum() * gradient
@@ -129,13 +122,13 @@ def probe_in_fp16(gradient: float) -> tuple[Strategy, ProbeSteps]:
 
 
 @pytest.mark.parametrize(("gradient", "skipped"), [(1.0, 0), (1e34, 1), (4e34, 3)])
-def test_a_probe_in_fp16_goes_on_until_steps_have_updated_the_weights(gradient: float, skipped: int) -> None:
+def test_a_probe_in_fp16_goes_on_until_steps_have_updated_the_weights(gradient, skipped):
     strategy, steps = probe_in_fp16(gradient)
     assert strategy.precision.skipped_steps() == skipped
     assert len(steps._steps) == 2 + skipped
     assert strategy.optimizer.state, "the states that the probe is to measure"
 
 
-def test_a_probe_in_fp16_that_only_overflows_fits_nothing() -> None:
+def test_a_probe_in_fp16_that_only_overflows_fits_nothing():
     with pytest.raises(RuntimeError, match=f"batch_size=8: fp16 overflowed in all {2 + MAX_SKIPPED_STEPS} steps: no"):
         probe_in_fp16(float("inf"))

@@ -1,10 +1,5 @@
 """Configurations that make no model, or not with these knobs: each is refused with the field, in one line."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from worker_knobs import worker_knobs
@@ -18,7 +13,7 @@ from trainfast_runner.worker.model.model_config import check_family, check_seq_l
     ("family", "field", "value"),
     [("llama", "num_hidden_layers", 0), ("llama", "vocab_size", -1), ("gpt2", "n_layer", -3), ("gpt2", "n_embd", 0)],
 )
-def test_a_size_below_one_is_no_model(family: str, field: str, value: int) -> None:
+def test_a_size_below_one_is_no_model(family, field, value):
     with pytest.raises(InvalidInput, match=f"{field}={value}: a size of {family} is at least 1") as refused:
         resolve_config({"family": family, field: value})
     assert refused.value.key == f"model.{field}"
@@ -33,34 +28,32 @@ def test_a_size_below_one_is_no_model(family: str, field: str, value: int) -> No
         ({"family": "mixtral", "num_local_experts": 10**6}, "num_local_experts", 2_000),
     ],
 )
-def test_f07_a_size_beyond_every_model_is_refused_with_the_largest_allowed(
-    model: dict[str, Any], field: str, most: int
-) -> None:
+def test_f07_a_size_beyond_every_model_is_refused_with_the_largest_allowed(model, field, most):
     with pytest.raises(InvalidInput, match=f"{field}=[0-9,]+ is too large") as refused:
         resolve_config(model)
     assert (refused.value.key, refused.value.allowed) == (f"model.{field}", [f"at most {most:,}"])
 
 
-def test_f07_a_stored_configuration_has_the_same_bounds(tmp_path: Path) -> None:
+def test_f07_a_stored_configuration_has_the_same_bounds(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "num_hidden_layers": 1000000000}')
     with pytest.raises(InvalidInput, match=r"config.json.num_hidden_layers=1,000,000,000 is too large"):
         resolve_config({"path": str(tmp_path)})
 
 
-def test_f07_labels_and_other_fields_count_no_parts_of_a_model(tmp_path: Path) -> None:
+def test_f07_labels_and_other_fields_count_no_parts_of_a_model(tmp_path):
     stored = '{"model_type": "vit", "id2label": {"0": "a"}, "label2id": {"ballplayer, baseball player": 9000}}'
     (tmp_path / "config.json").write_text(stored)
     assert resolve_config({"path": str(tmp_path)}).model_type == "vit"
     assert resolve_config({"family": "switch_transformers", "expert_capacity": 4096}).expert_capacity == 4096
 
 
-def test_positions_without_an_end_limit_no_sequence() -> None:
+def test_positions_without_an_end_limit_no_sequence():
     check_seq_len(resolve_config({"family": "xlnet"}), "causal-lm", 100_000)
     with pytest.raises(InvalidInput, match="seq_len=100000 needs 100000 positions, and the model has 1024"):
         check_seq_len(resolve_config({"family": "gpt2"}), "causal-lm", 100_000)
 
 
-def test_each_half_of_a_seq2seq_sample_has_the_positions_of_the_model() -> None:
+def test_each_half_of_a_seq2seq_sample_has_the_positions_of_the_model():
     config = resolve_config({"family": "bart", "max_position_embeddings": 64})
     check_seq_len(config, "seq2seq", 128)
     with pytest.raises(InvalidInput, match="seq_len=130 needs 65 positions, and the model has 64") as refused:
@@ -68,7 +61,7 @@ def test_each_half_of_a_seq2seq_sample_has_the_positions_of_the_model() -> None:
     assert refused.value.nearest == "128"
 
 
-def test_a_family_without_this_head_says_which_it_has() -> None:
+def test_a_family_without_this_head_says_which_it_has():
     config = resolve_config({"family": "deberta-v2"})
     with pytest.raises(InvalidInput, match="deberta-v2 has no causal-lm head") as refused:
         build_model(config, "causal-lm", worker_knobs(attention="eager"), torch.device("cpu"))
@@ -94,26 +87,26 @@ def test_a_family_without_this_head_says_which_it_has() -> None:
         ("patchtst", "causal-lm", "time series"),
     ],
 )
-def test_kind_l_a_family_of_another_kind_is_refused_by_its_kind(family: str, objective: str, kind: str) -> None:
+def test_kind_l_a_family_of_another_kind_is_refused_by_its_kind(family, objective, kind):
     with pytest.raises(InvalidInput, match=f"^{kind} models are not supported, and {family} is one; ") as refused:
         check_family(resolve_config({"family": family}), objective)
     assert refused.value.nearest is None, "no advice that leads astray"
     assert refused.value.allowed == []
 
 
-def test_kind_l_a_diffusion_pipeline_is_refused_by_its_kind(tmp_path: Path) -> None:
+def test_kind_l_a_diffusion_pipeline_is_refused_by_its_kind(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
     with pytest.raises(InvalidInput, match="diffusion models are not supported"):
         resolve_config({"path": str(tmp_path)})
 
 
-def test_every_family_that_is_named_has_a_head() -> None:
+def test_every_family_that_is_named_has_a_head():
     families = trainable_families()
     assert {"llama", "bert", "t5", "vit", "gemma3", "clip"} <= families
     assert not families & {"whisper", "wav2vec2", "llava", "detr"}
 
 
-def test_a_family_without_this_attention_says_which_it_has() -> None:
+def test_a_family_without_this_attention_says_which_it_has():
     config = resolve_config({"family": "xlnet", "n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16})
     with pytest.raises(InvalidInput, match="xlnet has no attention=sdpa") as refused:
         build_model(config, "causal-lm", worker_knobs(attention="sdpa"), torch.device("meta"))

@@ -1,14 +1,9 @@
 """Models cut over real processes learn what one process learns, and say how they are cut."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +12,12 @@ from worker_knobs import knob_values
 
 from trainfast_runner.machine.training_python import WORKER_FOLDER
 
-Train = Callable[..., Any]
 pytestmark = pytest.mark.ci
 
 # One global batch of 8 in every run.
 STEPS = {"steps": 10, "batch_size": 8}
 TWO_SLICES = {"steps": 10, "batch_size": 2, "grad_accum": 2}
-SHARDED: dict[str, dict[str, Any]] = {
+SHARDED = {
     "fsdp": {"ranks": 2, "strategy": "fsdp", **TWO_SLICES},
     "tp": {"ranks": 2, "strategy": "tp", **STEPS},
     "ddp+tp": {"ranks": 4, "strategy": "ddp+tp", **TWO_SLICES},
@@ -54,21 +48,21 @@ importlib.import_module("trainfast_worker.main").main(sys.argv[1])
 """
 
 
-def same_as(losses: list[float]) -> Any:
+def same_as(losses):
     """Equal within what the order of fp32 sums explains."""
     return pytest.approx(losses, rel=1e-4)
 
 
 @pytest.fixture(scope="module")
-def reference(train: Train) -> list[float]:
+def reference(train):
     """One process, on a curve that falls."""
-    losses: list[float] = train(**STEPS).losses()
+    losses = train(**STEPS).losses()
     assert losses[-1] <= FALL * losses[0]
     return losses
 
 
 @each_strategy
-def test_a_sharded_model_learns_what_one_process_learns(train: Train, reference: list[float], strategy: str) -> None:
+def test_a_sharded_model_learns_what_one_process_learns(train, reference, strategy):
     run = train(**SHARDED[strategy])
     assert run.code == 0, run.stderr[-3000:]
     assert run.losses() == same_as(reference)
@@ -77,7 +71,7 @@ def test_a_sharded_model_learns_what_one_process_learns(train: Train, reference:
 
 
 @each_strategy
-def test_every_rank_says_what_it_is(train: Train, strategy: str) -> None:
+def test_every_rank_says_what_it_is(train, strategy):
     run = train(**SHARDED[strategy])
     wrapper, mesh = RAN[strategy]
     for rank in range(SHARDED[strategy]["ranks"]):
@@ -88,9 +82,7 @@ def test_every_rank_says_what_it_is(train: Train, strategy: str) -> None:
     assert {step["samples"] for step in run.steps()} == {8 if strategy == "tp" else 4}
 
 
-def test_a_mis_sharded_run_fails_the_same_comparison(
-    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str], reference: list[float]
-) -> None:
+def test_a_mis_sharded_run_fails_the_same_comparison(start, environment, reference):
     folder, command = start(**{**SHARDED["tp"], "steps": 4})
     broken = folder / "mis_sharded.py"
     broken.write_text(MIS_SHARDED.format(bootstrap=command[-2]))
@@ -102,7 +94,7 @@ def test_a_mis_sharded_run_fails_the_same_comparison(
     assert losses != same_as(reference[:4])
 
 
-def test_a_plan_of_ours_cuts_packed_matrices_and_biases(train: Train) -> None:
+def test_a_plan_of_ours_cuts_packed_matrices_and_biases(train):
     model = {"family": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1024, "n_positions": 128}
     model = {**model, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     single = train(model=model, steps=4)
@@ -111,13 +103,13 @@ def test_a_plan_of_ours_cuts_packed_matrices_and_biases(train: Train) -> None:
     assert run.record("actual")["optimizer_implementation"] == "foreach"
 
 
-def test_a_table_of_tokens_is_cut_with_the_head_that_is_tied_to_it(train: Train) -> None:
-    masked: dict[str, Any] = {"model": "bert", "data": {"objective": "masked-lm"}, "steps": 4}
+def test_a_table_of_tokens_is_cut_with_the_head_that_is_tied_to_it(train):
+    masked = {"model": "bert", "data": {"objective": "masked-lm"}, "steps": 4}
     run = train(**masked, ranks=2, strategy="tp", grad_clip=0.1)
     assert run.losses() == same_as(train(**masked, grad_clip=0.1).losses()), run.stderr[-3000:]
 
 
-def test_a_plan_cuts_the_vocabulary_where_it_divides() -> None:
+def test_a_plan_cuts_the_vocabulary_where_it_divides():
     plan_for = in_worker("strategies.tensor_plan").plan_for
     whole = a_model("bert", num_hidden_layers=1, hidden_size=16, num_attention_heads=4, intermediate_size=16)
     cut = plan_for(whole, 2)
@@ -130,7 +122,7 @@ def test_a_plan_cuts_the_vocabulary_where_it_divides() -> None:
     assert not odd.looks_up
 
 
-def test_weights_may_stay_gathered_in_half_precision(train: Train) -> None:
+def test_weights_may_stay_gathered_in_half_precision(train):
     run = train(ranks=2, strategy="fsdp", steps=3, batch_size=4, precision="bf16", reshard="off", grad_clip=0.5)
     assert run.code == 0, run.stderr[-3000:]
     actual = run.record("actual")
@@ -139,23 +131,21 @@ def test_weights_may_stay_gathered_in_half_precision(train: Train) -> None:
     assert run.losses() == pytest.approx(train(**STEPS).losses()[:3], rel=1e-2)
 
 
-def in_worker(name: str) -> Any:
+def in_worker(name):
     """A module of the worker, loaded as its own bootstrap loads it."""
     spec = importlib.util.spec_from_file_location("bootstrap", WORKER_FOLDER / "bootstrap.py")
-    assert spec is not None
-    assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     return importlib.import_module(f"trainfast_worker.{name}")
 
 
-def a_model(family: str, **fields: Any) -> Any:
+def a_model(family, **fields):
     """A model of transformers, without memory."""
     config = CONFIG_MAPPING[family](vocab_size=64, **fields)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
-def test_a_family_without_a_plan_is_refused_by_name() -> None:
+def test_a_family_without_a_plan_is_refused_by_name():
     plan_for = in_worker("strategies.tensor_plan").plan_for
     with pytest.raises(in_worker("invalid").InvalidInput, match="opt has no tensor-parallel plan"):
         plan_for(a_model("opt", num_hidden_layers=1), 2)
@@ -163,7 +153,7 @@ def test_a_family_without_a_plan_is_refused_by_name() -> None:
         plan_for(a_model("gpt2", n_layer=1), 5)
 
 
-def test_layers_are_spread_in_order_and_fetch_their_inputs() -> None:
+def test_layers_are_spread_in_order_and_fetch_their_inputs():
     """Over the two devices there are everywhere: the CPU, and torch's `meta`, which has shapes but no memory."""
     config = CONFIG_MAPPING["llama"](
         vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2

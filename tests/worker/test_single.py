@@ -1,24 +1,19 @@
 """One process: what it records, and that the knobs do what they say."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
+from worker_knobs import llama
 
-Train = Callable[..., Any]
 # One process of the test run makes the trainings that several of these tests look at.
 pytestmark = pytest.mark.xdist_group("one-process")
 
 
-def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
+def test_every_step_is_on_record_with_phases_that_add_up(train):
     run = train(steps=20)
     assert run.code == 0, run.stderr
     steps = run.steps()
@@ -40,7 +35,7 @@ def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_it_learns_the_standard_library(train: Train) -> None:
+def test_it_learns_the_standard_library(train):
     run = train(data={"kind": "text"}, steps=20)
     assert run.code == 0, run.stderr
     losses = run.losses()
@@ -51,7 +46,7 @@ def test_it_learns_the_standard_library(train: Train) -> None:
     assert "standard library" in data["source"]
 
 
-def test_what_ran_is_read_from_the_live_objects(train: Train) -> None:
+def test_what_ran_is_read_from_the_live_objects(train):
     run = train(steps=20)
     assert run.record("started")["world_size"] == 1
     actual = run.record("actual")
@@ -80,7 +75,7 @@ def test_what_ran_is_read_from_the_live_objects(train: Train) -> None:
     "objective",
     [pytest.param("causal-lm", marks=pytest.mark.long), pytest.param("masked-lm", marks=pytest.mark.longest)],
 )
-def test_accumulation_equals_a_larger_batch(train: Train, objective: str) -> None:
+def test_accumulation_equals_a_larger_batch(train, objective):
     model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
     whole = train(model=model, data={"objective": objective})
     parts = train(model=model, data={"objective": objective}, batch_size=2, grad_accum=4)
@@ -89,25 +84,13 @@ def test_accumulation_equals_a_larger_batch(train: Train, objective: str) -> Non
 
 
 @pytest.mark.long
-def test_checkpointing_changes_memory_not_losses(train: Train) -> None:
-    model = {"num_hidden_layers": 6, **{k: v for k, v in LLAMA.items() if k != "num_hidden_layers"}}
-    common = {"model": model, "batch_size": 32, "steps": 3}
+def test_checkpointing_changes_memory_not_losses(train):
+    common = {"model": llama(num_hidden_layers=6), "batch_size": 32, "steps": 3}
     plain, checkpointed = (train(cold=True, **common, checkpointing=how) for how in ("off", "full"))
     assert checkpointed.losses() == pytest.approx(plain.losses(), abs=1e-4)
     assert checkpointed.record("actual")["checkpointing"] == "full"
     peaks = [run.steps()[1]["phase_peaks"]["forward_backward"] for run in (plain, checkpointed)]
     assert peaks[1] < 0.8 * peaks[0]
-
-
-LLAMA: dict[str, Any] = {
-    "family": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 1024,
-    "max_position_embeddings": 128,
-}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +121,7 @@ LLAMA: dict[str, Any] = {
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )
-def test_knobs_run_as_asked(train: Train, knobs: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_knobs_run_as_asked(train, knobs, expected):
     run = train(**knobs)
     assert run.code == 0, run.stderr
     actual = run.record("actual")
@@ -148,13 +131,13 @@ def test_knobs_run_as_asked(train: Train, knobs: dict[str, Any], expected: dict[
     assert losses[-1] < losses[0]
 
 
-def test_the_rate_falls_linearly_and_clipping_changes_the_path(train: Train) -> None:
+def test_the_rate_falls_linearly_and_clipping_changes_the_path(train):
     run = train(optimizer="adamw-fused", workers=2, prefetch=3, grad_clip=1.0, lr_schedule="linear")
     assert [step["lr"] for step in run.steps()] == pytest.approx([5e-3 * (6 - t) / 6 for t in range(6)])
 
 
 @pytest.mark.long
-def test_fp16_records_its_scale_and_the_steps_it_skipped(train: Train) -> None:
+def test_fp16_records_its_scale_and_the_steps_it_skipped(train):
     run = train(precision="fp16", optimizer="adamw-foreach", grad_clip=1.0)
     scales = [step["loss_scale"] for step in run.steps()]
     skipped = {record["step"]: record["scale"] for record in run.records("overflow")}
@@ -164,7 +147,7 @@ def test_fp16_records_its_scale_and_the_steps_it_skipped(train: Train) -> None:
 
 
 @pytest.mark.long
-def test_random_ids_are_called_synthetic(train: Train) -> None:
+def test_random_ids_are_called_synthetic(train):
     run = train(data={"kind": "random", "objective": "sequence-classification"}, model="bert")
     assert run.code == 0, run.stderr
     assert run.record("data")["synthetic"] is True
@@ -173,15 +156,15 @@ def test_random_ids_are_called_synthetic(train: Train) -> None:
 
 
 @pytest.mark.long
-def test_classification_of_text_counts_samples(train: Train) -> None:
+def test_classification_of_text_counts_samples(train):
     data = {"kind": "text", "objective": "sequence-classification"}
-    run = train(data=data, model={**LLAMA, "num_labels": 3}, steps=3)
+    run = train(data=data, model=llama(num_labels=3), steps=3)
     assert run.code == 0, run.stderr
     assert run.losses()[0] == pytest.approx(1.0986, abs=0.3)
 
 
 @pytest.mark.long
-def test_the_users_files_and_a_local_model_directory(train: Train, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_users_files_and_a_local_model_directory(train, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 700, "n_positions": 64}
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
@@ -200,9 +183,7 @@ def test_the_users_files_and_a_local_model_directory(train: Train, tmp_path_fact
 
 
 @pytest.mark.long
-def test_sigterm_leaves_every_finished_step_on_record(
-    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
-) -> None:
+def test_sigterm_leaves_every_finished_step_on_record(start, environment):
     folder, command = start(steps=100_000, data={"kind": "random"}, workers=1)
     steps = folder / "steps.jsonl"
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:

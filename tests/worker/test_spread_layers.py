@@ -17,7 +17,7 @@ class Angles(NamedTuple):
     sin: Tensor
 
 
-def test_inputs_in_a_namedtuple_keep_their_fields() -> None:
+def test_inputs_in_a_namedtuple_keep_their_fields():
     module = nn.Linear(2, 2, device="meta")
     angles = Angles(torch.ones(2), torch.zeros(2))
     (moved,), named = move_inputs(module, (angles,), {"pair": (torch.ones(2), [torch.ones(2)])})

@@ -1,7 +1,5 @@
 """The work of a step, counted while it is traced: as torch's own counter counts it, for any batch and depth."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -12,12 +10,11 @@ from trainfast_runner.memory.model import StepWork, step_work
 from trainfast_runner.memory.tracing import trace_uncached
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes
-from trainfast_runner.worker.memory_trace.step_work import Work
 
 FLOAT = 4
 
 
-def worked(model: nn.Module, *inputs: torch.Tensor) -> tuple[Work, int]:
+def worked(model, *inputs):
     """The work of a forward and backward, and the FLOPs by torch's counter."""
     live = LiveBytes("cpu")
     with live:
@@ -29,7 +26,7 @@ def worked(model: nn.Module, *inputs: torch.Tensor) -> tuple[Work, int]:
     return live.segments[-1].work, counter.get_total_flops()
 
 
-def test_flops_are_those_of_torchs_counter() -> None:
+def test_flops_are_those_of_torchs_counter():
     with FakeTensorMode():
         (_, flops, _), counted = worked(nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 8)), torch.randn(16, 64))
         assert flops == counted
@@ -37,7 +34,7 @@ def test_flops_are_those_of_torchs_counter() -> None:
         assert flops == counted
 
 
-def test_bytes_are_those_read_and_written() -> None:
+def test_bytes_are_those_read_and_written():
     live, size = LiveBytes("cpu"), 1000 * FLOAT
     with FakeTensorMode():
         one, other = torch.empty(1000), torch.empty(1000)
@@ -53,7 +50,7 @@ def test_bytes_are_those_read_and_written() -> None:
                 assert live.segments[-1].work == (1, 0, moved)
 
 
-def test_a_lookup_reads_the_rows_and_not_the_table() -> None:
+def test_a_lookup_reads_the_rows_and_not_the_table():
     live = LiveBytes("cpu")
     with FakeTensorMode():
         table, words = nn.Embedding(50_000, 8), torch.zeros(4, dtype=torch.int64)
@@ -64,14 +61,14 @@ def test_a_lookup_reads_the_rows_and_not_the_table() -> None:
 
 
 @pytest.mark.longest
-def test_three_blocks_do_the_work_of_the_whole_depth() -> None:
+def test_three_blocks_do_the_work_of_the_whole_depth():
     spec = resolve("tiny-llama", ["model.num_hidden_layers=9", "checkpointing=full"])
     assert step_work(trace_uncached(spec), 8, 2) == pytest.approx(step_work(trace_uncached(spec, whole=True), 8, 2))
 
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_twice_the_samples_are_twice_the_flops() -> None:
+def test_twice_the_samples_are_twice_the_flops():
     model = trace_uncached(resolve("tiny-llama"))
     once, larger, accumulated = step_work(model, 8, 1), step_work(model, 16, 1), step_work(model, 8, 2)
     assert larger.flops == accumulated.flops == pytest.approx(2 * once.flops)

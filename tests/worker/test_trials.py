@@ -1,17 +1,14 @@
 """A warm process that tries settings: real processes under the real supervisor, ordered as a search orders them."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +18,6 @@ from worker_knobs import worker_knobs
 from trainfast_runner.records.home import Home, conductor_lock
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.warm_process import TrialLine
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
 from trainfast_runner.search.conductor import WarmProcess, end_run, wait_for_result
@@ -34,7 +30,7 @@ SMALL = (
     *("data.kind=random", "model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=1024"),
     *("seq_len=64", "lr=1e-3"),
 )
-AS_FIRST: dict[str, Any] = {
+AS_FIRST = {
     "batch_size": 8,
     "grad_accum": 1,
     "workers": 0,
@@ -52,7 +48,7 @@ FIRST_RAN = {
     "checkpointing": "off",
     "loader_workers_alive": 0,
 }
-TURNS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+TURNS = (
     ({}, {}),
     ({"optimizer": "sgd"}, {"optimizer": "SGD", "optimizer_implementation": None}),
     ({"optimizer": "adamw-fused"}, {"optimizer_implementation": "fused"}),
@@ -71,17 +67,17 @@ Train = Callable[..., tuple[Path, Result]]
 
 
 @pytest.fixture
-def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+def home(tmp_path, cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     return Home(tmp_path / "home")
 
 
 @pytest.fixture
-def start(home: Home) -> Iterator[Start]:
+def start(home):
     """Start a process that tries settings, as the conductor of a search does, and wait until it is ready."""
     with ExitStack() as held:
 
-        def started(*settings: str) -> WarmProcess:
+        def started(*settings):
             home.create()
             search = new_search(home, "trials")
             assert held.enter_context(conductor_lock(search))
@@ -96,10 +92,10 @@ def start(home: Home) -> Iterator[Start]:
 
 
 @pytest.fixture
-def train(home: Home) -> Train:
+def train(home):
     """Train in a fresh process; returns the run's directory and result."""
 
-    def trained(*settings: str, **knobs: Any) -> tuple[Path, Result]:
+    def trained(*settings, **knobs):
         asked = [*SMALL, *settings, *(f"{name}={value}" for name, value in knobs.items())]
         directory = launch.start(plan_run(resolve("tiny-llama", asked)), home)
         return directory, wait_for_result(directory, lambda: None)
@@ -107,20 +103,20 @@ def train(home: Home) -> Train:
     return trained
 
 
-def turn(process: WarmProcess, more: bool = False, **knobs: Any) -> dict[int, TrialLine]:
+def turn(process, more=False, **knobs):
     answers = process.trial({**AS_FIRST, **knobs}, untimed=2, steps=3, more=more)
     assert answers is not None, process.result
     return answers
 
 
-def what_ran(process: WarmProcess, rank: int = 0) -> list[dict[str, Any]]:
+def what_ran(process, rank=0):
     """The `actual` records, one a trial."""
     name = "worker.jsonl" if rank == 0 else f"worker.rank{rank}.jsonl"
     lines = map(json.loads, (process.directory / name).read_text().splitlines())
     return [line for line in lines if line["kind"] == "actual"]
 
 
-def check_every_turn(process: WarmProcess, ranks: int) -> list[dict[int, TrialLine]]:
+def check_every_turn(process, ranks):
     answers = [turn(process, **knobs) for knobs, _ in TURNS]
     for rank in range(ranks):
         ran = what_ran(process, rank)
@@ -139,58 +135,41 @@ def check_every_turn(process: WarmProcess, ranks: int) -> list[dict[int, TrialLi
     return answers
 
 
-def first_losses(answers: dict[int, TrialLine]) -> list[float]:
+def first_losses(answers):
     return [loss for loss in answers[0].losses if loss is not None]
 
 
 @pytest.mark.long
-@pytest.mark.ci
-def test_each_warm_knob_is_turned_in_one_process_and_trains_as_a_run_does(start: Start, train: Train) -> None:
-    process = start("devices=cpu")
-    answers = check_every_turn(process, ranks=1)
+@pytest.mark.parametrize(
+    ("ranks", "placed"),
+    [pytest.param(1, ["devices=cpu"], marks=pytest.mark.ci), (2, ["strategy=ddp", "devices=cpu:2"])],
+    ids=["one process", "two ranks of ddp"],
+)
+def test_each_warm_knob_is_turned_in_a_warm_process_and_trains_as_a_run_does(start, train, ranks, placed):
+    process = start(*placed)
+    answers = check_every_turn(process, ranks)
     further = turn(process, more=True)
     process.end()
-    assert process.result is not None
     assert (process.result.state, process.result.role) == ("finished", "trial")
     assert len(read_records(process.directory).tried) == len(TURNS)
 
-    directory, result = train("devices=cpu", **AS_FIRST, steps=8, timing_warmup=2)
+    directory, result = train(*placed, **AS_FIRST, steps=8, timing_warmup=2)
     losses = [step.loss for step in read_records(directory).steps[0] if step.loss is not None]
+    cold = result.memory.peak_allocated_bytes
     for same in (answers[0], answers[-1]):
         assert first_losses(same) == pytest.approx(losses[2:5], abs=1e-6), "weights and data as in a fresh process"
+        warm = max(line.peak_allocated_bytes for line in same.values())
+        assert warm == pytest.approx(cold, rel=0.03, abs=4 << 20)
     assert first_losses(further) == pytest.approx(losses[5:8], abs=1e-6), "further steps of the same training"
-    assert further[0].peak_allocated_bytes is None
-    assert further[0].untimed_ms == []
-    cold = result.memory.peak_allocated_bytes
-    assert cold is not None
-    for same in (answers[0], answers[-1]):
-        assert same[0].peak_allocated_bytes == pytest.approx(cold, rel=0.03, abs=4 << 20)
-    by_knobs = dict(zip((str(knobs) for knobs, _ in TURNS), answers, strict=True))
-    accumulated = by_knobs["{'batch_size': 1, 'grad_accum': 8}"][0].peak_allocated_bytes
-    assert accumulated is not None
-    assert accumulated < 0.5 * cold, "nothing of the larger batches before it counts"
-
-
-@pytest.mark.long
-def test_each_warm_knob_is_turned_in_two_ranks_of_ddp(start: Start, train: Train) -> None:
-    process = start("strategy=ddp", "devices=cpu:2")
-    answers = check_every_turn(process, ranks=2)
-    further = turn(process, more=True)
-    process.end()
-    directory, result = train("strategy=ddp", "devices=cpu:2", **AS_FIRST, steps=8, timing_warmup=2)
-    losses = [step.loss for step in read_records(directory).steps[0] if step.loss is not None]
-    for same in (answers[0], answers[-1]):
-        assert first_losses(same) == pytest.approx(losses[2:5], abs=1e-6)
-    assert first_losses(further) == pytest.approx(losses[5:8], abs=1e-6)
-    assert further[1].losses == further[0].losses
-    cold = result.memory.peak_allocated_bytes
-    warm = max(line.peak_allocated_bytes or 0 for line in answers[-1].values())
-    assert warm == pytest.approx(cold, rel=0.03, abs=4 << 20)
+    assert (further[0].peak_allocated_bytes, further[0].untimed_ms) == (None, [])
+    assert all(line.losses == further[0].losses for line in further.values())
+    (accumulated,) = (lines for (knobs, _), lines in zip(TURNS, answers, strict=True) if knobs.get("grad_accum") == 8)
+    assert accumulated[0].peak_allocated_bytes < (0.5 if ranks == 1 else 1) * cold, "nothing of larger batches counts"
 
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_the_rate_of_a_trial_does_not_fall_with_the_number_of_its_steps(start: Start) -> None:
+def test_the_rate_of_a_trial_does_not_fall_with_the_number_of_its_steps(start):
     process = start("devices=cpu", "lr_schedule=linear")
     in_two_orders = [*first_losses(turn(process)), *first_losses(turn(process, more=True))]
     answers = process.trial(AS_FIRST, untimed=2, steps=6, more=False)
@@ -200,7 +179,7 @@ def test_the_rate_of_a_trial_does_not_fall_with_the_number_of_its_steps(start: S
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start: Start) -> None:
+def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start):
     process = start("devices=cpu")
     turn(process)
     (pid,) = process.pids
@@ -213,21 +192,18 @@ def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start: Start
     assert "allocate" in (line.message or "")
     result = process.wait_for_end()
     assert result.state == "oom"
-    assert result.oom is not None
     assert (result.oom.batch_size, result.oom.changes) == (4096, [])
 
 
 @pytest.mark.long
-def test_under_malloc_settings_of_the_users_own_no_memory_is_measured(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_malloc_settings_of_the_users_own_no_memory_is_measured(start, monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     line = turn(start("devices=cpu"))[0]
     assert (line.outcome, line.peak_allocated_bytes, line.peak_reserved_bytes) == ("measured", None, None)
 
 
 @pytest.mark.long
-def test_a_strategy_that_is_not_turned_warm_tries_one_setting_a_process(start: Start) -> None:
+def test_a_strategy_that_is_not_turned_warm_tries_one_setting_a_process(start):
     assert not allows_warm_trials("zero2", "native", "off")
     process = start("strategy=zero2", "devices=cpu:2")
     assert {line.outcome for line in turn(process).values()} == {"measured"}
@@ -237,7 +213,7 @@ def test_a_strategy_that_is_not_turned_warm_tries_one_setting_a_process(start: S
     assert process.wait_for_end().state == "failed_to_start"
 
 
-def a_step(step: int, warmup: bool, loss: float = 2.0, peak: int | None = None, tokens: int = 64) -> dict[str, Any]:
+def a_step(step, warmup, loss=2.0, peak=None, tokens=64):
     memory = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes"), peak)
     return {
         "step": step,
@@ -251,39 +227,38 @@ def a_step(step: int, warmup: bool, loss: float = 2.0, peak: int | None = None, 
     }
 
 
-def test_a_loss_that_is_not_finite_fails_its_trial() -> None:
+def test_a_loss_that_is_not_finite_fails_its_trial():
     fields = trial_fields([a_step(1, True), a_step(2, False, math.nan)])
     assert (fields["outcome"], fields["loss_not_finite"]) == ("failed", True)
     assert fields["message"] == "the loss of step 2 is not finite"
 
 
-def test_a_step_that_compiled_is_not_timed_and_tokens_are_a_mean() -> None:
+def test_a_step_that_compiled_is_not_timed_and_tokens_are_a_mean():
     steps = [a_step(1, True, peak=7), a_step(2, True, peak=9), a_step(3, False, tokens=60), a_step(4, False, tokens=70)]
     fields = trial_fields(steps)
     assert (fields["untimed_ms"], fields["step_ms"], fields["tokens"]) == ([10.0, 20.0], [30.0, 40.0], 65)
-    assert fields["data_ms"] == [3.0, 4.0]
-    assert fields["peak_allocated_bytes"] == 9
+    assert (fields["data_ms"], fields["peak_allocated_bytes"]) == ([3.0, 4.0], 9)
 
 
 class Noticed(Dataset[torch.Tensor]):
     """Samples that leave a file when one is loaded."""
 
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self.mark = mark
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 4
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index):
         self.mark.touch()
         return torch.zeros(1)
 
 
-def test_loader_processes_load_nothing_before_the_steps_begin(tmp_path: Path) -> None:
+def test_loader_processes_load_nothing_before_the_steps_begin(tmp_path):
     held, mark = HeldLoader(torch.device("cuda")), tmp_path / "loaded"
     began = tmp_path / "began"
 
-    def begin(number: int) -> None:
+    def begin(number):
         began.touch()
         held.begin(number)
 
@@ -298,7 +273,7 @@ def test_loader_processes_load_nothing_before_the_steps_begin(tmp_path: Path) ->
     assert mark.exists()
 
 
-def test_an_order_may_set_a_knob_that_has_no_field() -> None:
+def test_an_order_may_set_a_knob_that_has_no_field():
     before = worker_knobs(batch_size=2, a_knob_of_tomorrow=1, another=3)
     knobs = before.with_values({"batch_size": 8, "a_knob_of_tomorrow": 2})
     assert knobs == worker_knobs(batch_size=8, a_knob_of_tomorrow=2, another=3)

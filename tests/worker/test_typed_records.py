@@ -1,11 +1,8 @@
 """Plain dicts of the worker, read by the parent as typed records: each kind, and each field of it."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -24,14 +21,14 @@ UNREAD = {
     "finished": {"steps", "seconds", "scaler"},
 }
 """Fields that stand in the file for a person."""
-WARM: dict[str, type[msgspec.Struct]] = {"probe": ProbeLine, "trial": TrialLine, "ready": WarmLine}
+WARM = {"probe": ProbeLine, "trial": TrialLine, "ready": WarmLine}
 """The types of the lines that warm processes alone write."""
 TYPES = WARM | {line_type.__struct_config__.tag: line_type for line_type in get_args(WorkerLine)}
 
 
-def kinds_written() -> dict[str, set[str]]:
+def kinds_written():
     """The kinds of record in the worker's source, and the fields that each is given by name."""
-    found: dict[str, set[str]] = {}
+    found = {}
     for path in WORKER.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] != "write":
@@ -42,7 +39,7 @@ def kinds_written() -> dict[str, set[str]]:
     return found
 
 
-def test_every_field_that_the_worker_names_is_typed_or_known_to_be_unread() -> None:
+def test_every_field_that_the_worker_names_is_typed_or_known_to_be_unread():
     kinds = kinds_written()
     assert {"started", "phase", "data", "cpu", "actual", "exception", "invalid", "finished", *WARM} <= set(kinds)
     for kind, fields in kinds.items():
@@ -50,7 +47,7 @@ def test_every_field_that_the_worker_names_is_typed_or_known_to_be_unread() -> N
         assert fields - typed <= UNREAD.get(kind, set()), f"{kind}: {fields - typed}"
 
 
-def test_what_workers_wrote_is_decoded_field_by_field(train: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_workers_wrote_is_decoded_field_by_field(train, tmp_path):
     run = train(steps=20)
     assert run.code == 0, run.stderr
     lines = (run.folder / "worker.jsonl").read_bytes().splitlines()
@@ -71,9 +68,9 @@ def test_what_workers_wrote_is_decoded_field_by_field(train: Callable[..., Any],
         assert_same(line, Step)
 
 
-def assert_same(line: bytes, type: type[msgspec.Struct]) -> None:
+def assert_same(line, type):
     """Every field of the line is in the typed record, with its value."""
-    plain: dict[str, Any] = msgspec.json.decode(line)
+    plain = msgspec.json.decode(line)
     typed = msgspec.to_builtins(msgspec.json.decode(line, type=type))
     unread = UNREAD.get(plain.get("kind", ""), set())
     assert {name: value for name, value in plain.items() if name not in unread} == {

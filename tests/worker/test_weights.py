@@ -1,9 +1,5 @@
 """Weights are initialized part by part, alike in any order and on any rank, as transformers initializes them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from worker_knobs import worker_knobs
@@ -31,16 +27,16 @@ MODELS = [
 families = pytest.mark.parametrize(("model", "objective"), MODELS, ids=[str(model["family"]) for model, _ in MODELS])
 
 
-def built(model: dict[str, Any], objective: str) -> Any:
+def built(model, objective):
     return build_model(resolve_config(model), objective, worker_knobs(), CPU)
 
 
-def values(model: Any) -> dict[str, torch.Tensor]:
+def values(model):
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 @families
-def test_a_built_model_has_no_matrices_and_an_initialized_one_has_all(model: dict[str, Any], objective: str) -> None:
+def test_a_built_model_has_no_matrices_and_an_initialized_one_has_all(model, objective):
     whole = built(model, objective)
     assert {p.is_meta for p in whole.parameters() if p.dim() > 1} == {True}
     assert {buffer.is_meta for buffer in whole.buffers()} <= {False}
@@ -51,7 +47,7 @@ def test_a_built_model_has_no_matrices_and_an_initialized_one_has_all(model: dic
 
 
 @families
-def test_weights_are_spread_as_transformers_spreads_them(model: dict[str, Any], objective: str) -> None:
+def test_weights_are_spread_as_transformers_spreads_them(model, objective):
     from trainfast_runner.worker.model.build import model_class
 
     config = resolve_config(model)
@@ -72,7 +68,7 @@ def test_weights_are_spread_as_transformers_spreads_them(model: dict[str, Any], 
 
 
 @families
-def test_a_part_initialized_alone_and_late_has_the_same_values(model: dict[str, Any], objective: str) -> None:
+def test_a_part_initialized_alone_and_late_has_the_same_values(model, objective):
     whole, alone = built(model, objective), built(model, objective)
     init_weights(whole, 7, CPU)
     torch.rand(5)
@@ -87,7 +83,7 @@ def test_a_part_initialized_alone_and_late_has_the_same_values(model: dict[str, 
             assert not torch.equal(weight, values(other)[name]), f"{name} does not depend on the seed"
 
 
-def test_two_layers_do_not_start_as_one() -> None:
+def test_two_layers_do_not_start_as_one():
     whole = built(LLAMA, "causal-lm")
     init_weights(whole, 0, CPU)
     first, second, _ = whole.model.layers
@@ -95,7 +91,7 @@ def test_two_layers_do_not_start_as_one() -> None:
     assert not torch.equal(first.mlp.up_proj.weight, first.mlp.gate_proj.weight)
 
 
-def test_a_tied_head_initialized_by_the_last_stage_is_the_embedding_of_the_first() -> None:
+def test_a_tied_head_initialized_by_the_last_stage_is_the_embedding_of_the_first():
     first, last = built(GPT2, "causal-lm"), built(GPT2, "causal-lm")
     init_weights(first, 0, CPU, [first.transformer.wte])
     init_weights(last, 0, CPU, [last.lm_head])
@@ -103,7 +99,7 @@ def test_a_tied_head_initialized_by_the_last_stage_is_the_embedding_of_the_first
     assert {p.is_meta for p in last.transformer.h.parameters() if p.dim() > 1} == {True}
 
 
-def test_weights_without_a_rule_are_initialized_by_their_own_module() -> None:
+def test_weights_without_a_rule_are_initialized_by_their_own_module():
     whole = built(LLAMA, "causal-lm")
     whole.lm_head.adapter = torch.nn.Bilinear(8, 8, 8, device="meta")
     init_weights(whole, 0, CPU)

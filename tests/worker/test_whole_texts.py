@@ -1,11 +1,5 @@
 """Samples of varying length: padded in the batch, counted without padding, the longest in the first step."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -16,22 +10,20 @@ from trainfast_runner.worker.data.batches import GlobalOrder
 from trainfast_runner.worker.data.samples import IGNORED_LABEL, Masking
 from trainfast_runner.worker.data.whole_texts import CountedBatches, WholeTexts, pieces_of
 
-Train = Callable[..., Any]
 
-
-def texts(lengths: list[int], seq_len: int, **more: Any) -> WholeTexts:
+def texts(lengths, seq_len, **more):
     ids = np.arange(1, sum(lengths) + 1, dtype=np.uint16)
     return WholeTexts(ids, pieces_of(np.array(lengths), seq_len), pad_id=0, **more)
 
 
-def test_a_long_text_is_several_samples_and_one_token_is_none() -> None:
+def test_a_long_text_is_several_samples_and_one_token_is_none():
     samples = texts([3, 1, 10, 4], seq_len=4)
     rows = [samples.__getitems__([index])["input_ids"][0].tolist() for index in range(len(samples))]
     assert rows == [[1, 2, 3], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14], [15, 16, 17, 18]]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1), st.integers(2, 16))
-def test_no_token_is_in_two_samples_and_none_is_longer_than_asked(lengths: list[int], seq_len: int) -> None:
+def test_no_token_is_in_two_samples_and_none_is_longer_than_asked(lengths, seq_len):
     pieces = pieces_of(np.array(lengths), seq_len)
     covered = [
         token for start, n in zip(pieces.starts, pieces.lengths, strict=True) for token in range(start, start + n)
@@ -41,7 +33,7 @@ def test_no_token_is_in_two_samples_and_none_is_longer_than_asked(lengths: list[
     assert all(2 <= n <= seq_len for n in pieces.lengths)
 
 
-def test_padding_is_masked_and_is_no_target() -> None:
+def test_padding_is_masked_and_is_no_target():
     batch = texts([3, 5, 2], seq_len=8).__getitems__([0, 2])
     assert batch["input_ids"].tolist() == [[1, 2, 3], [9, 10, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
@@ -49,7 +41,7 @@ def test_padding_is_masked_and_is_no_target() -> None:
     assert texts([3, 5, 2], seq_len=8, width=8).__getitems__([0, 2])["labels"].shape == (2, 8)
 
 
-def test_a_masked_sample_is_the_same_beside_any_other() -> None:
+def test_a_masked_sample_is_the_same_beside_any_other():
     samples = texts([30, 50, 20], seq_len=64, masking=Masking(99, 100, (), seed=3))
     alone, beside = samples.__getitems__([0]), samples.__getitems__([1, 0])
     for name in ("input_ids", "labels"):
@@ -57,7 +49,7 @@ def test_a_masked_sample_is_the_same_beside_any_other() -> None:
     assert (alone["labels"] != IGNORED_LABEL).any()
 
 
-def test_the_first_step_takes_the_longest_and_every_micro_batch_one_of_the_very_longest() -> None:
+def test_the_first_step_takes_the_longest_and_every_micro_batch_one_of_the_very_longest():
     lengths = np.random.default_rng(0).permutation(np.arange(2, 102))
     micro_batches = [
         [lengths[number] for number in batch]
@@ -68,18 +60,17 @@ def test_the_first_step_takes_the_longest_and_every_micro_batch_one_of_the_very_
     assert sorted(max(batch) for batch in micro_batches) == [98, 99, 100, 101]
 
 
-def test_after_the_first_step_the_order_is_as_ever() -> None:
+def test_after_the_first_step_the_order_is_as_ever():
     lengths = np.arange(50)
     plain, longest_first = (list(GlobalOrder(50, 4, 1, 0, 1, 5, 7, given)) for given in (None, lengths))
-    assert longest_first[0] == [49, 48, 47, 46]
-    assert longest_first[1:] == plain[1:]
+    assert (longest_first[0], longest_first[1:]) == ([49, 48, 47, 46], plain[1:])
 
 
-def test_too_few_samples_for_a_first_step_are_taken_again() -> None:
+def test_too_few_samples_for_a_first_step_are_taken_again():
     assert next(iter(GlobalOrder(3, 5, 1, 0, 1, 1, 0, np.array([2, 4, 3])))) == [1, 2, 0, 1, 2]
 
 
-def test_tokens_are_counted_without_padding_from_step_to_step() -> None:
+def test_tokens_are_counted_without_padding_from_step_to_step():
     samples = texts([3, 5, 2], seq_len=8)
     counted = CountedBatches(samples.__getitems__(numbers) for numbers in ([0, 1], [2], [1]))
     next(counted), next(counted)
@@ -89,7 +80,7 @@ def test_tokens_are_counted_without_padding_from_step_to_step() -> None:
 
 
 @pytest.fixture(scope="module")
-def poem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def poem(tmp_path_factory):
     """Lines of 1 to 24 words, in one file."""
     path = tmp_path_factory.mktemp("text") / "poem.txt"
     words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "rain", "falls"]
@@ -100,7 +91,7 @@ def poem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_lines_train_and_the_peak_comes_first(train: Train, poem: dict[str, Any]) -> None:
+def test_lines_train_and_the_peak_comes_first(train, poem):
     run = train(data=poem, steps=8)
     assert run.code == 0, run.stderr[-3000:]
     tokens = [step["tokens"] for step in run.steps()]
@@ -123,16 +114,14 @@ def test_lines_train_and_the_peak_comes_first(train: Train, poem: dict[str, Any]
     ],
     ids=lambda knobs: knobs.get("strategy", knobs.get("engine")),
 )
-def test_unequal_lengths_weigh_the_same_however_they_are_shared(
-    train: Train, poem: dict[str, Any], knobs: dict[str, Any]
-) -> None:
+def test_unequal_lengths_weigh_the_same_however_they_are_shared(train, poem, knobs):
     run = train(data=poem, steps=8, **knobs)
     assert run.losses() == pytest.approx(train(data=poem, steps=8).losses(), rel=1e-4), run.stderr[-3000:]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("objective", ["masked-lm", "sequence-classification"])
-def test_an_encoder_does_not_see_padding(train: Train, poem: dict[str, Any], objective: str) -> None:
+def test_an_encoder_does_not_see_padding(train, poem, objective):
     data = {**poem, "objective": objective}
     alone = train(model="bert", data=data, steps=3, batch_size=1, grad_accum=8)
     together = train(model="bert", data=data, steps=3)
@@ -140,7 +129,7 @@ def test_an_encoder_does_not_see_padding(train: Train, poem: dict[str, Any], obj
 
 
 @pytest.mark.long
-def test_documents_of_a_folder(train: Train, tmp_path: Path) -> None:
+def test_documents_of_a_folder(train, tmp_path):
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text("one two three " * (1 + number % 5))
     data = {"kind": "files", "paths": [str(path) for path in sorted(tmp_path.iterdir())], "samples": "documents"}

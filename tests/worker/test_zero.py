@@ -1,20 +1,15 @@
 """ZeRO through DeepSpeed learns what one process learns, and says which stage ran."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from worker_knobs import llama
 
 from trainfast_runner.machine.training_python import has_libaio, missing_tool
-
-Train = Callable[..., Any]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
@@ -22,18 +17,10 @@ LEARNING = {"steps": 10}
 SHARED = {"ranks": 2, "batch_size": 2, "grad_accum": 2}
 BUILD = "import sys, deepspeed.ops.op_builder as ops; getattr(ops, sys.argv[1])().load(verbose=False)"
 # Wide enough that DeepSpeed finds its states worth writing: under 1 MiB they stay in memory.
-WIDE = {
-    "family": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "vocab_size": 1024,
-    "max_position_embeddings": 128,
-}
+WIDE = llama(hidden_size=512, intermediate_size=1024, num_hidden_layers=1)
 
 
-def built(name: str, builder: str, environment: dict[str, str]) -> None:
+def built(name, builder, environment):
     """Compile an extension before the run that is timed out; skips the test where that cannot be done."""
     missing = missing_tool(sys.executable)
     if missing is not None:
@@ -43,13 +30,13 @@ def built(name: str, builder: str, environment: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def cpu_adam(environment: dict[str, str]) -> None:
+def cpu_adam(environment):
     """DeepSpeed's AdamW for offloaded states, compiled on a machine's first test run only."""
     built("cpu_adam", "CPUAdamBuilder", environment)
 
 
 @pytest.fixture(scope="module")
-def async_io(environment: dict[str, str]) -> None:
+def async_io(environment):
     """DeepSpeed's reads and writes of a disk."""
     if not has_libaio(sys.executable):
         pytest.skip("DeepSpeed's async_io is built with libaio, which is not here: apt-get install libaio-dev")
@@ -66,15 +53,13 @@ def async_io(environment: dict[str, str]) -> None:
     ],
 )
 @pytest.mark.ci
-def test_every_stage_learns_what_one_process_learns(
-    train: Train, strategy: str, stage: int, settings: dict[str, Any], optimizer: str
-) -> None:
+def test_every_stage_learns_what_one_process_learns(train, strategy, stage, settings, optimizer):
     clip = {name: value for name, value in settings.items() if name == "grad_clip"}
     check(train(**LEARNING, **clip), train(**LEARNING, **SHARED, strategy=strategy, **settings), stage, optimizer, clip)
 
 
 @pytest.mark.usefixtures("cpu_adam")
-def test_offloaded_states_step_with_deepspeeds_own_adamw(train: Train) -> None:
+def test_offloaded_states_step_with_deepspeeds_own_adamw(train):
     both = train(**LEARNING, **SHARED, strategy="zero2-offload")
     check(train(**LEARNING), both, 2, "DeepSpeedCPUAdam", {})
     offload = json.loads((both.folder / "deepspeed.json").read_text())["zero_optimization"]["offload_optimizer"]
@@ -82,9 +67,7 @@ def test_offloaded_states_step_with_deepspeeds_own_adamw(train: Train) -> None:
 
 
 @pytest.mark.ci
-def test_torchs_adamw_in_place_of_deepspeeds_is_in_the_result(
-    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
-) -> None:
+def test_torchs_adamw_in_place_of_deepspeeds_is_in_the_result(start, environment):
     folder, command = start(**SHARED, strategy="zero2-offload", steps=2)
     without_compiler = {**environment, "CXX": "no-such-compiler"}
     subprocess.run(command, env=without_compiler, cwd=folder, check=True, timeout=400)
@@ -97,7 +80,7 @@ def test_torchs_adamw_in_place_of_deepspeeds_is_in_the_result(
 
 
 @pytest.mark.usefixtures("cpu_adam", "async_io")
-def test_states_on_a_disk_are_the_same_states_and_go_with_the_run(train: Train, tmp_path: Path) -> None:
+def test_states_on_a_disk_are_the_same_states_and_go_with_the_run(train, tmp_path):
     short = {"model": WIDE, "steps": 4, "lr": 1e-3, "timing_warmup": 1}
     both = train(**short, ranks=2, batch_size=4, strategy="zero3-offload", offload_path=str(tmp_path))
     assert both.code == 0, both.stderr
@@ -108,12 +91,12 @@ def test_states_on_a_disk_are_the_same_states_and_go_with_the_run(train: Train, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_clipping_is_not_what_happens_anyway(train: Train) -> None:
+def test_clipping_is_not_what_happens_anyway(train):
     free, clipped = train(**LEARNING).losses(), train(**LEARNING, grad_clip=0.1).losses()
     assert abs(clipped[-1] - free[-1]) > 2e-4 * free[-1]
 
 
-def check(single: Any, both: Any, stage: int, optimizer: str, clip: dict[str, float]) -> None:
+def check(single, both, stage, optimizer, clip):
     """The same losses, on both ranks; the live objects; the configuration beside the records."""
     assert both.code == 0, both.stderr
     assert single.losses()[-1] < 0.9 * single.losses()[0]

@@ -1,7 +1,5 @@
 """One rank of a training, with torch and transformers imported."""
 
-from __future__ import annotations
-
 import importlib
 import runpy
 import sys
@@ -15,7 +13,7 @@ runpy.run_path(BOOTSTRAP)
 importlib.import_module("trainfast_worker.training")
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments):
     """Train the run directory; the worker ends the process."""
     # Processes that the rank spawns begin with this file, as those of a cold one do.
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,18 +1,20 @@
-"""The worker's knobs with the defaults of the knob table, as `run.json` and trace requests have them."""
-
-from __future__ import annotations
-
-from typing import Any
+"""A small model, and the worker's knobs with the defaults of the table, as `run.json` and trace requests have them."""
 
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.worker.spec import Knobs, knobs_of
+from trainfast_runner.worker.spec import knobs_of
 
 
-def knob_values(**overrides: Any) -> dict[str, Any]:
+def llama(**fields):
+    """The fields of a small model, with others or more of them."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return {"family": "llama", **sizes, "vocab_size": 1024, "max_position_embeddings": 128, **fields}
+
+
+def knob_values(**overrides):
     """A value for each knob of the table: the overrides, and the defaults of all others."""
     return {**defaults(), **overrides}
 
 
-def worker_knobs(**overrides: Any) -> Knobs:
+def worker_knobs(**overrides):
     """The typed knobs of the worker with the overrides, and the defaults of all others."""
     return knobs_of(knob_values(**overrides))
