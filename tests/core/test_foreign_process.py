@@ -86,7 +86,6 @@ def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch):
 
 def test_one_of_ones_own_is_ended(other):
     identity = identify(other.pid)
-    assert identity is not None
     assert end_process(identity) == f"SIGTERM sent to process {other.pid}."
     assert other.wait(60) == -signal.SIGTERM
     assert not is_running(identity)
@@ -99,7 +98,6 @@ def test_what_ignores_sigterm_gets_sigkill():
     with subprocess.Popen([sys.executable, "-c", stubborn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         identity = identify(process.pid)
-        assert identity is not None
         end_process(identity)
         assert is_running(identity)
         end_process(identity, kill=True)
@@ -115,8 +113,6 @@ def test_a_later_process_with_the_pid_is_left_alone(other):
 
 def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch):
     own, first = identify(os.getpid()), identify(1)
-    assert own is not None
-    assert first is not None
     with pytest.raises(UserError, match="this is trainfast-tui itself"):
         check_endable(own)
     with pytest.raises(UserError, match="process 1"):
@@ -125,7 +121,6 @@ def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch):
 
 def test_somebody_elses_process_is_refused_by_name(other, monkeypatch):
     identity = identify(other.pid)
-    assert identity is not None
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     with pytest.raises(UserError, match="not to you: ask them"):
         end_process(identity)
@@ -156,9 +151,6 @@ def test_the_place_of_a_process_in_a_live_run(tmp_path, other):
     _, directory = home.new_run("tiny")
     events = []
     own, child, stranger = identify(os.getpid()), identify(other.pid), identify(os.getppid())
-    assert own is not None
-    assert child is not None
-    assert stranger is not None
     run = {"run_id": directory.name, "preset": "tiny", "knobs": {}, "clock": {"monotonic_ns": 0, "wall_ns": 0}}
     put(directory / "run.json", run)
 

@@ -212,7 +212,6 @@ def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tra
         record_correction(home, a_run(spec, beyond, device="cuda", device_names=[name]), ended())
     tracing.trace_model(spec, "cuda")
     run = a_run(spec, device="cuda", device_names=["NVIDIA A100"]).run
-    assert run is not None
     model = models_of(run)(spec)
     assert model.corrections.by_case
     assert model.corrections == corrections.read_device_corrections("cuda", "NVIDIA A100", home)

@@ -239,25 +239,21 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(knobs, ranks, d
     assert total(most + step) > limit
 
 
+IN_BF16 = WholeModel([BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True, largest_parameter=10)
+LOSS = Moment((80.0, 0.0, 0.0, 50.0, 50.0), None, 1, True)
+
+
 def test_zero_has_its_bucket_from_the_first_gradient_on():
     """DeepSpeed 0.19.8, stage_1_and_2.py: `process_gradients` allocates it, after the loss's backward began."""
-    model = WholeModel(
-        [BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True, largest_parameter=10
-    )
-    rule = memory_rule({**resolve("tiny-llama").knobs, "strategy": "zero2", "precision": "bf16"}, 1, model)
-    loss = Moment((80.0, 0.0, 0.0, 50.0, 50.0), None, 1, True)
+    rule = memory_rule({**resolve("tiny-llama").knobs, "strategy": "zero2", "precision": "bf16"}, 1, IN_BF16)
     in_last_block = Moment((80.0, 4.0, 0.0, 50.0, 50.0), BlockPosition(0, 2, True), 1, True)
-    assert [rule.at(moment).communication for moment in (loss, in_last_block)] == [0, 80]
+    assert [rule.at(moment).communication for moment in (LOSS, in_last_block)] == [0, 80]
 
 
 def test_a_single_rank_of_zero3_gathers_nothing():
-    model = WholeModel(
-        [BlockStack(3, [10] * 3)], 40, [160.0, 160.0, 320.0, 0.0, 0.0], on_gpu=True, largest_parameter=10
-    )
     knobs = {**resolve("tiny-llama").knobs, "strategy": "zero3", "precision": "bf16"}
-    loss = Moment((80.0, 0.0, 0.0, 50.0, 50.0), None, 1, True)
     part = 2 * 10
-    assert [memory_rule(knobs, ranks, model).at(loss).communication for ranks in (1, 2)] == [part, 3 * part]
+    assert [memory_rule(knobs, ranks, IN_BF16).at(LOSS).communication for ranks in (1, 2)] == [part, 3 * part]
 
 
 HIDDEN, OUTPUT = 5, 11
@@ -331,7 +327,6 @@ def test_a_schedule_that_keeps_fewer_takes_less():
 
 def test_a_tied_weight_is_on_both_ends():
     model = staged(6, 2)
-    assert model.pipeline is not None
     cut = [StageCut(0, 3, 3 * BLOCK + ROOT, ROOT), StageCut(3, 6, 3 * BLOCK + ROOT, ROOT)]
     tied = msgspec.structs.replace(model, pipeline=PipelineCut(cut, ROOT, HIDDEN, OUTPUT))
     spec = spec_with(strategy="pp", pp_degree=2, pp_schedule="gpipe", micro_batches=2, batch_size=2)
@@ -357,7 +352,6 @@ def test_layers_spread_over_two_gpus_have_the_whole_batch(each, size):
     last = model.predict(spec)
     assert last.activations_bytes == size * (8 + each * KEPT_BY_BLOCK + HEAD)
     assert "GPU 2 of the 2" in last.fullest
-    assert model.pipeline is not None
     tied = msgspec.structs.replace(model, pipeline=msgspec.structs.replace(model.pipeline, head=0))
     assert "GPU 1 of the 2" in tied.predict(spec).fullest, "a tied head is where the embedding is"
 

@@ -1,94 +1,86 @@
 """The advice after an out-of-memory error."""
 
+import pytest
+
 from trainfast_runner.memory.oom_changes import best_of_each_knob, knob_changes, useful_first
 from trainfast_runner.settings.spec import resolve
 
 
-def test_a_batch_is_halved_and_the_global_batch_kept():
-    knobs = resolve("tiny-llama", ["batch_size=4096"]).knobs
-    [smaller] = [change for change in knob_changes(knobs, "cpu", "forward") if change.knob == "batch_size"]
-    assert (smaller.value, smaller.saves) == ("2048", "activations to 50 %")
-    assert "grad_accum=2 keeps the global batch" in smaller.costs
+def changes(preset, *asked, device="cuda", phase="forward", share=1.0, **more):
+    """The changes of the preset's knobs with these settings, where `share` of the refused request would fit."""
+    return knob_changes(resolve(preset, asked).knobs, device, phase, share, **more)
 
 
-def test_a_smaller_batch_that_does_not_divide_the_global_batch_says_so():
-    knobs = resolve("tiny-llama", ["batch_size=6"]).knobs
-    [smaller] = [change for change in knob_changes(knobs, "cpu", "forward", 5 / 6) if change.knob == "batch_size"]
-    assert (smaller.value, smaller.costs) == ("4", "little; the global batch becomes 0.67 times as large")
+def values(found, knob):
+    return [change.value for change in found if change.knob == knob]
 
 
-def test_a_batch_far_too_large_is_brought_down_to_where_its_request_fits():
-    knobs = resolve("tiny-llama", ["batch_size=4096"]).knobs
-    [smaller] = [change for change in knob_changes(knobs, "cpu", "forward", 1 / 6) if change.knob == "batch_size"]
-    assert (smaller.value, smaller.saves) == ("512", "activations to 12 %")
-    assert "grad_accum=8 keeps the global batch" in smaller.costs
+@pytest.mark.parametrize(
+    ("batch", "share", "value", "saves", "costs"),
+    [
+        (4096, 1.0, "2048", "activations to 50 %", "grad_accum=2 keeps the global batch"),
+        (6, 5 / 6, "4", "activations to 67 %", "little; the global batch becomes 0.67 times as large"),
+        (4096, 1 / 6, "512", "activations to 12 %", "grad_accum=8 keeps the global batch"),
+    ],
+    ids=["halved", "not a divisor", "to where its request fits"],
+)
+def test_a_batch_that_is_brought_down_says_what_becomes_of_the_global_batch(batch, share, value, saves, costs):
+    found = changes("tiny-llama", f"batch_size={batch}", device="cpu", share=share)
+    [smaller] = [change for change in found if change.knob == "batch_size"]
+    assert (smaller.value, smaller.saves) == (value, saves)
+    assert costs in smaller.costs
 
 
 def test_in_the_optimizer_step_the_states_come_first_and_before_it_the_activations():
-    knobs = resolve("bert-large").knobs
-    found = useful_first(knob_changes(knobs, "cuda", "optimizer"), "optimizer")
+    found = useful_first(changes("bert-large", phase="optimizer"), "optimizer")
     assert [change.value for change in found][:3] == ["adamw-fused", "adamw-8bit", "adafactor"]
-    before = [change.frees_states for change in useful_first(knob_changes(knobs, "cuda", "forward"), "forward")]
+    before = [change.frees_states for change in useful_first(changes("bert-large"), "forward")]
     assert before == sorted(before)
-    assert "adamw-fused" not in [change.value for change in knob_changes(knobs, "cuda", "forward")]
+    assert "adamw-fused" not in values(changes("bert-large"), "optimizer")
 
 
 def test_without_a_model_the_advice_names_every_knob_that_frees_memory_once():
-    knobs = resolve("bert-large", ["batch_size=8"]).knobs
-    before = [
-        (change.knob, change.value) for change in best_of_each_knob(knob_changes(knobs, "cuda", "forward"), "forward")
-    ]
-    assert [knob for knob, _ in before] == ["batch_size", "precision", "checkpointing", "optimizer", "seq_len"]
-    assert dict(before)["optimizer"] == "adamw-8bit"
-    after = [change.knob for change in best_of_each_knob(knob_changes(knobs, "cuda", "optimizer"), "optimizer")]
-    assert after[:2] == ["optimizer", "precision"]
+    found = best_of_each_knob(changes("bert-large", "batch_size=8"), "forward")
+    assert [change.knob for change in found] == ["batch_size", "precision", "checkpointing", "optimizer", "seq_len"]
+    assert values(found, "optimizer") == ["adamw-8bit"]
+    after = best_of_each_knob(changes("bert-large", "batch_size=8", phase="optimizer"), "optimizer")
+    assert [change.knob for change in after][:2] == ["optimizer", "precision"]
 
 
-def test_no_sequence_shorter_than_the_shortest_is_advised():
-    for seq_len, advised in ((127, []), (128, ["64"])):
-        knobs = resolve("tiny-llama", [f"seq_len={seq_len}"]).knobs
-        assert [change.value for change in knob_changes(knobs, "cpu", "forward") if change.knob == "seq_len"] == advised
+@pytest.mark.parametrize(("seq_len", "advised"), [(127, []), (128, ["64"])])
+def test_no_sequence_shorter_than_the_shortest_is_advised(seq_len, advised):
+    assert values(changes("tiny-llama", f"seq_len={seq_len}", device="cpu"), "seq_len") == advised
 
 
 def test_nothing_is_advised_that_is_already_set():
-    knobs = resolve(
-        "tiny-llama", ["batch_size=1", "checkpointing=full", "precision=bf16-pure", "optimizer=sgd", "seq_len=64"]
-    ).knobs
-    assert knob_changes(knobs, "cuda", "forward") == []
+    least = ("batch_size=1", "checkpointing=full", "precision=bf16-pure", "optimizer=sgd", "seq_len=64")
+    assert changes("tiny-llama", *least) == []
 
 
-def test_no_optimizer_is_advised_that_the_strategy_refuses():
-    def optimizers(strategy):
-        knobs = {**resolve("bert-large").knobs, "strategy": strategy}
-        return [change.value for change in knob_changes(knobs, "cuda", "backward") if change.knob == "optimizer"]
+@pytest.mark.parametrize(
+    ("strategies", "optimizers"),
+    [(["ddp"], ["adamw-8bit", "adafactor"]), (["zero1", "zero2"], ["adamw-8bit"]), (["fsdp", "zero3"], [])],
+)
+def test_no_optimizer_is_advised_that_the_strategy_refuses(strategies, optimizers):
+    for strategy in strategies:
+        found = changes("bert-large", f"strategy={strategy}", phase="backward")
+        assert values(found, "optimizer") == optimizers, strategy
 
-    assert optimizers("ddp") == ["adamw-8bit", "adafactor"]
-    assert optimizers("zero1") == optimizers("zero2") == ["adamw-8bit"]
-    assert optimizers("fsdp") == optimizers("zero3") == []
 
-
-def test_a_pipeline_s_smaller_batch_is_whole_micro_batches():
-    def smaller(batch, micro_batches, share=1.0):
-        pipeline = {"strategy": "pp", "batch_size": batch, "micro_batches": micro_batches}
-        knobs = {**resolve("bert-large").knobs, **pipeline}
-        return [
-            change.value for change in knob_changes(knobs, "cuda", "backward", share) if change.knob == "batch_size"
-        ]
-
-    assert smaller(16, 4) == ["8"]
-    assert smaller(16, 4, 0.2) == ["4"]
-    assert smaller(12, 3) == ["6"]
-    assert smaller(4, 4) == []
+@pytest.mark.parametrize(
+    ("batch", "parts", "share", "advised"),
+    [(16, 4, 1.0, ["8"]), (16, 4, 0.2, ["4"]), (12, 3, 1.0, ["6"]), (4, 4, 1.0, [])],
+)
+def test_a_pipeline_s_smaller_batch_is_whole_micro_batches(batch, parts, share, advised):
+    pipeline = ("strategy=pp", f"batch_size={batch}", f"micro_batches={parts}")
+    assert values(changes("bert-large", *pipeline, phase="backward", share=share), "batch_size") == advised
 
 
 def test_while_the_model_is_built_a_smaller_batch_is_no_cure():
-    knobs = resolve("bert-large").knobs
-    assert [change.value for change in knob_changes(knobs, "cuda", "model")] == ["bf16-pure"]
+    assert [change.value for change in changes("bert-large", phase="model")] == ["bf16-pure"]
 
 
-def test_before_ampere_fp16_is_proposed_and_no_bf16():
-    knobs = resolve("bert-large").knobs
-    found = knob_changes({**knobs, "precision": "fp32"}, "cuda", "forward", compute_capabilities=["8.0", "7.0"])
-    assert [change.value for change in found if change.knob == "precision"] == ["fp16"]
-    found = knob_changes({**knobs, "precision": "fp32"}, "cuda", "forward", compute_capabilities=["8.0", "9.0"])
-    assert [change.value for change in found if change.knob == "precision"] == ["bf16", "bf16-pure"]
+@pytest.mark.parametrize(("newest", "advised"), [("7.0", ["fp16"]), ("9.0", ["bf16", "bf16-pure"])])
+def test_before_ampere_fp16_is_proposed_and_no_bf16(newest, advised):
+    found = changes("bert-large", "precision=fp32", compute_capabilities=["8.0", newest])
+    assert values(found, "precision") == advised

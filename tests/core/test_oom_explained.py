@@ -68,10 +68,6 @@ class Arithmetic:
         return max((batch for batch in range(1, 200) if needed(batch) <= limit_bytes), default=0)
 
 
-def all_changes(asked, phase):
-    return knob_changes(asked.knobs, "cpu", phase)
-
-
 def known(spec):
     return Arithmetic()
 
@@ -196,14 +192,14 @@ def test_a_sequence_is_halved_until_it_fits():
 
 
 def test_what_is_worth_tracing_first_is_one_knob_each():
-    settings = single_settings(all_changes(a_run(seq_len=512), "backward"), "backward")
+    settings = single_settings(knob_changes(a_run(seq_len=512).knobs, "cpu", "backward"), "backward")
     assert {"checkpointing": "full"} in settings
     assert all(len(one) == 1 and "batch_size" not in one for one in settings)
     assert [one for one in settings if "seq_len" in one] == [{"seq_len": "256"}]
 
 
 def test_where_one_change_is_not_enough_all_are_traced_together_the_strongest_first():
-    strongest, *rest = combined_settings(all_changes(a_run(), "optimizer"))
+    strongest, *rest = combined_settings(knob_changes(a_run().knobs, "cpu", "optimizer"))
     assert strongest == {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
     assert "adamw-8bit" in [other["optimizer"] for other in rest], "which optimizer takes least is not known"
     assert not any(name in other for other in rest for name in ("batch_size", "seq_len"))

@@ -19,6 +19,9 @@ def user_presets(tmp_path, monkeypatch):
     return folder
 
 
+VARIANT = 'schema = 1\nextends = "tiny-llama"\n[[variants]]\nid = "a"\n'
+
+
 def refusal(reference, *settings):
     with pytest.raises(UserError) as refused:
         resolve(reference, settings)
@@ -80,6 +83,10 @@ def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets):
             6,
             "must be a number",
         ),
+        (f'{VARIANT}model = {{ family = "llama", hub = "x" }}\n', 5, "exactly one of hub, path, family"),
+        (f'{VARIANT}data = {{ kind = "jpg" }}\n', 5, "did you mean jpeg?"),
+        (f'{VARIANT}data = {{ kin = "text" }}\n', 5, "did you mean kind?"),
+        (f"{VARIANT}model = 3\n", 5, "model must be a table"),
         ('schema = 1\nbaseline = "b"\n[model]\nfamily = "llama"\n[[variants]]\nid = "a"\n', 2, "not a variant"),
     ],
 )
@@ -217,24 +224,6 @@ def test_rows_of_one_table_train_different_models():
     # Nothing of BERT stays, and --set has the last word.
     assert gpt.model == {"family": "gpt2", "hidden_size": 64, "num_hidden_layers": 36, "num_attention_heads": 20}
     assert (gpt.knobs["seq_len"], gpt.knobs["grad_accum"], gpt.knobs["precision"]) == (1024, 16, "bf16")
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ('model = { family = "llama", hub = "x" }', "exactly one of hub, path, family"),
-        ('data = { kind = "jpg" }', "did you mean jpeg?"),
-        ('data = { kin = "text" }', "did you mean kind?"),
-        ("model = 3", "model must be a table"),
-    ],
-)
-def test_a_mistake_in_a_variants_model_names_its_line(tmp_path, line, expected):
-    file = tmp_path / "mine.toml"
-    file.write_text(f'schema = 1\nextends = "tiny-llama"\n[[variants]]\nid = "a"\n{line}\n')
-    with pytest.raises(UserError) as refused:
-        presets.load(str(file))
-    assert refused.value.where == f"{file}:5"
-    assert expected in refused.value.line()
 
 
 def test_a_folder_of_photographs_is_searched(tmp_path):

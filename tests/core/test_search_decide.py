@@ -65,10 +65,8 @@ def search(device, predicted=None, no_oom=False):
     for _ in range(40):
         step = decide(state).step
         if step.action == "probe":
-            assert step.batch_size is not None
             state = replace(state, probes=(*state.probes, device.probe(step.batch_size)))
         elif step.action == "prove":
-            assert step.batch_size is not None
             end = "finished" if device.fits(step.batch_size) else "oom"
             confirmation = proof(step.batch_size, end)
             state = replace(state, confirmations=(*state.confirmations, confirmation))

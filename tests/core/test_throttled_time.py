@@ -50,7 +50,6 @@ def fraction_error(scenario, times, begin, end, *counters):
     window = Window(round(begin * S), round(end * S))
     devices = join_of(sampled(scenario, times, *counters), [GPU]).conditions_between(window.begin_ns, window.end_ns)
     text = window_throttle(devices, window, 1, [GPU]).thermal_fraction
-    assert text is not None
     return abs(text - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
 
 

@@ -41,10 +41,9 @@ def test_the_machine_is_read_for_real():
     host = tick.host
     assert host.cpu_count == os.cpu_count()
     assert len(host.cpu_percent_per_core or []) == host.cpu_count
-    assert host.cpu_percent is not None
     assert 0 <= host.cpu_percent <= 100
-    assert 0 < (host.memory_used_bytes or 0) < (host.memory_total_bytes or 0)
-    assert 0 < (host.memory_available_bytes or 0) <= (host.memory_total_bytes or 0)
+    assert 0 < host.memory_used_bytes < host.memory_total_bytes
+    assert 0 < host.memory_available_bytes <= host.memory_total_bytes
     assert host.load_1m is not None
     assert host.run is None
     assert began_ns <= tick.t_ns <= time.monotonic_ns()
@@ -138,11 +137,11 @@ def test_the_host_s_figures_are_those_of_psutil():
         if os.path.exists(f"/sys/block/{name.replace('/', '!')}/device")
     ]
     assert ours.memory_total_bytes == memory.total
-    assert abs((ours.memory_available_bytes or 0) - memory.available) < 512 * 1024**2
-    assert abs((ours.swap_used_bytes or 0) - psutil.swap_memory().used) < 64 * 1024**2
+    assert abs(ours.memory_available_bytes - memory.available) < 512 * 1024**2
+    assert abs(ours.swap_used_bytes - psutil.swap_memory().used) < 64 * 1024**2
     assert (ours.disk_read_bytes is None) == (not disks)
     if disks:
-        assert 0 <= sum(each.read_bytes for each in disks) - (ours.disk_read_bytes or 0) < 64 * 1024**2
+        assert 0 <= sum(each.read_bytes for each in disks) - ours.disk_read_bytes < 64 * 1024**2
 
 
 @pytest.mark.parametrize(
@@ -183,14 +182,14 @@ def test_a_process_tree_is_summed_and_follows_its_children(parent, monkeypatch):
     both = tree.read()
     assert both.processes == 2
     assert both.threads >= 2
-    assert (both.cpu_percent or 0) > 0, "the child is busy"
-    assert (both.memory_rss_bytes or 0) > 64 * 1024**2
+    assert both.cpu_percent > 0, "the child is busy"
+    assert both.memory_rss_bytes > 64 * 1024**2
     parent.stdin.write("\n")
     assert parent.stdout.readline() == "alone\n"
     alone = tree.read()
     assert alone.processes == 1
     if both.read_bytes is not None:
-        assert (alone.read_bytes or 0) >= both.read_bytes, "a counter must not fall when a process ends"
+        assert alone.read_bytes >= both.read_bytes, "a counter must not fall when a process ends"
     parent.kill()
     parent.wait()
     assert tree.read() is None
@@ -221,8 +220,8 @@ def test_a_tree_uses_what_psutil_says_its_processes_use(parent):
     assert ours.threads == sum(process.num_threads() for process in theirs)
     rss = sum(process.memory_info().rss for process in theirs)
     # The kernel counts pages for each core, and adds them up now and then.
-    assert abs((ours.memory_rss_bytes or 0) - rss) < 4 * 1024**2
-    assert (ours.read_bytes or 0) <= sum(process.io_counters().read_bytes for process in theirs)
+    assert abs(ours.memory_rss_bytes - rss) < 4 * 1024**2
+    assert ours.read_bytes <= sum(process.io_counters().read_bytes for process in theirs)
 
 
 def test_a_child_that_is_born_later_is_found(monkeypatch):

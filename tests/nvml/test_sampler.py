@@ -123,7 +123,6 @@ def test_expensive_ticks_slow_the_sampling_down_and_it_says_so():
         sampler.stop()
     assert sampler.period_s > 0.1
     assert slowed.sample_us >= 30_000
-    assert slowed.nvml_us is not None
     assert slowed.nvml_us <= slowed.sample_us
     assert "instead of every 0.1 s" in slowed.missing["sampler.period"]
 

@@ -63,6 +63,11 @@ def no_step(done):
     return reason
 
 
+def counted(result):
+    """All steps of rank 0, warm-up included."""
+    return result["steps"]["measured"] + result["steps"]["warmup"]
+
+
 def samples_of_steps(cli, result, rank=0):
     """The samples of the measured steps of a rank, as recorded: one number if all had as many."""
     steps = read_all(rank_file(cli.home / "runs" / result["run_id"], "steps", rank), Step)[0]

@@ -181,7 +181,6 @@ def test_subcommand_has_its_own_flags(cli, tmp_path):
     assert mapping(found) == {"lr": "--lr {}", "seed": "--seed {}"}
 
 
-@pytest.mark.skipif(find_spec("click") is None, reason="click is not installed")
 def test_default_that_is_no_unicode_has_question_marks(cli, tmp_path):
     lines = (
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', default='a\\udcff')\np.parse_args()\n"
@@ -190,6 +189,7 @@ def test_default_that_is_no_unicode_has_question_marks(cli, tmp_path):
     assert found["flags"][0]["default"] == "a?"
 
 
+@pytest.mark.skipif(find_spec("click") is None, reason="click is not installed")
 def test_click(cli, tmp_path):
     lines = (
         "import click\n@click.command()\n@click.option('--batch-size', default=32, show_default=True)\n"
@@ -307,15 +307,9 @@ def test_a_script_whose_globals_cannot_be_read_stops_at_its_optimizer_too(cli, t
 
 
 def test_mapping_may_be_corrected(cli, tmp_path):
-    corrections = (
-        "--map",
-        "batch_size=--eval-batch-size",
-        "--map",
-        "workers=",
-        "--map",
-        "compile=--grad-checkpointing",
-    )
-    flags = mapping(discovered(cli, *corrections, *written(tmp_path, ARGPARSE)))
+    corrections = ("batch_size=--eval-batch-size", "workers=", "compile=--grad-checkpointing")
+    words = [word for one in corrections for word in ("--map", one)]
+    flags = mapping(discovered(cli, *words, *written(tmp_path, ARGPARSE)))
     assert flags["batch_size"] == "--eval-batch-size {}"
     assert flags["compile"] == {"default": "--grad-checkpointing", "off": ""}
     assert "workers" not in flags

@@ -128,7 +128,6 @@ def test_a_scripts_own_run_runs_again_by_its_command_and_by_its_preset(cli, tmp_
     asked = ("--preset", str(mapping), "--set", "batch_size=8", f"--steps={STEPS}")
     first = run_script(cli, *asked, "--", PYTHON, str(SCRIPTS / "plain_torch.py"), "--batch-size=2")
     run = read_run_file(cli.home / "runs" / first["run_id"])
-    assert run is not None
     words = shlex.split(exported(cli, run, "command", tmp_path), comments=True)
     exported(cli, run, "preset", tmp_path / "preset")
     preset = str(next((tmp_path / "preset").glob("*.toml")))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from own_scripts.conftest import PYTHON, run_script, samples_of_steps, script, written
+from own_scripts.conftest import run_script, samples_of_steps, script, written
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings import script_preset
 
@@ -42,9 +42,8 @@ def test_steps_replace_those_of_the_preset(cli, mapping):
 
 
 def test_knobs_that_the_script_may_not_take_are_named_before_the_start(cli, tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text("print('trained')\n")
-    done = cli("run", "--json", "--set", "lr=0.5", "--set", "precision=bf16", "--", PYTHON, str(path))
+    asked = ("--set", "lr=0.5", "--set", "precision=bf16")
+    done = cli("run", "--json", *asked, *written(tmp_path, "print('trained')\n"))
     assert done.code == 0, done.err
     assert done.err.startswith("lr, precision: set without a flag, so the script may keep its own;"), done.err
     assert [one["knob"] for one in done.json["script"]["overridden"]] == ["lr", "precision"]
@@ -90,11 +89,10 @@ for step, batch in enumerate(DataLoader(torch.ones(64, 4), args.batch_size, coll
 
 @pytest.mark.parametrize("by_hand", [(), ("--by-hand",)])
 def test_scheduled_rate_and_a_batch_that_nothing_counts_are_not_overridden(cli, tmp_path, by_hand):
-    mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
+    mapping = tmp_path / "mine.toml"
     mapping.write_text('schema = 1\n[script.knobs]\nbatch_size = "--batch-size {}"\nlr = "--lr {}"\n')
-    path.write_text(SCHEDULED)
     asked = ("--preset", str(mapping), "--set", "batch_size=8", "--set", "lr=0.5")
-    result = run_script(cli, *asked, "--", PYTHON, str(path), *by_hand)
+    result = run_script(cli, *asked, *written(tmp_path, SCHEDULED), *by_hand)
     assert (result["script"]["overridden"], result["script"]["samples_from"]) == ([], "forward input")
 
 
@@ -112,9 +110,7 @@ Trainer(model, arguments, train_dataset=rows).train()
 
 
 def test_trainer_that_imports_torch_itself_takes_fp32_in_place_of_tf32(cli, tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(TRAINER_ALONE)
-    result = run_script(cli, "--set", "precision=fp32", "--set", "batch_size=4", "--", PYTHON, str(path))
+    result = run_script(cli, "--set", "precision=fp32", "--set", "batch_size=4", *written(tmp_path, TRAINER_ALONE))
     assert (result["script"]["framework"], result["script"]["overridden"]) == ("HF Trainer", [])
     assert samples_of_steps(cli, result) == {4}
 
@@ -136,31 +132,31 @@ def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli, tmp_path):
 
 @pytest.mark.long
 def test_compiled_layers_leave_the_precision_of_autocast_unknown(cli, tmp_path):
-    mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
+    mapping = tmp_path / "mine.toml"
     mapping.write_text('schema = 1\n[script.knobs.precision]\nbf16 = "--bf16"\n')
-    path.write_text(
+    lines = (
         "import torch\nmodel = torch.nn.Linear(4, 1)\nmodel.compile(backend='eager')\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor _ in range(8):\n"
         "    with torch.autocast('cpu', torch.bfloat16):\n        loss = model(torch.ones(2, 4)).sum()\n"
         "    loss.backward()\n    optimizer.step()\n"
     )
-    result = run_script(cli, "--preset", str(mapping), "--set", "precision=bf16", "--", PYTHON, str(path))
+    result = run_script(cli, "--preset", str(mapping), "--set", "precision=bf16", *written(tmp_path, lines))
     assert (result["actual"]["compiled"], result["actual"]["compute_dtype"]) == (True, None)
     assert result["script"]["overridden"] == []
 
 
 @pytest.mark.long
 def test_accumulation_of_the_scripts_own_beside_accelerate_is_believed(cli, tmp_path):
-    mapping, path = tmp_path / "mine.toml", tmp_path / "train.py"
+    mapping = tmp_path / "mine.toml"
     mapping.write_text('schema = 1\n[script.knobs]\ngrad_accum = "--accumulate {}"\n')
-    path.write_text(
+    lines = (
         "import sys, torch\nfrom accelerate import Accelerator\naccelerator = Accelerator(cpu=True)\n"
         "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "model, optimizer = accelerator.prepare(model, optimizer)\nfor batch in range(1, 17):\n"
         "    accelerator.backward(model(torch.ones(2, 4)).sum())\n"
         "    if batch % int(sys.argv[2]) == 0:\n        optimizer.step()\n"
     )
-    result = run_script(cli, "--preset", str(mapping), "--set", "grad_accum=2", "--", PYTHON, str(path))
+    result = run_script(cli, "--preset", str(mapping), "--set", "grad_accum=2", *written(tmp_path, lines))
     assert (result["steps"]["measured"], result["script"]["framework"]) == (5, "accelerate")
     assert result["script"]["overridden"] == []
 

@@ -1,16 +1,12 @@
 """The memory limit of a script's rank on GPUs, with stand-ins for the calls of torch that reach the driver."""
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
 
 from trainfast_runner.door.trainfast_door import model_hook
 from trainfast_runner.door.trainfast_door.memory_limit import MemoryLimit
-
-if TYPE_CHECKING:
-    from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 GIB = 1 << 30
 
@@ -78,7 +74,7 @@ class Model(torch.nn.Module):
 @pytest.fixture
 def watched_run():
     """Install the model hook for a run with this limit; the hooks are removed afterwards."""
-    yield lambda limit: model_hook.install(cast("ScriptRun", SimpleNamespace(memory_limit=limit, removals=[])))
+    yield lambda limit: model_hook.install(SimpleNamespace(memory_limit=limit, removals=[]))
     model_hook.remove_hooks()
 
 

@@ -6,29 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from own_scripts.conftest import SCRIPTS, TORCHRUN, run_script, samples_of_steps, script
+from own_scripts.conftest import SCRIPTS, TORCHRUN, counted, preset_of, run_script, samples_of_steps, script
 
-pytestmark = pytest.mark.long
+# Both frameworks write into the current folder.
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("work")]
 lightning = pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
 hydra = pytest.mark.skipif(find_spec("hydra") is None, reason="Hydra is not installed")
 deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
 DEEPSPEED = (str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """The current folder, empty: both frameworks write there."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def counted(result):
-    """All steps, warm-up included."""
-    return int(result["steps"]["measured"] + result["steps"]["warmup"])
 
 
 def samples_a_step(result):
@@ -45,8 +32,7 @@ def counted_by_rank(cli, result):
 
 def trials(cli, *words):
     """The rows of trials with two batches of the script behind these words."""
-    made = cli("presets", "new", "mine", *words)
-    assert made.code == 0, made.err
+    preset_of(cli, *words)
     done = cli("bench", "mine", "--vary", "batch_size=4,8", "--set", "steps=6", "--json")
     assert done.code == 0, done.err
     return done.json["rows"]
@@ -80,14 +66,6 @@ def test_lightning_stops_after_the_steps_asked_for_and_the_script_goes_on(cli):
 
 
 @lightning
-def test_trial_of_lightning_leaves_no_file(cli, elsewhere):
-    rows = trials(cli, *script("lightning_flags.py", "--max-steps=1000"))
-    assert [row["state"] for row in rows] == ["finished", "finished"]
-    assert [counted(row["result"]) for row in rows] == [6, 6]
-    assert list(elsewhere.iterdir()) == []
-
-
-@lightning
 def test_ranks_that_lightning_starts_itself_are_all_recorded(cli):
     result = run_script(cli, *script("lightning_flags.py", "--ranks=2"))
     assert counted_by_rank(cli, result) == [10, 10]
@@ -98,11 +76,11 @@ def test_ranks_that_lightning_starts_itself_are_all_recorded(cli):
 
 
 @lightning
-def test_trials_of_lightning_end_on_all_ranks_at_the_same_step(cli, elsewhere):
+def test_trials_of_lightning_end_on_all_ranks_at_the_same_step(cli, work):
     rows = trials(cli, *script("lightning_flags.py", "--max-steps=1000", "--ranks=2"))
     assert [row["state"] for row in rows] == ["finished", "finished"]
     assert [counted_by_rank(cli, row["result"]) for row in rows] == [[6, 6], [6, 6]]
-    assert list(elsewhere.iterdir()) == []
+    assert list(work.iterdir()) == []
 
 
 @deepspeed
@@ -119,7 +97,7 @@ def test_both_ranks_of_deepspeed_are_recorded_whatever_starts_them(cli, monkeypa
 
 
 @deepspeed
-def test_trials_of_deepspeed_end_on_both_ranks_at_the_same_step_and_save_nothing(cli, monkeypatch, elsewhere):
+def test_trials_of_deepspeed_end_on_both_ranks_at_the_same_step_and_save_nothing(cli, monkeypatch, work):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     words = (str(SCRIPTS / "with_deepspeed.py"), "--steps=1000", "--save=checkpoints")
     rows = trials(cli, "--", *TORCHRUN, *words)
@@ -127,12 +105,12 @@ def test_trials_of_deepspeed_end_on_both_ranks_at_the_same_step_and_save_nothing
     assert [counted_by_rank(cli, row["result"]) for row in rows] == [[6, 6], [6, 6]]
     assert [samples_of_steps(cli, row["result"], rank=1) for row in rows] == [{8}, {16}]
     assert all("deepspeed: DeepSpeedEngine.save_checkpoint" in row["result"]["script"]["suppressed"] for row in rows)
-    assert list(elsewhere.iterdir()) == []
+    assert list(work.iterdir()) == []
 
 
 @lightning
 def test_knob_that_lightning_has_no_variable_for_is_refused_before_the_start(cli):
-    assert cli("presets", "new", "mine", *script("lightning_flags.py")).code == 0
+    preset_of(cli, *script("lightning_flags.py"))
     refused = cli("run", "mine", "--set", "lr=0.1").refused()
     assert "lr cannot reach the script: without a flag Lightning takes only precision, grad_accum, grad_clip" in refused
 

@@ -11,15 +11,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script, samples_of_steps, script, written
+from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, counted, run_script, samples_of_steps, script, written
 
 SAMPLES = 256
 """In the data of the Hugging Face scripts."""
-
-
-def counted(result):
-    """All steps of rank 0, warm-up included."""
-    return int(result["steps"]["measured"] + result["steps"]["warmup"])
 
 
 def printed(cli, result):

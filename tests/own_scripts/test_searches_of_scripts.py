@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from own_scripts.conftest import PYTHON, files_below, preset_of, script
+from own_scripts.conftest import files_below, preset_of, script, written
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
@@ -23,12 +23,8 @@ from trainfast_runner.worker.shared.words import PROBE
 @pytest.fixture
 def parser_alone(tmp_path):
     """The words of a script that ends behind its arguments and imports no torch."""
-    path = tmp_path / "parser_alone.py"
-    path.write_text(
-        "import argparse\nparser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--batch-size', type=int, default=4)\nparser.parse_args()\n"
-    )
-    return ("--", PYTHON, str(path))
+    lines = "parser.add_argument('--batch-size', type=int, default=4)\nparser.parse_args()\n"
+    return written(tmp_path, f"import argparse\nparser = argparse.ArgumentParser()\n{lines}")
 
 
 def searched(cli, *options):
@@ -59,8 +55,7 @@ def test_largest_batch_of_an_argparse_script_is_confirmed_and_a_larger_one_does_
 
 @pytest.mark.long
 def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli, tmp_path, work):
-    path = tmp_path / "train.py"
-    path.write_text(
+    lines = (
         # Both import torch, with which the hooks come.
         "from safetensors.torch import save_file\nfrom accelerate import Accelerator\n"
         "import argparse, tempfile, torch\n"
@@ -73,7 +68,7 @@ def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli, tmp_path, w
         "    save_file(dict(model.state_dict()), 'weights.safetensors')\n    torch.save(model, 'model.pt')\n"
         "    tempfile.NamedTemporaryFile(delete=False).write(b'x')\n"
     )
-    preset_of(cli, "--", PYTHON, str(path))
+    preset_of(cli, *written(tmp_path, lines))
     done = cli("bench", "mine", "--vary", "batch_size=4", "--set", "steps=6", "--json")
     assert done.code == 0, done.err
     row = done.json["rows"][0]
@@ -86,8 +81,7 @@ def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli, tmp_path, w
 
 @pytest.mark.long
 def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_nothing(cli, tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(
+    lines = (
         # Nothing listens there: an upload fails.
         "import os\nos.environ['HF_ENDPOINT'] = 'http://127.0.0.1:9'\n"
         # Before torch, with which the hooks come, and after it.
@@ -101,7 +95,7 @@ def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_noth
         "huggingface_hub.upload_file(path_or_fileobj=b'x', path_in_repo='x', **begin)\n"
         "for _ in range(100):\n    model(torch.ones(args.batch_size, 4)).mean().backward()\n    optimizer.step()\n"
     )
-    preset_of(cli, "--", PYTHON, str(path))
+    preset_of(cli, *written(tmp_path, lines))
     row = cli("bench", "mine", "--vary", "batch_size=4", "--set", "steps=6", "--json").json["rows"][0]
     assert row["state"] == "finished", row["reason"]
     functions = ("upload_folder", "create_commit", "upload_file")
@@ -110,7 +104,6 @@ def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_noth
 
 @pytest.mark.long
 def test_batch_that_the_script_overrides_is_incompatible(cli, tmp_path):
-    path = tmp_path / "train.py"
     lines = (
         "import argparse, torch\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('--batch-size', type=int, default=4)\nparser.parse_args()\n"
@@ -118,8 +111,7 @@ def test_batch_that_the_script_overrides_is_incompatible(cli, tmp_path):
         "for (rows,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(99, 4)), batch_size=3):\n"
         "    model(rows).mean().backward()\n    optimizer.step()\n"
     )
-    path.write_text(lines)
-    preset_of(cli, "--", PYTHON, str(path))
+    preset_of(cli, *written(tmp_path, lines))
     done = cli("search", "max-batch", "mine", "--set", "memory_limit=256MiB")
     assert done.code == 4
     assert "batch_size=4 is incompatible with the script: 3 ran, by torch" in done.out
@@ -129,7 +121,6 @@ def test_batch_that_the_script_overrides_is_incompatible(cli, tmp_path):
 
 @pytest.mark.long
 def test_search_ends_at_the_batch_that_the_data_fills(cli, tmp_path):
-    path = tmp_path / "train.py"
     lines = (
         "import argparse, torch\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('--batch-size', type=int, default=4)\nasked = parser.parse_args()\n"
@@ -139,8 +130,7 @@ def test_search_ends_at_the_batch_that_the_data_fills(cli, tmp_path):
         "    for (rows,) in torch.utils.data.DataLoader(data, batch_size=asked.batch_size):\n"
         "        model(rows).mean().backward()\n        optimizer.step()\n"
     )
-    path.write_text(lines)
-    preset_of(cli, "--", PYTHON, str(path))
+    preset_of(cli, *written(tmp_path, lines))
     assert searched(cli, "--set", "memory_limit=256MiB")["max_batch"] == 99
 
 
@@ -209,8 +199,7 @@ def test_largest_batch_of_a_hard_coded_trainer(cli, tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.ci
 def test_batch_that_a_search_confirmed_fits_in_trials_under_the_same_limit(cli, tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(
+    lines = (
         "import argparse, torch\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('--batch-size', type=int, default=64)\nargs = parser.parse_args()\n"
         "rows = torch.utils.data.TensorDataset(torch.randn(60000, 8))\n"
@@ -220,7 +209,7 @@ def test_batch_that_a_search_confirmed_fits_in_trials_under_the_same_limit(cli, 
         "    for (x,) in torch.utils.data.DataLoader(rows, args.batch_size, shuffle=True):\n"
         "        model(x).mean().backward()\n        optimizer.step()\n        optimizer.zero_grad()\n"
     )
-    preset_of(cli, "--", PYTHON, str(path))
+    preset_of(cli, *written(tmp_path, lines))
     answer = searched(cli, "--set", "memory_limit=96MiB")
     assert answer["measured_under"] is not None, "strict malloc thresholds"
     batch = answer["max_batch"]

@@ -2,16 +2,12 @@
 
 import importlib
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 import pytest
 from transformers import TrainerCallback, TrainingArguments
 
 from trainfast_runner.door.trainfast_door import frameworks
 from trainfast_runner.door.trainfast_door.import_hooks import hook_modules
-
-if TYPE_CHECKING:
-    from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 
 @pytest.mark.parametrize(("gpus", "samples"), [(0, 8), (1, 8), (2, 16)])
@@ -30,7 +26,7 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path, gpus, sample
     )
     run = SimpleNamespace(steps=steps, ran={}, actual={})
     module = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
-    frameworks.install_trainer(module, cast("ScriptRun", run))
+    frameworks.install_trainer(module, run)
     callback = module.DEFAULT_CALLBACKS[0]()
     callback.on_train_begin(arguments, None, None)
     callback.on_step_end(arguments, None, None)

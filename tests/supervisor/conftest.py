@@ -115,9 +115,7 @@ class Run:
 
     def child_pid(self):
         """The training's direct child."""
-        pid = until(lambda: self.events("launched"), "the training to be launched")[0].pid
-        assert isinstance(pid, int)
-        return pid
+        return until(lambda: self.events("launched"), "the training to be launched")[0].pid
 
     def pids(self):
         """Every rank that ever said it started."""

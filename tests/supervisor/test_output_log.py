@@ -91,7 +91,6 @@ def test_steps_printed_into_a_log_that_is_cut_behind_its_head_count_once(run, mo
     command = ["python", "train.py"]
     run.prepare("", script=ScriptAsked(command=command, argv=command, steps_from_log="^step"))
     asked = read_run_file(run.directory)
-    assert asked is not None
     log = CappedFile(run.directory / "output.log", cap_bytes=64 << 10)
     steps = LogSteps(asked, run.directory, log)
     fd = log.open()

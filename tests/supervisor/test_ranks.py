@@ -24,7 +24,6 @@ def test_rank_that_vanishes_ends_the_run(run, ended_clean):
     until(lambda: run.worker("phase", 0)[1:] and run.worker("phase", 1)[1:], "both ranks in training")
     run.in_training()
     lost = run.worker("started", 1)[0]["pid"]
-    assert lost is not None
     os.kill(lost, signal.SIGKILL)
     # Unnoticed it would go on for ever: that it ends at all is what shows that the supervisor saw it.
     result = run.end()

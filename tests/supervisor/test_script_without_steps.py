@@ -27,7 +27,6 @@ def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run):
     for way in ("an optimizer of torch.optim", "trainfast_door.step()` after each step", "--steps-from-log REGEX"):
         assert way in notice.detail
     assert result.state == "finished"
-    assert result.reason is not None
     assert "--steps-from-log REGEX" in result.reason
 
 
@@ -45,7 +44,6 @@ def watch_of(run, notices):
     """The watch over a script that has just been started, and runs below this process."""
     run.prepare("", script=ScriptAsked(command=["python", "train.py"], argv=["python", "train.py"]))
     asked = read_run_file(run.directory)
-    assert asked is not None
     output = CappedFile(run.directory / "output.log")
     return ScriptWatch(asked, run.directory, output, notices.append, no_step_s=0.05)
 

@@ -232,7 +232,6 @@ def test_rows_of_another_versions_result_may_lack_fields_and_have_others(tmp_pat
     written = {"run_id": "r", "state": "finished", "conditions": rows, "throttle": {"devices": [{"clock": 5}]}}
     (tmp_path / "result.json").write_text(json.dumps(written))
     result = read_result(tmp_path)
-    assert result is not None
     assert [doubt.text for doubt in doubts(result)] == [
         "had no reading of GPU 0, to the end",
         "had no reading of a GPU for 7 s",

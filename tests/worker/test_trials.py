@@ -173,7 +173,6 @@ def test_the_rate_of_a_trial_does_not_fall_with_the_number_of_its_steps(start):
     process = start("devices=cpu", "lr_schedule=linear")
     in_two_orders = [*first_losses(turn(process)), *first_losses(turn(process, more=True))]
     answers = process.trial(AS_FIRST, untimed=2, steps=6, more=False)
-    assert answers is not None
     assert in_two_orders == pytest.approx(first_losses(answers), abs=1e-6)
 
 
