@@ -34,9 +34,8 @@ def _init(machine, _flags):
     return machine.init_code
 
 
-@machine_call("nvmlShutdown")
-def _shutdown(_machine):
-    return SUCCESS
+for _name in ("nvmlShutdown", "nvmlEventSetCreate", "nvmlEventSetFree"):
+    machine_call(_name)(lambda *_arguments: SUCCESS)
 
 
 @machine_call("nvmlErrorString")
@@ -94,26 +93,21 @@ def _parent_handle(machine, instance, device):
     return _handle(machine, ctypes.c_uint(number // MAX_INSTANCES), device)
 
 
-@gpu_call("nvmlDeviceGetGpuInstanceId")
-def _gpu_instance(gpu, _seconds, number):
-    return put(number, gpu.numbers[0]) if gpu.numbers else NOT_SUPPORTED
+def _give_number(name, place):
+    gpu_call(name)(lambda gpu, _, number: put(number, gpu.numbers[place]) if gpu.numbers else NOT_SUPPORTED)
 
 
-@gpu_call("nvmlDeviceGetComputeInstanceId")
-def _compute_instance(gpu, _seconds, number):
-    return put(number, gpu.numbers[1]) if gpu.numbers else NOT_SUPPORTED
+def _give_text(name, field):
+    @gpu_call(name)
+    def _text(gpu, _seconds, buffer, _size):
+        buffer.value = getattr(gpu, field).encode()
+        return SUCCESS
 
 
-@gpu_call("nvmlDeviceGetName")
-def _gpu_name(gpu, _seconds, buffer, _size):
-    buffer.value = gpu.name.encode()
-    return SUCCESS
-
-
-@gpu_call("nvmlDeviceGetUUID")
-def _uuid(gpu, _seconds, buffer, _size):
-    buffer.value = gpu.uuid.encode()
-    return SUCCESS
+_give_number("nvmlDeviceGetGpuInstanceId", 0)
+_give_number("nvmlDeviceGetComputeInstanceId", 1)
+_give_text("nvmlDeviceGetName", "name")
+_give_text("nvmlDeviceGetUUID", "uuid")
 
 
 @gpu_call("nvmlDeviceGetCudaComputeCapability")
@@ -267,16 +261,6 @@ def _processes(gpu, _seconds, count, array):
         return INSUFFICIENT_SIZE
     for entry, (pid, used) in zip(array or (), gpu.processes.items(), strict=False):
         entry.pid, entry.usedGpuMemory = pid, used
-    return SUCCESS
-
-
-@machine_call("nvmlEventSetCreate")
-def _event_set(_machine, _set):
-    return SUCCESS
-
-
-@machine_call("nvmlEventSetFree")
-def _free_event_set(_machine, _set):
     return SUCCESS
 
 

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -32,14 +33,22 @@ class Collected:
             return self.ticks[:count]
 
 
+@contextmanager
+def sampling(machine, period_s):
+    """The sampler of this machine after its first tick, and its ticks; it stops at the end."""
+    with stand_in.installed(machine):
+        collected = Collected()
+        sampler = Sampler(collected, period_s=period_s)
+        sampler.start()
+        collected.wait_for(1)
+        yield sampler, collected
+        assert sampler.stop(timeout_s=60)
+
+
 def test_no_tick_comes_early(monkeypatch):
     monkeypatch.setattr(sampler_module, "BUDGET_SHARE", 10)
-    with stand_in.installed(Machine(gpus(1))):
-        collected = Collected()
-        sampler = Sampler(collected, period_s=0.05)
-        sampler.start()
+    with sampling(Machine(gpus(1)), 0.05) as (_, collected):
         first, *_, last = collected.wait_for(7)
-        assert sampler.stop(timeout_s=60)
     assert (last.t_ns - first.t_ns) / 1e9 >= 0.25
     assert last.host.cpu_percent is not None
 
@@ -51,44 +60,28 @@ def test_what_a_tick_takes_does_not_shift_the_next():
 
 
 def test_a_tick_is_one_json_line_that_reads_back_the_same():
-    with stand_in.installed(Machine(gpus(2, processes={1: 5}))):
-        collected = Collected()
-        sampler = Sampler(collected, period_s=0.05)
-        sampler.start()
+    with sampling(Machine(gpus(2, processes={1: 5})), 0.05) as (_, collected):
         tick = collected.wait_for(2)[1]
-        sampler.stop()
     line = msgspec.json.encode(tick)
     assert b"\n" not in line
     assert msgspec.json.decode(line, type=Tick) == tick
 
 
 def test_stop_does_not_wait_for_the_period():
-    with stand_in.installed(Machine(gpus(1))):
-        collected = Collected()
-        sampler = Sampler(collected, period_s=60)
-        sampler.start()
-        collected.wait_for(1)
+    with sampling(Machine(gpus(1)), 60) as (sampler, _):
         assert sampler.stop(timeout_s=60), "its thread ends long before another tick is due"
 
 
 def test_a_last_tick_is_taken_on_the_way_out():
     """Nothing would tell of what happened since the tick before it, up to a period ago."""
-    with stand_in.installed(Machine(gpus(1))):
-        collected = Collected()
-        sampler = Sampler(collected, period_s=3600)
-        sampler.start()
-        collected.wait_for(1)
+    with sampling(Machine(gpus(1)), 3600) as (sampler, collected):
         assert sampler.stop(timeout_s=60, last_tick=True)
         assert [len(tick.devices) for tick in collected.ticks] == [1, 1]
 
 
 def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost():
     machine, gate = Machine(gpus(2)), threading.Event()
-    with stand_in.installed(machine):
-        collected = Collected()
-        sampler = Sampler(collected, period_s=3600)
-        sampler.start()
-        collected.wait_for(1)
+    with sampling(machine, 3600) as (sampler, collected):
         machine.gpus[1].hangs = gate
         assert sampler.stop(timeout_s=60, last_tick=True)
         gate.set()
@@ -97,30 +90,21 @@ def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost():
 
 def test_the_run_can_be_named_and_dropped_while_sampling(monkeypatch):
     monkeypatch.setattr(sampler_module, "BUDGET_SHARE", 10)
-    with stand_in.installed(Machine([])):
-        collected = Collected()
-        sampler = Sampler(collected, period_s=0.02)
-        sampler.start()
-        collected.wait_for(1)
+    with sampling(Machine([]), 0.02) as (sampler, collected):
         sampler.set_root_pid(os.getpid())
         seen = len(collected.ticks)
         with_run = collected.wait_for(seen + 3)[-1]
         sampler.set_root_pid(None)
         seen = len(collected.ticks)
         without = collected.wait_for(seen + 3)[-1]
-        sampler.stop()
     assert with_run.host.run.processes >= 1
     assert (with_run.host.run.memory_rss_bytes or 0) > 0
     assert without.host.run is None
 
 
 def test_expensive_ticks_slow_the_sampling_down_and_it_says_so():
-    with stand_in.installed(Machine(gpus(1, slow_s=0.03))):
-        collected = Collected()
-        sampler = Sampler(collected, period_s=0.1)
-        sampler.start()
+    with sampling(Machine(gpus(1, slow_s=0.03)), 0.1) as (sampler, collected):
         slowed = collected.wait_for(4)[-1]
-        sampler.stop()
     assert sampler.period_s > 0.1
     assert slowed.sample_us >= 30_000
     assert slowed.nvml_us <= slowed.sample_us
@@ -172,13 +156,8 @@ def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch):
 
 
 def test_another_period_can_be_asked_for_while_it_runs():
-    with stand_in.installed(Machine(gpus(1))):
-        collected = Collected()
-        sampler = Sampler(collected, period_s=0.02)
-        sampler.start()
-        collected.wait_for(1)
+    with sampling(Machine(gpus(1)), 0.02) as (sampler, _):
         sampler.ask_period(60.0)
         assert sampler.period_s == 60.0
         with pytest.raises(ValueError, match="period_s is 0"):
             sampler.ask_period(0)
-        assert sampler.stop(timeout_s=60)

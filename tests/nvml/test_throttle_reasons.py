@@ -30,11 +30,6 @@ def test_idle_is_no_throttling_the_power_cap_is_information_and_heat_is_a_warnin
     assert severities == ["none", "info", "warning", "warning", "warning"]
 
 
-def test_words_are_for_people_and_keep_an_unknown_bit():
-    assert throttle.cause_text("sw_thermal") == "thermal slowdown (software)"
-    assert "0x200" in throttle.cause_text("0x200")
-
-
 def test_hardware_slowdown_is_believed_the_second_time():
     assert throttle.decode(throttle.believed(0x2C, 0x20)) == ["sw_power_cap", "sw_thermal"]
     assert throttle.decode(throttle.believed(0x2C, 0x08)) == ["sw_power_cap", "hw_slowdown", "sw_thermal"]

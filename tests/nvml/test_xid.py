@@ -8,7 +8,6 @@ import stand_in
 from stand_in import Gpu, Machine
 
 from cli.command import until
-from trainfast_runner.machine.telemetry import calls
 from trainfast_runner.machine.telemetry.nvml import Nvml
 
 
@@ -38,8 +37,3 @@ def test_a_binding_without_a_call_for_events_is_named_as_the_reason(monkeypatch,
         missing = nvml.sample(1)[1]
         nvml.close()
     assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.xid_errors"]
-
-
-def test_a_known_number_has_words():
-    assert calls.xid_text(79) == "79: the GPU has fallen off the bus"
-    assert calls.xid_text(12345) == "12345"

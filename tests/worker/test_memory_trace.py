@@ -166,6 +166,7 @@ IN_BLOCKS = (*WIDE, "batch_size=2")
 
 
 @pytest.mark.ci
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [(), IN_BLOCKS], ids=["loss", "blocks"])
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2", "zero3"])
 def test_a_rank_takes_the_predicted_bytes(strategy, settings):
