@@ -9,12 +9,11 @@ import functools
 
 import pynvml
 import stand_in_functions
-import stand_in_topology
 from stand_in_machine import FUNCTIONS, MIB, Gpu, Machine, counted, gpus
 
 __all__ = ["MIB", "Gpu", "Machine", "StandIn", "gpus", "installed"]
-REGISTERED = (stand_in_functions, stand_in_topology)
-"""Importing them fills the register of functions."""
+REGISTERED = stand_in_functions
+"""Importing it fills the register of functions."""
 
 
 class StandIn:

@@ -17,7 +17,6 @@ SUITES = (
     "test_nvml_failures.py",
     "test_field_values.py",
     "test_topology.py",
-    "test_xid.py",
     "test_nvml_whole_process.py",
 )
 """The tests that go through the binding; the rest of this folder does not depend on it."""

@@ -1,18 +1,23 @@
 """A run whose supervisor died: it goes on, is shown for what it is, can be ended, and is never forgotten."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.command import until
+from on_disk import result
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import identify
-from trainfast_runner.records.file_locks import is_alive
+from trainfast_runner.records.file_locks import is_alive, shared_lock
 from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.recovery import recover_result
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
@@ -188,3 +193,19 @@ def test_a_run_that_was_written_off_is_not_started(run):
     assert done.returncode == 1
     assert "has ended already" in done.stderr
     assert read_result(run.directory) == result
+
+
+def test_a_run_that_recorded_its_end_is_live_until_its_result_is_written(run):
+    """Whoever waits for the last snapshot would otherwise wait for a result that it never shows."""
+    run.prepare("")
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    us = {"t_ns": 1, "kind": "supervisor", "pid": os.getpid(), "start_ticks": ticks}
+    ended = {"t_ns": 2, "kind": "state", "state": "finished", "reason": "all steps taken"}
+    with shared_lock(run.directory):
+        (run.directory / "events.jsonl").write_text(f"{json.dumps(us)}\n{json.dumps(ended)}\n")
+        follower = Follower(run.directory)
+        follower.poll()
+        second = follower.poll()
+        assert (second.state, second.result) == ("finished", None)
+        (run.directory / "result.json").write_bytes(msgspec.json.encode(result(run.directory.name)))
+        assert follower.poll().result is not None

@@ -5,9 +5,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from trainfast_runner.worker.data.batches import GlobalOrder
+from trainfast_runner.worker.data.corpus import CorpusRequest, open_corpus
 from trainfast_runner.worker.data.samples import IGNORED_LABEL, Masking
+from trainfast_runner.worker.data.tokenize_text import build
 from trainfast_runner.worker.data.whole_texts import CountedBatches, WholeTexts, pieces_of
 
 
@@ -136,3 +140,18 @@ def test_documents_of_a_folder(train, tmp_path):
     run = train(data=data, steps=3, batch_size=4)
     assert run.code == 0, run.stderr[-3000:]
     assert run.record("data")["source"] == "12 text files"
+
+
+@pytest.mark.parametrize(("special", "end"), [({}, []), ({"eos_token": "z"}, [2]), ({"sep_token": "b"}, [1])])
+def test_a_text_ends_with_the_end_token_that_its_tokenizer_has(tmp_path, special, end):
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "z": 2}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "words.json"), **special)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("a b a")
+    request = CorpusRequest("files", [str(tmp_path / "text.txt")], vocab=8, tokenizer=str(tmp_path / "tokenizer"))
+    corpus = open_corpus(request, tmp_path / "cache", lambda folder: build(request, folder))
+    assert (corpus.special_ids, corpus.tokens) == (end, 3 + len(end))
+    ids = (corpus.folder / "ids.bin").read_bytes()
+    assert ids == b"".join(token.to_bytes(2, "little") for token in [0, 1, 0, *end])
