@@ -35,6 +35,8 @@ def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli, mapping)
     assert "lr: asked for 0.5, ran 0.001" in cli("runs", "show", "last").out
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_steps_replace_those_of_the_preset(cli, mapping):
     mapping.write_text(MAPPING + "steps = 100\n")
     result = run_script(cli, "--steps=8", "--preset", str(mapping), *script("plain_torch.py", "--steps=100000"))
@@ -87,7 +89,7 @@ for step, batch in enumerate(DataLoader(torch.ones(64, 4), args.batch_size, coll
 """A warm-up of the rate, and batches of the script's own class."""
 
 
-@pytest.mark.parametrize("by_hand", [(), ("--by-hand",)])
+@pytest.mark.parametrize("by_hand", [(), pytest.param(("--by-hand",), marks=[pytest.mark.ci, pytest.mark.long])])
 def test_scheduled_rate_and_a_batch_that_nothing_counts_are_not_overridden(cli, tmp_path, by_hand):
     mapping = tmp_path / "mine.toml"
     mapping.write_text('schema = 1\n[script.knobs]\nbatch_size = "--batch-size {}"\nlr = "--lr {}"\n')

@@ -102,6 +102,8 @@ def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli, tmp_
     assert samples_of_steps(cli, result) == {SAMPLES}
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli, tmp_path):
     lines = (
         "import torch\n"

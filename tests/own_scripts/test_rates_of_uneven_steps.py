@@ -101,6 +101,8 @@ evaluate()
         assert advice in text
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_function_of_the_training_named_predict_is_no_evaluation(cli, tmp_path):
     lines = """
 def predict_noise(x):
