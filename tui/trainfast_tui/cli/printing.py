@@ -18,15 +18,8 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.units import escaped
 from trainfast_runner.worker.shared.host import can_move_cursor
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.text.format import (
-    GAP_CELLS,
-    MAX_COLUMN_CELLS,
-    aligned_line,
-    figure_columns,
-    plain,
-    to_ascii,
-    truncate,
-)
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.format import GAP_CELLS, MAX_COLUMN_CELLS
 
 BAR_CELLS = 20
 USUAL_COLUMNS = 80
@@ -52,7 +45,7 @@ def print_line(*lines: str) -> None:
     A line end within a text becomes a space.
     """
     for line in lines or ("",):
-        print(_encodable(plain(line), sys.stdout.encoding))
+        print(_encodable(fmt.plain(line), sys.stdout.encoding))
 
 
 def print_exact(text: str) -> None:
@@ -72,7 +65,7 @@ def print_notice(text: str) -> None:
 def write_to_stderr(text: str, *, begin: str = "", end: str = "") -> None:
     """Write one line on stderr, in ASCII if its encoding cannot hold the text; `begin` and `end` as they are."""
     try:
-        sys.stderr.write(f"{begin}{_encodable(plain(text), sys.stderr.encoding)}{end}")
+        sys.stderr.write(f"{begin}{_encodable(fmt.plain(text), sys.stderr.encoding)}{end}")
         sys.stderr.flush()
     except OSError:
         pass  # the terminal has gone; the command goes on, and its exit code still counts
@@ -83,7 +76,7 @@ def _encodable(text: str, encoding: str | None) -> str:
     try:
         text.encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return to_ascii(text.replace(" °C", " C"))
+        return fmt.to_ascii(text.replace(" °C", " C"))
     return text
 
 
@@ -119,7 +112,7 @@ def progress_bar(fraction: float) -> str:
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], drop: Sequence[str] = ()) -> None:
     """Print a table with its widest cells cut; `drop` as in `GrowingTable`."""
-    cells = [[plain(cell, MAX_COLUMN_CELLS) for cell in row] for row in rows]
+    cells = [[fmt.plain(cell, MAX_COLUMN_CELLS) for cell in row] for row in rows]
     table = GrowingTable(header, [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)], drop)
     for row in cells:
         table.add(row)
@@ -149,21 +142,21 @@ class GrowingTable:
                 break
             self._columns = [column for column in self._columns if header[column] != dropped]
         self._widths = [all_widths[column] for column in self._columns]
-        self._right = figure_columns(header[column] for column in self._columns)
+        self._right = fmt.figure_columns(header[column] for column in self._columns)
         self.add(header)
 
     def add(self, row: Sequence[str]) -> None:
         """Print a row; a cell wider than its column moves the rest of its row."""
-        cells = [plain(row[column]) for column in self._columns]
-        self._print_cut(aligned_line(cells, map(max, self._widths, map(cell_len, cells)), self._right))
+        cells = [fmt.plain(row[column]) for column in self._columns]
+        self._print_cut(fmt.aligned_line(cells, map(max, self._widths, map(cell_len, cells)), self._right))
 
     def add_note(self, name: str, text: str) -> None:
         """Print a row with words instead of figures."""
         widths = max(self._widths[0], cell_len(name)), cell_len(text)
-        self._print_cut(aligned_line((name, text), widths, ()))
+        self._print_cut(fmt.aligned_line((name, text), widths, ()))
 
     def _print_cut(self, line: str) -> None:
-        print_line(line if self._width is None else truncate(line, self._width))
+        print_line(line if self._width is None else fmt.truncate(line, self._width))
 
 
 def output_path(name: str, endings: Sequence[str]) -> Path:

@@ -59,6 +59,7 @@ from trainfast_tui.cli.printing import (
 )
 from trainfast_tui.cli.signals import Signals
 from trainfast_tui.live.figures import planned_steps, run_figures, seconds_left
+from trainfast_tui.text import format as fmt
 from trainfast_tui.text import memory_words
 from trainfast_tui.text.best_words import (
     best_words,
@@ -70,17 +71,7 @@ from trainfast_tui.text.best_words import (
     typed_knobs,
 )
 from trainfast_tui.text.event_words import start_words
-from trainfast_tui.text.format import (
-    count,
-    duration,
-    milliseconds,
-    number,
-    pair_lines,
-    per_second,
-    plain,
-    size,
-    with_sizes,
-)
+from trainfast_tui.text.format import count, number
 from trainfast_tui.text.memory_words import phase_words
 from trainfast_tui.text.result_words import figure_rows, headline, result_notes
 from trainfast_tui.text.search_words import outcome_of, role_of, warm_words
@@ -202,7 +193,7 @@ class Progress:
             self._last = ""
 
     def _paint(self, text: str) -> None:
-        text = plain(text, (terminal_width(sys.stderr) or USUAL_COLUMNS) - 1)
+        text = fmt.plain(text, (terminal_width(sys.stderr) or USUAL_COLUMNS) - 1)
         if text != self._last:
             self._last = text
             write_to_stderr(text, begin="\r", end="\x1b[K")
@@ -271,15 +262,15 @@ def _figures(snapshot: RunSnapshot) -> list[str]:
     if figures.warming_up:
         parts.append(figures.basis)
     elif figures.samples_per_s is not None:
-        parts += [per_second(figures.samples_per_s, "samples"), milliseconds(figures.step_ms)]
+        parts += [fmt.per_second(figures.samples_per_s, "samples"), fmt.milliseconds(figures.step_ms)]
     loss = next((step.loss for step in reversed(snapshot.steps) if step.loss is not None), None)
     if loss is not None:
         parts.append(f"loss {number(loss)}")
     if snapshot.peak_allocated_bytes is not None:
-        parts.append(f"peak {size(snapshot.peak_allocated_bytes)}")
+        parts.append(f"peak {fmt.size(snapshot.peak_allocated_bytes)}")
     left_s = None if figures.warming_up else seconds_left(snapshot)
     if left_s is not None:
-        parts.append(f"{duration(left_s)} left")
+        parts.append(f"{fmt.duration(left_s)} left")
     return parts
 
 
@@ -363,7 +354,7 @@ class JournalPrinter(ABC, Generic[LineT]):
             self._step = max((step.step for step in self._steps.new()), default=self._step)
         steps = f", {counted(self._step, 'step')}" if self._step else ""
         self._progress.show_activity(
-            f"{self._work}… {duration(int(now_s - self._work_began_s))}{steps}{self.progress_words()}"
+            f"{self._work}… {fmt.duration(int(now_s - self._work_began_s))}{steps}{self.progress_words()}"
         )
 
     def progress_words(self) -> str:
@@ -418,16 +409,16 @@ class BatchPrinter(JournalPrinter[BatchLine]):
                     f"{'confirm' if line.action == CONFIRM_STEP else line.action} {count(line.batch_size)}: {line.why}"
                 )
             case Probe(outcome="fits"):
-                rate = per_second(line.samples_per_s, "samples")
-                peak = size(line.peak_allocated_bytes)
-                return f"  {line.batch_size:,} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
+                rate = fmt.per_second(line.samples_per_s, "samples")
+                peak = fmt.size(line.peak_allocated_bytes)
+                return f"  {line.batch_size:,} fits: peak {peak}, {fmt.milliseconds(line.step_ms)} a step, {rate}"
             case Probe():
                 phase = f" in {phase_words(line.phase)}" if line.phase else ""
-                return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{phase}: {with_sizes(line.reason)}"
+                return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{phase}: {fmt.with_sizes(line.reason)}"
             case ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 refuted_words = f", which refutes that {sizes} fitted" if sizes else ""
-                time_taken = duration(line.seconds)
+                time_taken = fmt.duration(line.seconds)
                 ended = f"{state_text(line.state)} in a fresh process, {time_taken}"
                 return f"  {line.batch_size:,} {ended}{refuted_words}: {line.run_id}"
         return ""
@@ -471,7 +462,7 @@ class BestPrinter(JournalPrinter[BestLine]):
             case Space():
                 return self._space_words(line)
             case ProcessReady():
-                return f"  process {line.run_id} ready after {duration(line.start_s)}"
+                return f"  process {line.run_id} ready after {fmt.duration(line.start_s)}"
             case BestStep(candidate_number=None):
                 return ""
             case BestStep():
@@ -498,14 +489,14 @@ class BestPrinter(JournalPrinter[BestLine]):
         so_far = self._so_far
         value = so_far.values.get(len(so_far.attempts) - 1)
         if isinstance(line, ColdRun) and (line.role, line.outcome) == (UNDER_LIMIT, "measured"):
-            return f"fits, peak {size(line.peak_allocated_bytes)}"
+            return f"fits, peak {fmt.size(line.peak_allocated_bytes)}"
         if line.outcome != "measured" or value is None:
             words = outcome_of(line.outcome).verb
-            return f"{words}: {with_sizes(line.reason)}" if line.reason else words
+            return f"{words}: {fmt.with_sizes(line.reason)}" if line.reason else words
         words = objective_words(so_far.objective, so_far.for_steps, value)
         steps = f", {len(line.step_ms)} steps" if isinstance(line, Trial) else ""
         doubt = f" ({line.reason})" if line.reason else ""
-        return f"{words}, peak {size(line.peak_allocated_bytes)}{steps}, {duration(line.seconds)}{doubt}"
+        return f"{words}, peak {fmt.size(line.peak_allocated_bytes)}{steps}, {fmt.duration(line.seconds)}{doubt}"
 
     def _knobs(self, number: int | None) -> str:
         if number is None or self._so_far.space is None:
@@ -529,7 +520,11 @@ def summary_lines(result: Result) -> list[str]:
 
 def figure_lines(result: Result) -> list[str]:
     """Return the verdict, the figures, notes and bottlenecks in lines of text."""
-    lines = [headline(result), *pair_lines(figure_rows(result)), *(f"note: {note}" for note in result_notes(result))]
+    lines = [
+        headline(result),
+        *fmt.pair_lines(figure_rows(result)),
+        *(f"note: {note}" for note in result_notes(result)),
+    ]
     for index, diagnosis in enumerate(result.diagnosis):
         lines += [f"{'also' if index else 'bottleneck'}: {diagnosis.line}", f"  try: {diagnosis.advice}"]
     return lines
@@ -543,7 +538,7 @@ def oom_lines(result: Result) -> list[str]:
     lines = list(memory_words.oom_sentences(explained))
     if explained.changes:
         lines.append(f"to make it fit, {memory_words.changes_title(explained.changes)}")
-        lines += pair_lines(
+        lines += fmt.pair_lines(
             (f"  {memory_words.change_options(change)}", memory_words.effect_words(change))
             for change in explained.changes
         )

@@ -30,31 +30,14 @@ from trainfast_runner.worker.shared.words import STEP_PHASES
 from trainfast_tui.cli.arguments import add_run, directory_of, positive
 from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_table, terminal_width
 from trainfast_tui.cli.progress import live_record, status_line, summary_lines
+from trainfast_tui.text import format as fmt
 from trainfast_tui.text.diagnosis_words import (
     diagnosis_section,
     no_bottleneck_in_result,
     no_bottleneck_in_run,
     overlap_words,
 )
-from trainfast_tui.text.format import (
-    ABSENT,
-    DOUBT_SIGN,
-    SYNTHETIC_MARK,
-    celsius,
-    count,
-    doubt_words,
-    duration,
-    figure_headings,
-    fraction,
-    joules,
-    line_text,
-    milliseconds,
-    per_second,
-    signed_percent,
-    size,
-    with_sizes,
-    without_empty_columns,
-)
+from trainfast_tui.text.format import ABSENT, DOUBT_SIGN, SYNTHETIC_MARK
 from trainfast_tui.text.next_run_words import short_overrides, typed_overrides
 from trainfast_tui.text.result_words import (
     difference_text,
@@ -66,7 +49,7 @@ from trainfast_tui.text.result_words import (
 )
 from trainfast_tui.text.search_words import ROLE_WORDS
 
-FIGURES = figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
+FIGURES = fmt.figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
 HEADER = ("RUN", "STATE", "OVERRIDES", *FIGURES, "STARTED", "NOTE")
 DROPPED_COLUMNS = ("NOTE", "STARTED", "TOOK", "STEP", "PEAK MEMORY", "SAMPLES", "OVERRIDES")
 """The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
@@ -136,20 +119,20 @@ def _cells(row: RunRow) -> list[str]:
     notes = [
         "" if row.number is None else f"run {row.number}",
         ROLE_WORDS.get(row.role or "", ""),
-        doubt_words(row.doubts),
+        fmt.doubt_words(row.doubts),
         f"on host {row.host}" if row.host else "",
         "unsupervised" if row.supervised is False else "",
         SYNTHETIC_MARK if row.synthetic_data else "",
-        with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",
+        fmt.with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",
     ]
     return [
         row.run_id,
         row.state,  # the name that --state takes
         short_overrides(without_search_settings(row.overrides, row.role), _cells_for_overrides()),
-        f"{DOUBT_SIGN} " * bool(row.doubts and row.samples_per_s) + per_second(row.samples_per_s, "samples"),
-        milliseconds(row.step_ms_p50),
-        size(row.peak_allocated_bytes),
-        duration(row.seconds),
+        f"{DOUBT_SIGN} " * bool(row.doubts and row.samples_per_s) + fmt.per_second(row.samples_per_s, "samples"),
+        fmt.milliseconds(row.step_ms_p50),
+        fmt.size(row.peak_allocated_bytes),
+        fmt.duration(row.seconds),
         started,
         _cut_note("; ".join(note for note in notes if note)),
     ]
@@ -209,7 +192,7 @@ def explained_bottlenecks(diagnoses: Sequence[Diagnosis], nothing: str) -> list[
     width = terminal_width() or PIPE_WIDTH
     for diagnosis in diagnoses:
         title, section = diagnosis_section(diagnosis, width)
-        lines += ["", title, *(line_text(line) for line in section)]
+        lines += ["", title, *(fmt.line_text(line) for line in section)]
     overlap = overlap_words(diagnoses)
     return [*lines[1:], *(["", overlap] if overlap else [])]
 
@@ -224,7 +207,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
     print_steps(steps)
     if result is not None and thinning is not None:
         step_count = result.steps.measured + result.steps.warmup
-        print_line(f"note: a long run: these are {count(len(steps))} of its {count(step_count)} steps")
+        print_line(f"note: a long run: these are {fmt.count(len(steps))} of its {fmt.count(step_count)} steps")
 
 
 def _settings_line(result: Result, run_file: RunFile | None) -> str:
@@ -258,7 +241,7 @@ def runs_compare(arguments: argparse.Namespace) -> int:
         print_line(verdict)
     for reason in verdict_reasons(comparison):
         print_line(f"? {reason}")
-    for note in map(with_sizes, comparison.notes):
+    for note in map(fmt.with_sizes, comparison.notes):
         print_line(f"note: {note}")
     print_line()
     if comparison.knobs:
@@ -268,7 +251,7 @@ def runs_compare(arguments: argparse.Namespace) -> int:
         print_line("the same settings")
     print_line()
     rows = [_cells_runs_compare(row) for row in comparison.rows if row.a is not None or row.b is not None]
-    header = ("FIGURE", *figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
+    header = ("FIGURE", *fmt.figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
     print_table(header, rows, drop=("95 % CI", "CHANGE"))
     if comparison.conditions:
         print_line()
@@ -281,7 +264,7 @@ def runs_compare(arguments: argparse.Namespace) -> int:
 
 
 def _cells_runs_compare(row: ComparisonRow) -> list[str]:
-    percent = "" if row.percent is None else signed_percent(row.percent)
+    percent = "" if row.percent is None else fmt.signed_percent(row.percent)
     return [
         row.label,
         figure_with_unit(row.a, row.unit),
@@ -304,28 +287,28 @@ def print_steps(steps: Sequence[StepRecord]) -> None:
         print_line("no step is on record")
         return
     rows = [[cell(step) for _, cell in STEP_COLUMNS] for step in steps]
-    header = figure_headings(*(heading for heading, _ in STEP_COLUMNS))
-    print_table(*without_empty_columns(header, rows, empty=ABSENT))
+    header = fmt.figure_headings(*(heading for heading, _ in STEP_COLUMNS))
+    print_table(*fmt.without_empty_columns(header, rows, empty=ABSENT))
     sources = sorted({source for step in steps for source in (step["sources"] or {}).values()})
     if sources:
         print_line(f"throttled time from: {', '.join(sources)}")
 
 
 def _phase(name: str) -> Callable[[StepRecord], str]:
-    return lambda step: milliseconds(step[f"{name}_ms"])
+    return lambda step: fmt.milliseconds(step[f"{name}_ms"])
 
 
 def _throttled(cause: str) -> Callable[[StepRecord], str]:
-    return lambda step: milliseconds((step["throttled_ms"] or {}).get(cause))
+    return lambda step: fmt.milliseconds((step["throttled_ms"] or {}).get(cause))
 
 
 STEP_COLUMNS: tuple[tuple[str, Callable[[StepRecord], str]], ...] = (
-    ("STEP", lambda step: count(step["step"]) + (" warm-up" if step["warmup"] else "")),
+    ("STEP", lambda step: fmt.count(step["step"]) + (" warm-up" if step["warmup"] else "")),
     ("TOOK", _phase("step")),
     *((name.upper(), _phase(name)) for name in STEP_PHASES),
     *((CAUSE_HEADS[cause.name], _throttled(cause.name)) for cause in CAUSES),
-    ("CLOCK LOSS", lambda step: fraction(step["clock_loss_fraction"], 1)),
-    ("ENERGY", lambda step: joules(step["energy_joules"])),
-    ("A SAMPLE", lambda step: joules(step["joules_per_sample"])),
-    ("TEMP AT START", lambda step: celsius(step["temperature_c"])),
+    ("CLOCK LOSS", lambda step: fmt.fraction(step["clock_loss_fraction"], 1)),
+    ("ENERGY", lambda step: fmt.joules(step["energy_joules"])),
+    ("A SAMPLE", lambda step: fmt.joules(step["joules_per_sample"])),
+    ("TEMP AT START", lambda step: fmt.celsius(step["temperature_c"])),
 )

@@ -16,22 +16,8 @@ from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting import PaintedWidget
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
-from trainfast_tui.text.format import (
-    Line,
-    Section,
-    Tone,
-    clamp_scroll,
-    hidden_words,
-    labelled,
-    line_length,
-    moved_cursor,
-    paragraph,
-    plain,
-    rule,
-    to_width,
-    with_more,
-    wrap,
-)
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.format import Line, Section, Tone
 from trainfast_tui.text.keys import KNOBS_IN_ORDER, SCRIPT_KEY, key_of
 
 if TYPE_CHECKING:
@@ -137,7 +123,7 @@ class KnobPanel(PaintedWidget, can_focus=True):
 
     def action_move(self, by: int) -> None:
         """Move the cursor `by` knobs down, clamped to the list."""
-        self.move_to(self.listed[moved_cursor(self._cursor, by, len(self.listed))])
+        self.move_to(self.listed[fmt.moved_cursor(self._cursor, by, len(self.listed))])
 
     def action_end(self, by: int) -> None:
         """Move the cursor to the first knob (-1) or to the last (1)."""
@@ -207,7 +193,7 @@ class KnobPanel(PaintedWidget, can_focus=True):
     def lines(self, width: int, height: int) -> list[Line]:
         next_run = self._shown_next_run
         if next_run is None:
-            return [rule("next run", width)]
+            return [fmt.rule("next run", width)]
         head = self._head(next_run, width)
         room = height - 1 - len(head)
         if (refusal := self._shown_refusal) is not None:
@@ -220,20 +206,24 @@ class KnobPanel(PaintedWidget, can_focus=True):
         rows, row_of_knob = self._list_rows(next_run)
         cursor = row_of_knob[self._cursor]
         # The group's title stays visible when the cursor reaches its first knob.
-        self._top = max(clamp_scroll(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
+        self._top = max(fmt.clamp_scroll(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
         above = sum(row < self._top for row in row_of_knob)
         below = sum(row >= self._top + room for row in row_of_knob)
         visible_rows = rows[self._top : self._top + room]
         visible_rows += [[] for _ in range(room - len(visible_rows))]
-        return [rule("next run", width, hidden_words(above, below)), *head, *visible_rows, *text]
+        return [fmt.rule("next run", width, fmt.hidden_words(above, below)), *head, *visible_rows, *text]
 
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
-        name = to_width(plain(next_run.spec.name), width - 7).rstrip()
+        name = fmt.to_width(fmt.plain(next_run.spec.name), width - 7).rstrip()
         lines: list[Line] = [[("preset ", "muted"), (name, "title")]]
         if next_run.script is not None:
-            lines.append([("script ", "muted"), (to_width(plain(next_run.spec.title), width - 7).rstrip(), "text")])
+            lines.append(
+                [("script ", "muted"), (fmt.to_width(fmt.plain(next_run.spec.title), width - 7).rstrip(), "text")]
+            )
         for override in next_run.typed_field_overrides():
-            lines.append([("with ", "muted"), (to_width(plain(override), max(8, width - 5)).rstrip(), "warning")])
+            lines.append(
+                [("with ", "muted"), (fmt.to_width(fmt.plain(override), max(8, width - 5)).rstrip(), "warning")]
+            )
         if self._global_batch is not None:
             lines.append(_global_batch_line(next_run.spec.knobs, *self._global_batch, width))
         return lines
@@ -291,12 +281,12 @@ def _global_batch_line(knobs: KnobValues, total: int, ranks: int, width: int) ->
 
 def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:
     """Return a refusal in at most `room` lines; the last one stays, which names the values that work."""
-    lines = wrap(f"Refused: {error.line_without_option()}", width)
+    lines = fmt.wrap(f"Refused: {error.line_without_option()}", width)
     is_whole = len(lines) < room
     if not is_whole:
-        lines = [*lines[: room - 3], with_more(lines[room - 3], width), lines[-1]]
+        lines = [*lines[: room - 3], fmt.with_more(lines[room - 3], width), lines[-1]]
     refused: list[Line] = [[(line, "error")] for line in lines]
-    return [rule("", width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it")[1:], *refused]
+    return [fmt.rule("", width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it")[1:], *refused]
 
 
 def _knob_row(name: str, next_run: NextRun, is_changed: bool, is_current: bool, choice: str) -> Line:
@@ -332,11 +322,11 @@ class KnobText(msgspec.Struct, frozen=True):
         """Return all of the text, after the refusal of a value."""
         entry = KNOBS_BY_NAME[self.name]
         entries = [
-            paragraph("" if refusal is None else f"Refused: {refusal.line_without_option()}", width, "error"),
+            fmt.paragraph("" if refusal is None else f"Refused: {refusal.line_without_option()}", width, "error"),
             self._way(width),
-            paragraph(entry.what, width, "text"),
+            fmt.paragraph(entry.what, width, "text"),
             *self._trade_off(width),
-            labelled(("trains ", "secondary"), entry.training, width),
+            fmt.labelled(("trains ", "secondary"), entry.training, width),
         ]
         return Section(self.name, [lines for lines in entries if lines])
 
@@ -346,23 +336,23 @@ class KnobText(msgspec.Struct, frozen=True):
         trade_off = [line for entry in self._trade_off(width) for line in entry]
         # The short texts about speed and memory are worth more than the end of a long description.
         lines_for_description = max(1, room - 1 - len(way) - len(trade_off))
-        lines = [*way, *paragraph(description, width, "text", lines_for_description), *trade_off]
-        is_whole = len(wrap(description, width)) <= lines_for_description and len(lines) < room
+        lines = [*way, *fmt.paragraph(description, width, "text", lines_for_description), *trade_off]
+        is_whole = len(fmt.wrap(description, width)) <= lines_for_description and len(lines) < room
         if len(lines) >= room:
             *before, (last, tone) = lines[room - 2]
-            lines = [*lines[: room - 2], [*before, (with_more(last, width - line_length(before)), tone)]]
-        return [rule(self.name, width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it"), *lines]
+            lines = [*lines[: room - 2], [*before, (fmt.with_more(last, width - fmt.line_length(before)), tone)]]
+        return [fmt.rule(self.name, width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it"), *lines]
 
     def _trade_off(self, width: int) -> list[list[Line]]:
         """Return advice, the choice of `auto`, the effects on speed and memory, and the values; an entry for each."""
         entry = KNOBS_BY_NAME[self.name]
         return [
-            labelled(("advice ", "accent"), self.advice, width),
-            labelled(("here   ", "secondary"), self.auto_choice, width),
-            labelled(("speed  ", "secondary"), entry.speed, width),
-            labelled(("memory ", "secondary"), entry.memory, width),
-            labelled(("not here ", "muted"), "; ".join(self.refusals), width, "muted"),
-            paragraph(f"takes {entry.values.describe()}", width, "muted"),
+            fmt.labelled(("advice ", "accent"), self.advice, width),
+            fmt.labelled(("here   ", "secondary"), self.auto_choice, width),
+            fmt.labelled(("speed  ", "secondary"), entry.speed, width),
+            fmt.labelled(("memory ", "secondary"), entry.memory, width),
+            fmt.labelled(("not here ", "muted"), "; ".join(self.refusals), width, "muted"),
+            fmt.paragraph(f"takes {entry.values.describe()}", width, "muted"),
         ]
 
     def _way(self, width: int) -> list[Line]:
@@ -371,4 +361,4 @@ class KnobText(msgspec.Struct, frozen=True):
             return []
         reach = reach_of(self.name, self.script)
         words = f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
-        return labelled(("script ", "accent"), words, width)
+        return fmt.labelled(("script ", "accent"), words, width)

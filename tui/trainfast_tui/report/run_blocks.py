@@ -46,27 +46,10 @@ from trainfast_tui.report.pictures import (
     strip_picture,
     whisker_picture,
 )
+from trainfast_tui.text import format as fmt
 from trainfast_tui.text import memory_words
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result
-from trainfast_tui.text.format import (
-    ABSENT,
-    PHASE_TONES,
-    celsius,
-    count,
-    doubt_words,
-    duration,
-    figure_headings,
-    fraction,
-    interval,
-    joules,
-    milliseconds,
-    number,
-    percent,
-    percent_change,
-    signed_percent,
-    size,
-    with_sizes,
-)
+from trainfast_tui.text.format import ABSENT, PHASE_TONES
 from trainfast_tui.text.memory_words import category_words, phase_words, short_category
 from trainfast_tui.text.next_run_words import SAMPLES_VARY, few_steps_note, typed_overrides
 from trainfast_tui.text.result_words import figure_rows, interval_text, result_notes
@@ -90,8 +73,10 @@ def memory_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
             bars += _bars(run, phase, predicted, measured)
     if not rows:
         return [Heading("Memory"), Prose("No peak was predicted, and none was measured.")]
-    figures = figure_headings(*map(short_category, CATEGORIES), "predicted", "measured", "difference")
-    picture = stacked_picture("memory at its peak, a rank", "bytes at the peak of the phase", bars, size, binary=True)
+    figures = fmt.figure_headings(*map(short_category, CATEGORIES), "predicted", "measured", "difference")
+    picture = stacked_picture(
+        "memory at its peak, a rank", "bytes at the peak of the phase", bars, fmt.size, binary=True
+    )
     blocks: list[Block] = [Heading("Memory"), filled_grid(("", "phase", *figures), rows), Prose(ONE_FIGURE)]
     missing = [f"{run.label}: not measured: {why}" for run in runs if (why := run.result.memory.not_measured_because)]
     return [*blocks, *map(Prose, missing), *as_blocks(picture)]
@@ -129,14 +114,14 @@ def _measured(run: ReportedRun) -> dict[str, int]:
 
 def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> list[str]:
     total = sum(predicted.values())
-    parts = [size(predicted[name]) if name in predicted else ABSENT for name in CATEGORIES]
+    parts = [fmt.size(predicted[name]) if name in predicted else ABSENT for name in CATEGORIES]
     return [
         run.label,
         phase_words(phase),
         *parts,
-        size(total) if predicted else ABSENT,
-        size(measured),
-        signed_percent(percent_change(measured, total)),
+        fmt.size(total) if predicted else ABSENT,
+        fmt.size(measured),
+        fmt.signed_percent(fmt.percent_change(measured, total)),
     ]
 
 
@@ -144,30 +129,36 @@ def _bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int
     phase_title = phase_words(phase).removeprefix("the ")
     if any(predicted.values()):
         parts = [StackedPart(category_words(name), value, TONE_OF_CATEGORY[name]) for name, value in predicted.items()]
-        yield StackedBar(f"{run.label}: {phase_title}", tuple(parts), f"{size(sum(predicted.values()))} predicted")
+        yield StackedBar(f"{run.label}: {phase_title}", tuple(parts), f"{fmt.size(sum(predicted.values()))} predicted")
     if measured is not None:
         part = StackedPart("measured", measured, "muted")
-        yield StackedBar(f"{run.label}: {phase_title}", (part,), f"{size(measured)} measured")
+        yield StackedBar(f"{run.label}: {phase_title}", (part,), f"{fmt.size(measured)} measured")
 
 
 def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the median phases of a step, and percentiles of the whole."""
     if not any(run.result.steps.measured for run in runs):
         return [Heading("Phases of a step"), Prose("No step was measured.")]
-    header = ("", *figure_headings("steps", "step p50", "p90", "p99", *STEP_PHASES))
+    header = ("", *fmt.figure_headings("steps", "step p50", "p90", "p99", *STEP_PHASES))
     table = filled_grid(header, map(_row_phase_blocks, runs))
     bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP_PHASES)]
-    picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, milliseconds)
+    picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, fmt.milliseconds)
     notes = [] if bars else [Prose("No phase of a step was measured.")]
     return [Heading("Phases of a step"), table, *notes, *as_blocks(picture)]
 
 
 def _row_phase_blocks(run: ReportedRun) -> list[str]:
     times, measured = run.result.step_ms, run.result.steps.measured
-    tail = [milliseconds(times.p90), milliseconds(times.p99)]
+    tail = [fmt.milliseconds(times.p90), fmt.milliseconds(times.p99)]
     if few := few_steps_note(measured):
         tail = [few, few]
-    return [run.label, count(measured), milliseconds(times.p50), *tail, *(_phase(run, name) for name in STEP_PHASES)]
+    return [
+        run.label,
+        fmt.count(measured),
+        fmt.milliseconds(times.p50),
+        *tail,
+        *(_phase(run, name) for name in STEP_PHASES),
+    ]
 
 
 def _phase(run: ReportedRun, name: str) -> str:
@@ -175,7 +166,7 @@ def _phase(run: ReportedRun, name: str) -> str:
     value, mad = getattr(run.result.step_ms, name), run.result.step_ms.mad.get(name)
     if value is None:
         return ABSENT
-    return milliseconds(value) + (f" (MAD {milliseconds(mad)})" if mad is not None else "")
+    return fmt.milliseconds(value) + (f" (MAD {fmt.milliseconds(mad)})" if mad is not None else "")
 
 
 def _bar(run: ReportedRun) -> StackedBar:
@@ -185,10 +176,10 @@ def _bar(run: ReportedRun) -> StackedBar:
         for name in STEP_PHASES
         if (value := getattr(times, name)) is not None
     ]
-    return StackedBar(f"run {run.label}", tuple(parts), f"{milliseconds(times.p50)} in all")
+    return StackedBar(f"run {run.label}", tuple(parts), f"{fmt.milliseconds(times.p50)} in all")
 
 
-FIGURES = figure_headings("predicted samples/s", "90 % interval", "measured", "difference")
+FIGURES = fmt.figure_headings("predicted samples/s", "90 % interval", "measured", "difference")
 HEADER = ("", *FIGURES, "in the interval", "predicted from")
 
 
@@ -199,25 +190,25 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     if not predicted:
         return []
     whiskers = [whisker for run, speed in predicted for whisker in _whiskers(run, speed)]
-    picture = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, number)
+    picture = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, fmt.number)
     table = filled_grid(HEADER, [_row_speed_blocks(run, speed) for run, speed in predicted])
     return [Heading("Speed predicted and measured"), table, *as_blocks(picture)]
 
 
 def _row_speed_blocks(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
     measured = run.result.throughput.samples_per_s.typical
-    difference = signed_percent(percent_change(measured, speed.median))
+    difference = fmt.signed_percent(fmt.percent_change(measured, speed.median))
     inside_word = ABSENT if measured is None else "yes" if speed.low <= measured <= speed.high else "no"
-    ends = interval(speed.low, speed.high)
-    return [run.label, number(speed.median), ends, number(measured), difference, inside_word, speed.basis]
+    ends = fmt.interval(speed.low, speed.high)
+    return [run.label, fmt.number(speed.median), ends, fmt.number(measured), difference, inside_word, speed.basis]
 
 
 def _whiskers(run: ReportedRun, speed: PredictedSpeed) -> list[Whisker]:
-    words = f"{number(speed.median)} predicted"
+    words = f"{fmt.number(speed.median)} predicted"
     whiskers = [Whisker(f"run {run.label}: predicted", speed.low, speed.median, speed.high, words, "muted")]
     measured = run.result.throughput.samples_per_s.typical
     if measured is not None:
-        words = f"{number(measured)} measured"
+        words = f"{fmt.number(measured)} measured"
         whiskers.append(Whisker(f"run {run.label}: measured", measured, measured, measured, words, "success"))
     return whiskers
 
@@ -267,10 +258,10 @@ def _host(run: ReportedRun) -> Iterator[tuple[str, str]]:
         return
     yield "CPU cores", str(host.cpu_count)
     if host.memory_total_bytes is not None:
-        yield "host memory", size(host.memory_total_bytes)
+        yield "host memory", fmt.size(host.memory_total_bytes)
     cpu_percent = mean_of_known(tick.host.cpu_percent for tick in run.snapshot.ticks)
     if cpu_percent is not None:
-        yield "CPU in use, of all cores", f"{percent(cpu_percent)} on average"
+        yield "CPU in use, of all cores", f"{fmt.percent(cpu_percent)} on average"
 
 
 def export_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
@@ -332,8 +323,8 @@ def _question(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 
 def _runs_grid(runs: Sequence[ReportedRun]) -> Grid:
     """Return a row for each run: settings, throughput with its spread, step, memory, energy, throttling and end."""
-    header = ["", "run", "settings", *figure_headings("samples/s", "MAD"), f"against {runs[0].label}"]
-    header += [*figure_headings("tokens/s", "step", "peak memory", "predicted", "J/sample"), "throttled", "end"]
+    header = ["", "run", "settings", *fmt.figure_headings("samples/s", "MAD"), f"against {runs[0].label}"]
+    header += [*fmt.figure_headings("tokens/s", "step", "peak memory", "predicted", "J/sample"), "throttled", "end"]
     return filled_grid(header, (_row_run_blocks(run, runs[0]) for run in runs))
 
 
@@ -344,14 +335,14 @@ def _row_run_blocks(run: ReportedRun, first: ReportedRun) -> list[str]:
         run.label,
         result.run_id,
         " ".join(typed_overrides(without_search_settings(result.overrides, result.role))) or "as the preset sets them",
-        number(rate.typical),
-        few_note if few_note and rate.typical is not None else number(rate.mad),
+        fmt.number(rate.typical),
+        few_note if few_note and rate.typical is not None else fmt.number(rate.mad),
         "" if run is first else _against(first.result, result),
-        number(result.throughput.tokens_per_s.typical),
-        milliseconds(result.step_ms.p50),
-        size(result.memory.peak_allocated_bytes),
-        size(result.memory.predicted_bytes),
-        joules(result.energy.joules_per_sample),
+        fmt.number(result.throughput.tokens_per_s.typical),
+        fmt.milliseconds(result.step_ms.p50),
+        fmt.size(result.memory.peak_allocated_bytes),
+        fmt.size(result.memory.predicted_bytes),
+        fmt.joules(result.energy.joules_per_sample),
         _throttled_words(result),
         _end_words(result),
     ]
@@ -361,15 +352,15 @@ def _throttled_words(result: Result) -> str:
     """Return the throttled share of the measured time by cause, of the worst device; ABSENT if no cause was read."""
     shares = [(cause.text, getattr(result.throttle, f"{cause.name}_fraction")) for cause in CAUSES]
     read_shares = [(words, share) for words, share in shares if share is not None]
-    throttled = [f"{fraction(share, 1)} by {words}" for words, share in read_shares if share]
+    throttled = [f"{fmt.fraction(share, 1)} by {words}" for words, share in read_shares if share]
     return ", ".join(throttled) or ("not throttled" if read_shares else ABSENT)
 
 
 def _end_words(result: Result) -> str:
     """Return the end state, its reason, and the doubts about the figures."""
-    reason = with_sizes(notable_reason(result.state, result.reason))
+    reason = fmt.with_sizes(notable_reason(result.state, result.reason))
     words = f"{state_text(result.state)}: {reason}" if reason else state_text(result.state)
-    return "; ".join(filter(None, (words, doubt_words(doubts(result)))))
+    return "; ".join(filter(None, (words, fmt.doubt_words(doubts(result)))))
 
 
 def _against(first: Result, result: Result) -> str:
@@ -378,7 +369,7 @@ def _against(first: Result, result: Result) -> str:
     if row.percent is None or row.verdict in DIFFERENT_SAMPLE_VERDICTS:
         return row.verdict
     ci_words = f" (95 % CI: {interval_text(row)})" if row.interval_percent else ""
-    return f"{signed_percent(row.percent)}{ci_words}: {row.verdict}"
+    return f"{fmt.signed_percent(row.percent)}{ci_words}: {row.verdict}"
 
 
 def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
@@ -390,12 +381,14 @@ def _throughput_picture(runs: Sequence[ReportedRun]) -> Iterator[Block]:
         if rate.typical is not None:
             few_note = few_steps_note(run.result.steps.measured)
             mad = None if few_note else rate.mad
-            note = f" ({few_note})" if few_note else f" ± {number(mad)}" if mad is not None else f" ({SAMPLES_VARY})"
+            note = (
+                f" ({few_note})" if few_note else f" ± {fmt.number(mad)}" if mad is not None else f" ({SAMPLES_VARY})"
+            )
             low, high = rate.typical - (mad or 0.0), rate.typical + (mad or 0.0)
-            words = number(rate.typical) + note
+            words = fmt.number(rate.typical) + note
             whiskers.append(Whisker(f"run {run.label}", low, rate.typical, high, words, "success"))
     title, axis = "throughput of each run, with its MAD", "samples/s, median of the measured steps"
-    yield from as_blocks(whisker_picture(title, axis, whiskers, number))
+    yield from as_blocks(whisker_picture(title, axis, whiskers, fmt.number))
 
 
 def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
@@ -425,24 +418,24 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 
 
 def _energy_grid(runs: Sequence[ReportedRun]) -> Grid:
-    throttled_headings = figure_headings(*(f"throttled by {cause.text}" for cause in CAUSES))
-    header = ["", *figure_headings("energy", "a sample", "a step"), "from", *throttled_headings]
-    header += figure_headings("clock loss", "at the start", "as measuring began")
+    throttled_headings = fmt.figure_headings(*(f"throttled by {cause.text}" for cause in CAUSES))
+    header = ["", *fmt.figure_headings("energy", "a sample", "a step"), "from", *throttled_headings]
+    header += fmt.figure_headings("clock loss", "at the start", "as measuring began")
     rows = []
     for run in runs:
         energy, throttle, conditions = run.result.energy, run.result.throttle, run.result.conditions
         source = energy.source or (f"unavailable: {energy.reason}" if energy.reason else "no counter was read")
-        figures = [joules(energy.joules), joules(energy.joules_per_sample), joules(energy.joules_per_step)]
-        shares = [fraction(getattr(throttle, f"{cause.name}_fraction"), 1) for cause in CAUSES]
-        heat = [celsius(conditions.start_temperature_c), celsius(conditions.measured_from_temperature_c)]
-        rows.append([run.label, *figures, source, *shares, fraction(throttle.clock_loss_fraction, 1), *heat])
+        figures = [fmt.joules(energy.joules), fmt.joules(energy.joules_per_sample), fmt.joules(energy.joules_per_step)]
+        shares = [fmt.fraction(getattr(throttle, f"{cause.name}_fraction"), 1) for cause in CAUSES]
+        heat = [fmt.celsius(conditions.start_temperature_c), fmt.celsius(conditions.measured_from_temperature_c)]
+        rows.append([run.label, *figures, source, *shares, fmt.fraction(throttle.clock_loss_fraction, 1), *heat])
     return filled_grid(header, rows)
 
 
 def _one_run(run: ReportedRun) -> Iterator[Block]:
     result = run.result
     yield Heading(f"Run {run.label}: {result.run_id}")
-    yield Prose(f"{result.name}, {_end_words(result)}, after {duration(result.seconds)}.")
+    yield Prose(f"{result.name}, {_end_words(result)}, after {fmt.duration(result.seconds)}.")
     yield pairs_grid("figure", figure_rows(result))
     if remarks := tuple(result_notes(result)):
         yield Listing(remarks)
@@ -523,12 +516,12 @@ def runs_pareto_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
             peak,
             rate,
             ON_FRONT if (peak, rate) in front else BEHIND_FRONT,
-            f"run {label}: {number(rate)} samples/s with {size(peak)}",
+            f"run {label}: {fmt.number(rate)} samples/s with {fmt.size(peak)}",
         )
         for label, peak, rate in comparable
     ]
-    title, x_axis = "throughput by peak memory of each run", Axis("peak memory, a rank", size, binary=True)
-    picture = scatter_picture(title, points, [], x_axis, Axis("samples/s", number))
+    title, x_axis = "throughput by peak memory of each run", Axis("peak memory, a rank", fmt.size, binary=True)
+    picture = scatter_picture(title, points, [], x_axis, Axis("samples/s", fmt.number))
     return [Heading("Memory against throughput"), *as_blocks(picture)]
 
 

@@ -13,18 +13,8 @@ from trainfast_runner.search.best.report import BestSoFar
 from trainfast_runner.search.best_journal import BestAnswer, BestQuestion, CandidateVerdict, ColdRun, Trial
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import drawn_limit
+from trainfast_tui.report import pictures
 from trainfast_tui.report.blocks import Block, Grid, Heading, Prose, as_blocks, filled_grid, pairs_grid
-from trainfast_tui.report.pictures import (
-    BEHIND_FRONT,
-    ON_FRONT,
-    Axis,
-    PicturePoint,
-    PointKind,
-    ScatterLine,
-    Whisker,
-    scatter_picture,
-    whisker_picture,
-)
 from trainfast_tui.report.run_blocks import (
     ABSENT_NOTE,
     ReportedRun,
@@ -61,10 +51,10 @@ from trainfast_tui.text.result_words import value_text
 from trainfast_tui.text.search_words import OUTCOMES, REFUTED, outcome_of, role_of
 
 POINT_KINDS = {
-    "fits": PointKind(OUTCOMES["fits"].noun, "o", "success"),
-    "oom": PointKind(OUTCOMES["oom"].noun, "x", "error"),
-    REFUTED: PointKind(OUTCOMES[REFUTED].noun, "o", "warning", is_open=True),
-    "confirmation": PointKind("confirmation run", "s", "primary"),
+    "fits": pictures.PointKind(OUTCOMES["fits"].noun, "o", "success"),
+    "oom": pictures.PointKind(OUTCOMES["oom"].noun, "x", "error"),
+    REFUTED: pictures.PointKind(OUTCOMES[REFUTED].noun, "o", "warning", is_open=True),
+    "confirmation": pictures.PointKind("confirmation run", "s", "primary"),
 }
 CONFIRMATION_POINTS = {"finished": "confirmation", "oom": "oom"}
 """Keys of `POINT_KINDS` by the state of a confirmation run; one that ended otherwise says nothing of memory."""
@@ -83,12 +73,12 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
     blocks: list[Block] = [*_question(search, question), *(machine_blocks(runs) if runs else ())]
     blocks += [Heading("Answer"), *_answer(search)]
     blocks += [Heading("Sizes tried"), _attempts_grid(search.probes, search.confirmations), Prose(ABSENT_NOTE)]
-    picture = scatter_picture(
+    picture = pictures.scatter_picture(
         "peak memory by batch size",
         list(_points(search.probes, search.confirmations)),
         list(_lines(search, question)),
-        Axis("batch size, samples a rank", number),
-        Axis("peak memory of the tightest rank", size, binary=True),
+        pictures.Axis("batch size, samples a rank", number),
+        pictures.Axis("peak memory of the tightest rank", size, binary=True),
     )
     blocks += as_blocks(picture)
     if not runs:
@@ -154,7 +144,7 @@ def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[Confi
     return [count(attempt.batch_size), kind, outcome, *memory, *times, attempt.run_id, with_sizes(attempt.reason)]
 
 
-def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[PicturePoint]:
+def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Iterator[pictures.PicturePoint]:
     for probe in probes:
         outcome = REFUTED if refuted_by(probe, confirmations) is not None else probe.outcome
         if probe.peak_allocated_bytes is not None and outcome in POINT_KINDS:
@@ -165,23 +155,23 @@ def _points(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -
             yield _point(confirmation.batch_size, confirmation.peak_allocated_bytes, point_kind)
 
 
-def _point(batch_size: int, peak_bytes: int, outcome: str) -> PicturePoint:
+def _point(batch_size: int, peak_bytes: int, outcome: str) -> pictures.PicturePoint:
     words = f"batch size {count(batch_size)}: {size(peak_bytes)}, {POINT_KINDS[outcome].words}"
-    return PicturePoint(batch_size, peak_bytes, POINT_KINDS[outcome], words)
+    return pictures.PicturePoint(batch_size, peak_bytes, POINT_KINDS[outcome], words)
 
 
-def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[ScatterLine]:
+def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[pictures.ScatterLine]:
     """Yield the fit of the tightest rank, and the limit."""
     largest = max((probe.batch_size for probe in search.probes), default=1)
     fit = search.tightest_fit
     if fit is not None and fit.lines:
         sizes = [largest * n / FIT_POINTS for n in range(FIT_POINTS + 1)]
-        yield ScatterLine(
+        yield pictures.ScatterLine(
             tuple((batch_size, fit.need_bytes(batch_size)) for batch_size in sizes), "fit, the highest phase", "primary"
         )
     limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes
     if limit is not None:
-        yield ScatterLine(((0, limit), (largest, limit)), f"limit {size(limit)}", "error", "--")
+        yield pictures.ScatterLine(((0, limit), (largest, limit)), f"limit {size(limit)}", "error", "--")
 
 
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
@@ -285,9 +275,11 @@ def _effects(answer: BestAnswer) -> Iterator[Block]:
         gain = effect.gain_percent
         words = signed_percent(gain.median)
         tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "muted"
-        whiskers.append(Whisker(f"{effect.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone))
+        whiskers.append(
+            pictures.Whisker(f"{effect.knob}: {before} to {value}", gain.low, gain.median, gain.high, words, tone)
+        )
     title, axis = "gain of each value over the baseline's", "percent, with the 95 % CI"
-    yield from as_blocks(whisker_picture(title, axis, whiskers, percent))
+    yield from as_blocks(pictures.whisker_picture(title, axis, whiskers, percent))
 
 
 def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[Block]:
@@ -343,8 +335,8 @@ def _attempt_row_best_blocks(so_far: BestSoFar, attempt: Trial | ColdRun) -> lis
     ]
 
 
-BEST = PointKind("best", "s", "success")
-BASELINE = PointKind("baseline", "^", "secondary")
+BEST = pictures.PointKind("best", "s", "success")
+BASELINE = pictures.PointKind("baseline", "^", "secondary")
 
 
 def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
@@ -352,7 +344,7 @@ def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     heading = Heading("Memory against throughput")
     measured = _measured(so_far, answer)
     points = [
-        PicturePoint(
+        pictures.PicturePoint(
             peak,
             rate,
             _kind(candidate, so_far, answer),
@@ -367,8 +359,8 @@ def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     if shown_limit is not None:
         lines.append(_limit_line(shown_limit, measured))
     title = "throughput by peak memory of each measured setting"
-    x_axis, y_axis = Axis("peak memory, a rank", size, binary=True), Axis("samples/s", number)
-    picture = scatter_picture(title, points, lines, x_axis, y_axis)
+    x_axis, y_axis = pictures.Axis("peak memory, a rank", size, binary=True), pictures.Axis("samples/s", number)
+    picture = pictures.scatter_picture(title, points, lines, x_axis, y_axis)
     if picture is None:
         return [heading, Prose("No setting has both a measured throughput and a measured peak.")]
     rows = [(count(candidate), _knobs(so_far, candidate), number(rate), size(peak)) for peak, rate, candidate in front]
@@ -394,27 +386,27 @@ def _measured(so_far: BestSoFar, answer: BestAnswer) -> dict[int, tuple[int, flo
     }
 
 
-def _kind(candidate: int, so_far: BestSoFar, answer: BestAnswer) -> PointKind:
+def _kind(candidate: int, so_far: BestSoFar, answer: BestAnswer) -> pictures.PointKind:
     if candidate == answer.best_number:
         return BEST
     if so_far.space is not None and candidate == so_far.space.baseline_number:
         return BASELINE
-    return ON_FRONT if candidate in answer.pareto_numbers else BEHIND_FRONT
+    return pictures.ON_FRONT if candidate in answer.pareto_numbers else pictures.BEHIND_FRONT
 
 
 def _knobs(so_far: BestSoFar, candidate: int) -> str:
     return typed_knobs(so_far.candidate(candidate).knobs)
 
 
-def _front_line(front: list[tuple[int, float]]) -> Iterator[ScatterLine]:
+def _front_line(front: list[tuple[int, float]]) -> Iterator[pictures.ScatterLine]:
     """Yield the front, by rising peak, as steps; a single candidate has no line."""
     if len(front) > 1:
         points: list[tuple[float, float]] = [front[0]]
         for peak, rate in front[1:]:
             points += [(peak, points[-1][1]), (peak, rate)]
-        yield ScatterLine(tuple(points), "front", "primary", ":")
+        yield pictures.ScatterLine(tuple(points), "front", "primary", ":")
 
 
-def _limit_line(limit_bytes: int, measured: Mapping[int, tuple[int, float]]) -> ScatterLine:
+def _limit_line(limit_bytes: int, measured: Mapping[int, tuple[int, float]]) -> pictures.ScatterLine:
     highest = max((rate for _, rate in measured.values()), default=0.0)
-    return ScatterLine(((limit_bytes, 0), (limit_bytes, highest)), f"limit {size(limit_bytes)}", "error", "--")
+    return pictures.ScatterLine(((limit_bytes, 0), (limit_bytes, highest)), f"limit {size(limit_bytes)}", "error", "--")

@@ -26,20 +26,7 @@ from trainfast_tui.screens.search import SearchScreen, SearchView
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_words import batch_question_rows, batch_search_words, limit_notice, limits_words
-from trainfast_tui.text.format import (
-    DOUBT_SIGN,
-    STRICT_MALLOC_NOTE,
-    Line,
-    Piece,
-    Tone,
-    labelled,
-    line_length,
-    moved_cursor,
-    paragraph,
-    per_second,
-    search_sign,
-    wrap,
-)
+from trainfast_tui.text.format import DOUBT_SIGN, STRICT_MALLOC_NOTE, Line, Piece, Tone
 from trainfast_tui.text.keys import RUN_KEY, key_of
 from trainfast_tui.text.memory_words import effect_words, phase_words
 from trainfast_tui.text.search_words import REFUTED, outcome_of
@@ -209,7 +196,7 @@ class BatchView(SearchView[BatchSnapshot]):
     def action_move(self, by: int) -> None:
         """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
         if offered := offers(self._search):
-            self._cursor = moved_cursor(self._cursor, by, len(offered))
+            self._cursor = fmt.moved_cursor(self._cursor, by, len(offered))
             self.repaint()
         else:
             self.scroll_lines(by)
@@ -232,14 +219,14 @@ class BatchView(SearchView[BatchSnapshot]):
 
 def _state_lines(search: BatchSnapshot, now_ns: int, width: int) -> list[Line]:
     """Return the state of the search and its time, the limit, and why there is no prediction."""
-    sign, tone = search_sign(search.state)
-    lines = labelled((f"{sign} ", tone), batch_search_words(search), width, "title")
+    sign, tone = fmt.search_sign(search.state)
+    lines = fmt.labelled((f"{sign} ", tone), batch_search_words(search), width, "title")
     time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
     last_with_time = [*lines[-1], time]
-    lines = [*lines[:-1], last_with_time] if line_length(last_with_time) <= width else [*lines, [time]]
+    lines = [*lines[:-1], last_with_time] if fmt.line_length(last_with_time) <= width else [*lines, [time]]
     lines += [line] if (line := _limit_line(search)) else []
     if search.prediction is not None and search.prediction.reason:
-        lines += paragraph(search.prediction.reason, width, "warning", 2)
+        lines += fmt.paragraph(search.prediction.reason, width, "warning", 2)
     return lines
 
 
@@ -300,16 +287,16 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
         note, is_sure = "", True
         if search.answer is not None and search.answer.widths is not None:
             note, is_sure = search.answer.widths_note, search.answer.widths.has_widest
-        return [*paragraph(text, width, "muted"), *paragraph(note, width, "muted" if is_sure else "warning")]
+        return [*fmt.paragraph(text, width, "muted"), *fmt.paragraph(note, width, "muted" if is_sure else "warning")]
     if step is None:
-        return [] if search.prediction is None else paragraph(search.prediction.basis, width, "muted")
+        return [] if search.prediction is None else fmt.paragraph(search.prediction.basis, width, "muted")
     is_waiting = search.state in ("paused", "interrupted")
     if is_waiting and not search.is_decided:
         return [[("next: decided when the search goes on", "text")]]
     time_word = "next" if is_waiting or search.waits_for else "now"
     action = {"probe": "probe ", CONFIRM_STEP: "confirm "}.get(step.action, "")
     batch = f"{action}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
-    return paragraph(f"{time_word}: {batch}{step.why}", width, "text", 3)
+    return fmt.paragraph(f"{time_word}: {batch}{step.why}", width, "text", 3)
 
 
 def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
@@ -324,7 +311,7 @@ def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
     for index, offer in enumerate(offered):
         knobs = " ".join(f"{name}={text}" for name, text in offer.knob_texts)
         head = f"{'▸' if index == cursor else ' '} {offer.label:<12}{knobs}"
-        first, *rest = wrap(offer.reason, max(MIN_REASON_CELLS, width - len(head) - 2)) or [""]
+        first, *rest = fmt.wrap(offer.reason, max(MIN_REASON_CELLS, width - len(head) - 2)) or [""]
         lines.append([(head, "cursor" if index == cursor else "title"), ("  ", "text"), (first, "text")])
         if index == cursor:
             lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[: MAX_REASON_LINES - 1]]
@@ -396,11 +383,11 @@ def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
         rows.append(_probe_row(probe, search, columns, sign, width))
         if probe.outcome == "void" and probe.reason:
             # The person has to fix the reason, so it is shown in full.
-            rows += labelled((" " * 10, "text"), probe.reason, width, "warning")
+            rows += fmt.labelled((" " * 10, "text"), probe.reason, width, "warning")
     for confirmation in search.confirmations:
         rows.append(_confirmation_row(confirmation, columns, sign, width))
         if confirmation.state not in ("finished", "oom") and confirmation.reason:
-            rows += labelled((" " * 10, "text"), confirmation.reason, width, "error")
+            rows += fmt.labelled((" " * 10, "text"), confirmation.reason, width, "error")
     step = search.newest_step
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
         verb = "probing…" if step.action == "probe" else "confirming…"
@@ -493,7 +480,7 @@ def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
         ("recommended", answer.recommended_batch, answer.recommended_why),
         ("aligned", answer.aligned_batch, multiple),
         ("largest", answer.max_batch, f"confirmed by {confirmation}" if confirmation else "the largest that fits"),
-        ("fastest", answer.fastest_batch, f"{per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
+        ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
     ]
     return tuple(
         Offer(label, (("batch_size", str(batch)),), reason) for label, batch, reason in batches if batch is not None

@@ -26,19 +26,7 @@ from trainfast_tui.panels.sorted_table import Columns, SortedTable, SortOrder
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import (
-    DOUBT_SIGN,
-    SYNTHETIC_MARK,
-    Line,
-    Piece,
-    doubt_words,
-    has_all_words,
-    line_length,
-    paragraph,
-    plain,
-    run_sign,
-    with_sizes,
-)
+from trainfast_tui.text.format import DOUBT_SIGN, SYNTHETIC_MARK, Line, Piece
 from trainfast_tui.text.keys import RUN_KEY, STOP_KEY, actions_of, key_of
 from trainfast_tui.text.next_run_words import short_overrides, typed_overrides
 from trainfast_tui.text.search_words import ROLE_WORDS
@@ -231,7 +219,7 @@ def row_matches(row: RunRow, words: str) -> bool:
         + typed_overrides(field_overrides)
         + ([SYNTHETIC_MARK] if row.synthetic_data else [])
     )
-    return has_all_words(text, words)
+    return fmt.has_all_words(text, words)
 
 
 class RunsTable(SortedTable[RunRow]):
@@ -302,7 +290,7 @@ class RunsTable(SortedTable[RunRow]):
         )
 
     def row_line(self, row: RunRow, width: int) -> Line:
-        sign, tone = run_sign(row.state, row.doubts)
+        sign, tone = fmt.run_sign(row.state, row.doubts)
         state = "unsupervised" if row.supervised is False else state_text(row.state)
         cells: dict[str, Piece] = {
             "started": (_started(row), "text"),
@@ -320,13 +308,13 @@ class RunsTable(SortedTable[RunRow]):
         if self.is_grouped and self.order.key(row) is not None and (length := _seq_len_text(row)):
             overrides.pop(SEQ_LEN, None)
             line.append((f"{length}  ", "title"))
-        changed = fmt.plain(short_overrides(overrides, width - line_length(line)))
+        changed = fmt.plain(short_overrides(overrides, width - fmt.line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
         if role := ROLE_WORDS.get(row.role or ""):
             line.append((f"{gap}{role}", "muted"))
             gap = "  "
-        marks = [SYNTHETIC_MARK] * bool(row.synthetic_data) + [doubt_words(row.doubts)] * bool(row.doubts)
+        marks = [SYNTHETIC_MARK] * bool(row.synthetic_data) + [fmt.doubt_words(row.doubts)] * bool(row.doubts)
         line.append((f"{gap}{', '.join(marks)}" if marks else "", "warning"))
         reason = fmt.with_sizes(notable_reason(row.state, row.reason))
         return [*line, (f"  {reason}" if reason else "", "muted")]
@@ -372,17 +360,21 @@ class RunDetail(PaintedWidget):
         if row is None:
             return []
         first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_text(row.state), "muted")]
-        reason = with_sizes(row.reason)
+        reason = fmt.with_sizes(row.reason)
         if row.command:
-            return [first, *paragraph(shlex.join(row.command), width, "text"), *paragraph(reason, width, "muted")]
+            return [
+                first,
+                *fmt.paragraph(shlex.join(row.command), width, "text"),
+                *fmt.paragraph(reason, width, "muted"),
+            ]
         knobs = " ".join(override_words(row)) or "all knobs at their defaults"
         knobs += f"  {SYNTHETIC_MARK}" if row.synthetic_data else ""
-        return [first, *paragraph(f"{reason}.  {knobs}" if reason else knobs, width, "text")]
+        return [first, *fmt.paragraph(f"{reason}.  {knobs}" if reason else knobs, width, "text")]
 
 
 def override_words(row: RunRow) -> list[str]:
     """Return the overrides, then the preset's own knobs that are not at their default, as they are typed."""
-    return [plain(setting) for setting in typed_overrides(row.overrides)] + [
+    return [fmt.plain(setting) for setting in typed_overrides(row.overrides)] + [
         f"{name}={KNOBS_BY_NAME[name].text_of(value)}"
         for name, value in row.knobs.items()
         if name in KNOBS_BY_NAME

@@ -36,18 +36,8 @@ from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
-from trainfast_tui.text.format import (
-    Line,
-    Tone,
-    clamp_scroll,
-    elapsed,
-    labelled,
-    moved_cursor,
-    paragraph,
-    plain,
-    rule,
-    to_width,
-)
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.format import Line, Tone
 from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, key_of
 from trainfast_tui.text.script_words import default_words, discovery_words, warning_words
 
@@ -120,7 +110,7 @@ class ScriptScreen(AppScreen):
                 self._show_findings()
 
     def _show_findings(self, knob: str = "") -> None:
-        waited = elapsed(self._discovery_began_ns, time.monotonic_ns())
+        waited = fmt.elapsed(self._discovery_began_ns, time.monotonic_ns())
         waiting = f"running the script up to its argument parser… {waited} of at most {LIMIT_S:.0f} s"
         mapping = tuple(self._mapping.values())
         findings = ScriptFindings(self._command, self.session.cwd, self._discovered, mapping, waiting, self._refusal)
@@ -294,18 +284,18 @@ class ScriptView(WidgetWithNotice):
             self._cursor = self._first_flag = 0
         self._findings = findings
         rows = (row for row, flag_mapping in enumerate(findings.mapping) if flag_mapping.knob == knob)
-        self._cursor = moved_cursor(next(rows, self._cursor), 0, len(findings.mapping))
+        self._cursor = fmt.moved_cursor(next(rows, self._cursor), 0, len(findings.mapping))
         self.repaint()
 
     def action_move(self, by: int) -> None:
         """Move the cursor among the mapped knobs."""
-        self._cursor = moved_cursor(self._cursor, by, len(self._findings.mapping))
+        self._cursor = fmt.moved_cursor(self._cursor, by, len(self._findings.mapping))
         self.repaint()
 
     def action_page(self, by: int) -> None:
         """Scroll the flags by some lines."""
         flags = self._findings.discovered.flags if self._findings.discovered is not None else []
-        self._first_flag = moved_cursor(self._first_flag, by * MIN_FLAG_LINES, len(flags))
+        self._first_flag = fmt.moved_cursor(self._first_flag, by * MIN_FLAG_LINES, len(flags))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -325,13 +315,13 @@ class ScriptView(WidgetWithNotice):
         row_room = room - 2 - len(reason) - len(ways) - min(MIN_FLAG_LINES, len(flags))
         top = max(0, self._cursor + 1 - max(MIN_KNOB_LINES, row_room))
         rows = rows[top : top + max(MIN_KNOB_LINES, row_room)]
-        lines = [rule("knobs and their flags", width), *rows, *reason, *ways]
+        lines = [fmt.rule("knobs and their flags", width), *rows, *reason, *ways]
         if flags and room > len(lines) + 1:
             flag_room = room - len(lines) - 1
-            first = self._first_flag = clamp_scroll(self._first_flag, len(flags), flag_room)
+            first = self._first_flag = fmt.clamp_scroll(self._first_flag, len(flags), flag_room)
             last = min(len(flags), first + flag_room)
             part = f", {first + 1} to {last} (PgUp PgDn)" if flag_room < len(flags) else ""
-            lines += [rule(f"flags of the script{part}", width), *flags[first:last]]
+            lines += [fmt.rule(f"flags of the script{part}", width), *flags[first:last]]
         return lines
 
     def _mapping_lines(self, width: int) -> tuple[list[Line], list[Line]]:
@@ -339,13 +329,13 @@ class ScriptView(WidgetWithNotice):
         mapping = self._findings.mapping
         if not mapping:
             words = f"No flag was recognised; {key_of('script', 'add')} maps a knob to one."
-            return paragraph(words, width, "warning"), []
+            return fmt.paragraph(words, width, "warning"), []
         rows = [_knob_line(flag_mapping, index == self._cursor, width) for index, flag_mapping in enumerate(mapping)]
-        return rows, paragraph(mapping[self._cursor].reason, width, "muted", MAX_REASON_LINES)
+        return rows, fmt.paragraph(mapping[self._cursor].reason, width, "muted", MAX_REASON_LINES)
 
 
 def _head(findings: ScriptFindings, width: int) -> list[Line]:
-    lines = [rule("own script", width)]
+    lines = [fmt.rule("own script", width)]
     if not findings.command:
         about = (
             "A script of your own runs as it is, in its own environment: its steps, memory and speed are measured, its"
@@ -353,22 +343,25 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
             " to see which of its flags take which knobs."
         )
         first_step = f"{key_of('script', 'map')} types its command."
-        return [*lines, *paragraph(about, width, "text"), [], [(first_step, "title")]]
-    lines += labelled(("command ", "muted"), shlex.join(findings.command), width)[:MAX_COMMAND_LINES]
-    lines += labelled(("folder  ", "muted"), findings.cwd, width)[:1]
+        return [*lines, *fmt.paragraph(about, width, "text"), [], [(first_step, "title")]]
+    lines += fmt.labelled(("command ", "muted"), shlex.join(findings.command), width)[:MAX_COMMAND_LINES]
+    lines += fmt.labelled(("folder  ", "muted"), findings.cwd, width)[:1]
     if findings.refusal:
-        lines += labelled(("refused ", "error"), findings.refusal, width, "error")
+        lines += fmt.labelled(("refused ", "error"), findings.refusal, width, "error")
         command_key, again_key = key_of("script", "command"), key_of("script", "again")
         next_steps = f"{command_key} types another command; {again_key} looks again after a change."
-        return [*lines, [], *paragraph(next_steps, width, "title")]
+        return [*lines, [], *fmt.paragraph(next_steps, width, "title")]
     text = findings.waiting if findings.discovered is None else discovery_words(findings.discovered)
-    return [*lines, *labelled(("found   ", "muted"), text, width, "muted" if findings.discovered is None else "text")]
+    return [
+        *lines,
+        *fmt.labelled(("found   ", "muted"), text, width, "muted" if findings.discovered is None else "text"),
+    ]
 
 
 def _knob_line(flag_mapping: FlagMapping, is_current: bool, width: int) -> Line:
     value = "" if flag_mapping.value is None else f"now {KNOBS_BY_NAME[flag_mapping.knob].text_of(flag_mapping.value)}"
     knob = f"{'▸' if is_current else ' '} {flag_mapping.knob:<{KNOB_CELLS}} "
-    words = to_width(plain(flag_words_text(flag_mapping.flag_words)), width - len(knob) - 1 - len(value))
+    words = fmt.to_width(fmt.plain(flag_words_text(flag_mapping.flag_words)), width - len(knob) - 1 - len(value))
     return [(f"{knob}{words} {value}", "cursor" if is_current else "text")]
 
 
@@ -378,7 +371,7 @@ def _way_lines(discovered: Discovered, mapping: Sequence[FlagMapping], width: in
     return [
         line
         for way, knobs in ways.items()
-        for line in paragraph(f"without a flag, through {way}: {', '.join(knobs)}", width, "secondary", 2)
+        for line in fmt.paragraph(f"without a flag, through {way}: {', '.join(knobs)}", width, "secondary", 2)
     ]
 
 
@@ -386,8 +379,8 @@ def _flag_line(flag: Flag, mapping: Sequence[FlagMapping], width: int) -> Line:
     names = set(flag.names)
     knobs = [flag_mapping.knob for flag_mapping in mapping if names & flag_tokens(flag_mapping.flag_words)]
     name_room, default_room = WIDE_FLAG_CELLS if width >= WIDE_NAMES_FROM else NARROW_FLAG_CELLS
-    text = f"  {to_width(plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
-    default = to_width(default_words(flag), default_room)
+    text = f"  {fmt.to_width(fmt.plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
+    default = fmt.to_width(default_words(flag), default_room)
     return [(text, "text"), (default, "muted"), (f" {', '.join(knobs)}", "accent")]
 
 

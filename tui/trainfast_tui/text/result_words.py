@@ -28,22 +28,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.words import STEP_PHASES
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import (
-    ABSENT,
-    DOUBT_SIGN,
-    celsius,
-    count,
-    doubt_words,
-    duration,
-    fraction,
-    joules,
-    milliseconds,
-    number,
-    per_second,
-    plain,
-    size,
-    with_sizes,
-)
+from trainfast_tui.text.format import ABSENT, DOUBT_SIGN
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word
 from trainfast_tui.text.next_run_words import SAMPLES_VARY, against_predicted_speed, few_steps_note
 from trainfast_tui.text.search_words import ROLE_WORDS, warm_words
@@ -51,7 +36,7 @@ from trainfast_tui.text.search_words import ROLE_WORDS, warm_words
 
 def headline(result: Result) -> str:
     """Return the run's id, its end and the reason."""
-    reason = plain(with_sizes(notable_reason(result.state, result.reason)))
+    reason = fmt.plain(fmt.with_sizes(notable_reason(result.state, result.reason)))
     words = warm_words(result.role, result.tried) if result.role in WARM_ROLES else ROLE_WORDS.get(result.role or "")
     role = f"{words}: " if words else ""
     return f"{result.run_id}  {result.name}  {role}{state_text(result.state)}{f': {reason}' if reason else ''}"
@@ -68,12 +53,12 @@ def result_notes(result: Result) -> Iterator[str]:
     if result.loss.not_finite:
         yield f"the loss was not a finite number in {counted(result.loss.not_finite, 'step')}: the training diverged"
     for doubt in doubts(result):
-        yield f"{DOUBT_SIGN} doubtful: the run {plain(doubt.text)}"
+        yield f"{DOUBT_SIGN} doubtful: the run {fmt.plain(doubt.text)}"
     for qualification in qualifications(result):
-        yield f"the run {plain(qualification)}"
+        yield f"the run {fmt.plain(qualification)}"
     if result.thinning is not None:
         yield from _thinning_notes(result.thinning, result.steps.measured + result.steps.warmup)
-    yield from (plain(trouble) for trouble in result.troubles)
+    yield from (fmt.plain(trouble) for trouble in result.troubles)
     if result.unreadable_lines:
         yield f"{counted(result.unreadable_lines, 'damaged line')} in its records left out"
 
@@ -81,17 +66,18 @@ def result_notes(result: Result) -> Iterator[str]:
 def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
     """Yield the notes on a long run, whose figures rest on a share of its records."""
     if thinning.steps_dropped:
-        yield f"the records of {count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
+        yield f"the records of {fmt.count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
     if thinning.steps_looked_at < steps:
-        yield f"a long run: medians use {count(thinning.steps_looked_at)} of its {count(steps)} steps"
+        yield f"a long run: medians use {fmt.count(thinning.steps_looked_at)} of its {fmt.count(steps)} steps"
     if thinning.ticks_looked_at < thinning.ticks:
-        yield f"a long run: device figures use {count(thinning.ticks_looked_at)} of {count(thinning.ticks)} samples"
+        looked_at, all_ticks = fmt.count(thinning.ticks_looked_at), fmt.count(thinning.ticks)
+        yield f"a long run: device figures use {looked_at} of {all_ticks} samples"
 
 
 def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
     """Yield labels and figures with units; an empty label continues the one before."""
     measured, warmup = result.steps.measured, result.steps.warmup
-    yield "steps", f"{count(measured)} measured, {count(warmup)} warm-up, {duration(result.seconds)} in all"
+    yield "steps", f"{fmt.count(measured)} measured, {fmt.count(warmup)} warm-up, {fmt.duration(result.seconds)} in all"
     if measured:
         yield from _speed(result)
     if result.loss.first is not None or result.loss.last is not None:
@@ -102,13 +88,13 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
     yield from _energy(result)
     if result.conditions.start_temperature_c is not None:
         warm = result.conditions.measured_from_temperature_c
-        measured_from = "" if warm is None else f", measured from {celsius(warm)} on"
+        measured_from = "" if warm is None else f", measured from {fmt.celsius(warm)} on"
         gpus = f" ({watched_text(result)})" if watched_text(result) else ""
-        yield "started at", celsius(result.conditions.start_temperature_c) + measured_from + gpus
+        yield "started at", fmt.celsius(result.conditions.start_temperature_c) + measured_from + gpus
     if (world_size := result.actual.world_size) is not None:
         yield "ran as", _ran_as(result.actual, world_size)
     if result.actual.optimizer_reason:
-        yield "optimizer", plain(result.actual.optimizer_reason)
+        yield "optimizer", fmt.plain(result.actual.optimizer_reason)
     if result.script is not None:
         yield from _script(result.script, result.run_id)
     elif result.cpu is not None:
@@ -118,34 +104,34 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
 def _losses(loss: Losses) -> str:
     """Return the first and the last loss; one value where both come from the same steps."""
     if loss.recorded is not None and loss.recorded <= LOSSES_IN_A_MEAN:
-        return f"{number(loss.first)} ({'one value' if loss.recorded == 1 else f'mean of {loss.recorded} values'})"
-    return f"{number(loss.first)} to {number(loss.last)} (means of the first and last five)"
+        return f"{fmt.number(loss.first)} ({'one value' if loss.recorded == 1 else f'mean of {loss.recorded} values'})"
+    return f"{fmt.number(loss.first)} to {fmt.number(loss.last)} (means of the first and last five)"
 
 
 def _speed(result: Result) -> Iterator[tuple[str, str]]:
     """Yield throughput, step time and phases of a run with measured steps."""
-    few_note, doubtful = few_steps_note(result.steps.measured), doubt_words(doubts(result))
+    few_note, doubtful = few_steps_note(result.steps.measured), fmt.doubt_words(doubts(result))
     for label, noun, spread in (
         ("throughput", "samples", result.throughput.samples_per_s),
         ("", "tokens", result.throughput.tokens_per_s),
     ):
         if spread.typical is not None:
-            basis = ["median", "" if few_note else f"MAD {number(spread.mad)}"]
+            basis = ["median", "" if few_note else f"MAD {fmt.number(spread.mad)}"]
             if result.steps.measured == 1:
                 basis = [few_note]
             elif spread.median is None:
                 basis = [SAMPLES_VARY]
-            yield label, f"{per_second(spread.typical, noun)} ({'; '.join(filter(None, [*basis, doubtful]))})"
+            yield label, f"{fmt.per_second(spread.typical, noun)} ({'; '.join(filter(None, [*basis, doubtful]))})"
     if result.throughput.predicted is not None:
         yield "", against_predicted_speed(result.throughput.samples_per_s.typical, result.throughput.predicted)
     if result.throughput.samples_per_s.typical is None and result.throughput.steps_per_s.median is not None:
-        yield "throughput", f"{per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
+        yield "throughput", f"{fmt.per_second(result.throughput.steps_per_s.median, 'steps')} (median)"
     times = result.step_ms
-    tail = few_note or f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
-    yield "step", f"{milliseconds(times.p50)} ({tail})"
+    tail = few_note or f"p90 {fmt.milliseconds(times.p90)}, p99 {fmt.milliseconds(times.p99)}"
+    yield "step", f"{fmt.milliseconds(times.p50)} ({tail})"
     phases = [(name, getattr(times, name)) for name in STEP_PHASES]
     if any(value is not None for _, value in phases):
-        yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
+        yield "phases", ", ".join(f"{name} {fmt.milliseconds(value)}" for name, value in phases if value is not None)
 
 
 def _memory(result: Result) -> Iterator[tuple[str, str]]:
@@ -154,13 +140,13 @@ def _memory(result: Result) -> Iterator[tuple[str, str]]:
     if memory.peak_allocated_bytes is not None:
         reserved = ""
         if memory.peak_reserved_bytes not in (None, memory.peak_allocated_bytes):
-            reserved = f", {size(memory.peak_reserved_bytes)} reserved"
-        device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
+            reserved = f", {fmt.size(memory.peak_reserved_bytes)} reserved"
+        device = f", device {fmt.size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
         oom_words = "" if result.state != "oom" else ", in the steps that ended"
         word = peak_word(of_script=result.script is not None, on_cpu=result.cpu is not None)
-        yield "peak memory", f"{size(memory.peak_allocated_bytes)} {word}{reserved}{device}{oom_words}"
+        yield "peak memory", f"{fmt.size(memory.peak_allocated_bytes)} {word}{reserved}{device}{oom_words}"
     elif memory.not_measured_because is not None:
-        yield "peak memory", f"not measured: {plain(memory.not_measured_because)}"
+        yield "peak memory", f"not measured: {fmt.plain(memory.not_measured_because)}"
     if memory.predicted_bytes is not None and result.role not in WARM_ROLES:
         label = "" if memory.peak_allocated_bytes is not None else "peak memory"
         yield label, against_predicted_memory(memory.peak_allocated_bytes, memory.predicted_bytes)
@@ -172,34 +158,34 @@ def _energy(result: Result) -> Iterator[tuple[str, str]]:
     if energy.joules is not None:
         sources = filter(None, (watched_text(result), energy.source))
         source = f" ({'; '.join(sources)})" if energy.source else ""
-        shares = f"{joules(energy.joules_per_sample)} a sample, {joules(energy.joules_per_step)} a step"
-        yield "energy", f"{joules(energy.joules)}, {shares}{source}"
+        shares = f"{fmt.joules(energy.joules_per_sample)} a sample, {fmt.joules(energy.joules_per_step)} a step"
+        yield "energy", f"{fmt.joules(energy.joules)}, {shares}{source}"
     elif energy.reason is not None:
-        yield "energy", f"unavailable: {plain(energy.reason)}"
+        yield "energy", f"unavailable: {fmt.plain(energy.reason)}"
 
 
 def _script(script: ScriptFigures, run_id: str) -> Iterator[tuple[str, str]]:
     """Yield the command, the source of its steps, its exit code and the knobs that it overrode."""
-    yield "command", plain(shlex.join(script.command))
+    yield "command", fmt.plain(shlex.join(script.command))
     if script.framework is not None:
         samples = f", samples by {script.samples_from}" if script.samples_from else ""
-        yield "seen by", plain(f"{script.framework}: {', '.join(script.hooks)}{samples}")
+        yield "seen by", fmt.plain(f"{script.framework}: {', '.join(script.hooks)}{samples}")
     if script.evaluation_seconds:
-        yield "evaluation", f"{duration(script.evaluation_seconds)}, in no step"
+        yield "evaluation", f"{fmt.duration(script.evaluation_seconds)}, in no step"
     if script.exit_code:
         yield "exit code", f"{script.exit_code}; trainfast-tui logs {run_id} prints its output"
     if script.suppressed:
-        yield "suppressed", plain(", ".join(script.suppressed))
+        yield "suppressed", fmt.plain(", ".join(script.suppressed))
     for override in script.overridden:
         ran = "what ran is unknown" if override.ran is None else f"ran {override.ran}"
-        yield "overridden", plain(f"{override.knob}: asked for {override.asked}, {ran} ({override.by})")
+        yield "overridden", fmt.plain(f"{override.knob}: asked for {override.asked}, {ran} ({override.by})")
 
 
 def _cpu(cpu: Cpu) -> str:
     """Return allocator, threads and their wait policy, with the reason."""
     threads = "1 thread a rank" if cpu.threads == 1 else f"{cpu.threads} threads a rank"
     reason = f" ({cpu.wait_policy_reason})" if cpu.wait_policy_reason else ""
-    return plain(
+    return fmt.plain(
         f"{cpu.allocator}, thresholds {cpu.thresholds}; {threads} of {cpu.openmp or 'no OpenMP'}, wait policy"
         f" {cpu.wait_policy}{reason}"
     )
@@ -217,18 +203,18 @@ def _ran_as(actual: Actual, world_size: int) -> str:
     if actual.attention:
         reason_words = f" ({actual.attention_reason})" if actual.attention_reason else ""
         words.append(f"{actual.attention} attention{reason_words}")
-    return plain(", ".join(words)) or ABSENT
+    return fmt.plain(", ".join(words)) or ABSENT
 
 
 def _flops(flops: Flops) -> str:
     """Return model TFLOP/s, MFU, and HFU, including recomputation."""
-    text = f"{number(flops.model_tflops_per_device)} TFLOP/s a device"
+    text = f"{fmt.number(flops.model_tflops_per_device)} TFLOP/s a device"
     if flops.mfu is not None:
-        text += f", {fraction(flops.mfu, 1)} of {number(flops.peak_tflops)} ({flops.peak_source})"
+        text += f", {fmt.fraction(flops.mfu, 1)} of {fmt.number(flops.peak_tflops)} ({flops.peak_source})"
     if flops.hfu is not None and flops.hfu != flops.mfu:
-        text += f"; {fraction(flops.hfu, 1)} HFU, including recomputation"
+        text += f"; {fmt.fraction(flops.hfu, 1)} HFU, including recomputation"
     if flops.of_measured_peak is not None and flops.measured_peak_tflops != flops.peak_tflops:
-        text += f"; {fraction(flops.of_measured_peak, 1)} of the measured {number(flops.measured_peak_tflops)}"
+        text += f"; {fmt.fraction(flops.of_measured_peak, 1)} of the measured {fmt.number(flops.measured_peak_tflops)}"
     return text
 
 
