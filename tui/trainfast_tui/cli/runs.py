@@ -250,7 +250,7 @@ def runs_compare(arguments: argparse.Namespace) -> int:
     else:
         print_line("the same settings")
     print_line()
-    rows = [_cells_runs_compare(row) for row in comparison.rows if row.a is not None or row.b is not None]
+    rows = [_comparison_cells(row) for row in comparison.rows if row.a is not None or row.b is not None]
     header = ("FIGURE", *fmt.figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
     print_table(header, rows, drop=("95 % CI", "CHANGE"))
     if comparison.conditions:
@@ -263,7 +263,7 @@ def runs_compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _cells_runs_compare(row: ComparisonRow) -> list[str]:
+def _comparison_cells(row: ComparisonRow) -> list[str]:
     percent = "" if row.percent is None else fmt.signed_percent(row.percent)
     return [
         row.label,

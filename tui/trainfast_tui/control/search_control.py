@@ -134,20 +134,21 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self._pending.begin()
         self.requested_ns, self._seen_before_start = time.monotonic_ns(), self._snapshot
         self._stop_when_seen, self._dismissed_directory = False, None
-        start = partial(self._start, self._starter(spec, fresh=fresh), stop_run_first)
+        start = partial(self._start, spec, fresh, self._best_request(), stop_run_first)
         start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
 
-    def _start(self, starter: Callable[[], Path], stop_run_first: Callable[[], None] | None) -> SearchStarted:
+    def _start(
+        self, spec: RunSpec, fresh: bool, best: BestRequest | None, stop_run_first: Callable[[], None] | None
+    ) -> SearchStarted:
+        from trainfast_runner.search.control import start_search
+
         if stop_run_first is not None:
             stop_run_first()
-        return SearchStarted(starter(), self.KIND)
+        return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, best=best), self.KIND)
 
-    @abstractmethod
-    def _starter(self, spec: RunSpec, *, fresh: bool) -> Callable[[], Path]:
-        """Return what starts a search of this kind as it is asked for now, and returns its directory.
-
-        It is called in a thread. Raises UserError.
-        """
+    def _best_request(self) -> BestRequest | None:
+        """Return the question of a best-fit search as it is asked for now; None for a batch search."""
+        return None
 
     def toggle_pause(self) -> Notified:
         """Pause the live search after its present step, or resume it.
@@ -218,14 +219,6 @@ class BatchControl(SearchControl["BatchSnapshot"]):
 
         return batch_search_words(search)
 
-    def _starter(self, spec: RunSpec, *, fresh: bool) -> Callable[[], Path]:
-        def start() -> Path:
-            from trainfast_runner.search.control import start_search
-
-            return start_search(spec, self._home, self._python, fresh=fresh)
-
-        return start
-
 
 class BestOptions(msgspec.Struct, frozen=True):
     """The options of the next search."""
@@ -286,15 +279,8 @@ class BestControl(SearchControl["BestSnapshot"]):
 
         return self.options.request or BestRequest()
 
-    def _starter(self, spec: RunSpec, *, fresh: bool) -> Callable[[], Path]:
-        request = self.request
-
-        def start() -> Path:
-            from trainfast_runner.search.control import start_search
-
-            return start_search(spec, self._home, self._python, fresh=fresh, best=request)
-
-        return start
+    def _best_request(self) -> BestRequest:
+        return self.request
 
     def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
         from trainfast_runner.search.best.estimate import estimate

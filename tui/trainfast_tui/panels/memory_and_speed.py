@@ -250,21 +250,19 @@ def speed_lines(speed: NextRunSpeed, width: int, screen_height: int) -> list[Lin
         lines += paragraph(f"no speed predicted: {speed.reason}", width, "muted", 2) if speed.reason else []
     else:
         lines += [
-            _bar_line_speed_bar(speed, speed.predicted, width),
-            *_predicted_lines_speed_bar(speed, speed.predicted, width, long_form),
+            _speed_bar_line(speed, speed.predicted, width),
+            *_predicted_speed_lines(speed, speed.predicted, width, long_form),
         ]
     if speed.measured is not None:
         lines += (
-            _measured_lines_speed_bar(speed, speed.measured, width)
+            _measured_speed_lines(speed, speed.measured, width)
             if long_form
-            else [_measured_line(speed.measured, width)]
+            else [_measured_speed_line(speed.measured, width)]
         )
     return lines
 
 
-def _predicted_lines_speed_bar(
-    speed: NextRunSpeed, predicted: PredictedSpeed, width: int, long_form: bool
-) -> list[Line]:
+def _predicted_speed_lines(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, long_form: bool) -> list[Line]:
     """Return the prediction with its interval and its change from the run on the screen, or from the preset.
 
     In the short form the change stands alone.
@@ -283,7 +281,7 @@ def _predicted_lines_speed_bar(
     return [first_fitting([[*start, (f"{change}/s", tone)], [*start, (change, tone)], [*start, (short, tone)]], width)]
 
 
-def _bar_line_speed_bar(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
+def _speed_bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
     """Return the interval on the scale of all figures shown; a sign marks the prediction before knobs were turned."""
     scale = width / _full_width_samples_per_s(speed)
     low, high = max(1, round(predicted.low * scale)), round(predicted.high * scale)
@@ -302,13 +300,13 @@ def _full_width_samples_per_s(speed: NextRunSpeed) -> float:
     return max(predicted, measured, speed.reference_samples_per_s or 0.0, 1e-9)
 
 
-def _measured_lines_speed_bar(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
+def _measured_speed_lines(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
     """Return the measured speed on the same scale, and beside it the speed predicted for its run."""
     filled = max(1, min(width, round(measured.samples_per_s / _full_width_samples_per_s(speed) * width)))
-    return [[(MEASURED_SIGN * filled, "title")], _measured_line(measured, width)]
+    return [[(MEASURED_SIGN * filled, "title")], _measured_speed_line(measured, width)]
 
 
-def _measured_line(measured: MeasuredSpeed, width: int) -> Line:
+def _measured_speed_line(measured: MeasuredSpeed, width: int) -> Line:
     rate, predicted = fmt.number(measured.samples_per_s), measured.predicted
     start: Line = [("measured ", "muted"), (f"{rate} samples/s", "title")]
     if predicted is None or not predicted.median:

@@ -305,7 +305,7 @@ def device_items(
 ) -> list[Item]:
     """Return this GPU's readings; `before` is its reading `seconds` earlier, `last_minute` its last minute."""
     items = [
-        *_throttled_device_details(last_minute),
+        *_throttled_items(last_minute),
         _limits(device),
         _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
         _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
@@ -392,7 +392,7 @@ def _item(label: str, text: str, widest: str = "") -> Item | None:
     return None if text == fmt.ABSENT else Item(label, text, "text", widest)
 
 
-def _throttled_device_details(last_minute: DeviceConditions | None) -> list[Item]:
+def _throttled_items(last_minute: DeviceConditions | None) -> list[Item]:
     """Return the throttled shares of the last minute, by cause."""
     if last_minute is None:
         return []

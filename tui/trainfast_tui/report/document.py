@@ -85,7 +85,7 @@ NO_PICTURES = "Pictures need matplotlib: pip install 'trainfast-tui[report]'."
 
 def as_html(document: Document) -> str:
     """Return the page; every text in it is escaped."""
-    body = "\n".join(map(_block, document.blocks))
+    body = "\n".join(map(_html_block, document.blocks))
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -108,7 +108,7 @@ def as_html(document: Document) -> str:
     )
 
 
-def _block(block: Block) -> str:
+def _html_block(block: Block) -> str:
     match block:
         case Heading():
             return f"<h{block.level}>{_text(block.text)}</h{block.level}>"
@@ -164,31 +164,31 @@ _OPENING = re.compile(r"^([#+=-])|^(\d+)([.)])")
 
 def as_markdown(document: Document) -> str:
     """Return the text; markup in the names and outputs of runs is escaped."""
-    blocks = [f"# {_text_as_markdown(document.title)}", *(_block_as_markdown(block) for block in document.blocks)]
+    blocks = [f"# {_markdown_text(document.title)}", *(_markdown_block(block) for block in document.blocks)]
     return "\n\n".join(blocks) + "\n"
 
 
-def _block_as_markdown(block: Block) -> str:
+def _markdown_block(block: Block) -> str:
     match block:
         case Heading():
-            return f"{'#' * block.level} {_text_as_markdown(block.text)}"
+            return f"{'#' * block.level} {_markdown_text(block.text)}"
         case Prose():
-            return _escape_opening(_text_as_markdown(block.text))
+            return _escape_opening(_markdown_text(block.text))
         case Listing():
-            return "\n".join(f"- {_escape_opening(_text_as_markdown(item))}" for item in block.items)
+            return "\n".join(f"- {_escape_opening(_markdown_text(item))}" for item in block.items)
         case Grid():
-            return _grid_as_markdown(block)
+            return _markdown_grid(block)
         case Picture(lines=()):
-            return f"*{_text_as_markdown(left_out_words(block))}*"
+            return f"*{_markdown_text(left_out_words(block))}*"
         case Picture():
-            return f"{_escape_opening(_text_as_markdown(block.title))}\n\n{_fenced(list(block.lines))}"
+            return f"{_escape_opening(_markdown_text(block.title))}\n\n{_fenced(list(block.lines))}"
         case Code():
-            return f"{_escape_opening(_text_as_markdown(block.title))}\n\n{_fenced(block.text.splitlines())}"
+            return f"{_escape_opening(_markdown_text(block.title))}\n\n{_fenced(block.text.splitlines())}"
 
 
-def _grid_as_markdown(block: Grid) -> str:
+def _markdown_grid(block: Grid) -> str:
     rule = ["---:" if isinstance(heading, FigureHeading) else "---" for heading in block.header]
-    rows = [map(_text_as_markdown, block.header), rule, *(map(_text_as_markdown, row) for row in block.rows)]
+    rows = [map(_markdown_text, block.header), rule, *(map(_markdown_text, row) for row in block.rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
@@ -200,7 +200,7 @@ def _fenced(lines: list[str]) -> str:
     return "\n".join([f"{fence}text", *plain_lines, fence])
 
 
-def _text_as_markdown(text: str) -> str:
+def _markdown_text(text: str) -> str:
     text = "".join(_ENTITIES.get(sign, sign) for sign in plain(text))
     return _SPECIAL.sub(lambda match: f"\\{match[0]}", text)
 

@@ -1,4 +1,4 @@
-"""Memory of each run: the predicted peak of each phase by category, beside the measured peak."""
+"""Runs as blocks of a report: settings, speed, phases, memory, energy, machine, charts and exports of each."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def memory_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     bars: list[StackedBar] = []
     for run in runs:
         for phase, predicted, measured in _peaks(run):
-            rows.append(_row(run, phase, predicted, measured))
-            bars += _bars(run, phase, predicted, measured)
+            rows.append(_memory_row(run, phase, predicted, measured))
+            bars += _memory_bars(run, phase, predicted, measured)
     if not rows:
         return [Heading("Memory"), Prose("No peak was predicted, and none was measured.")]
     figures = fmt.figure_headings(*map(short_category, CATEGORIES), "predicted", "measured", "difference")
@@ -112,7 +112,7 @@ def _measured(run: ReportedRun) -> dict[str, int]:
     return highest
 
 
-def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> list[str]:
+def _memory_row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> list[str]:
     total = sum(predicted.values())
     parts = [fmt.size(predicted[name]) if name in predicted else ABSENT for name in CATEGORIES]
     return [
@@ -125,7 +125,7 @@ def _row(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int 
     ]
 
 
-def _bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> Iterator[StackedBar]:
+def _memory_bars(run: ReportedRun, phase: str, predicted: dict[str, int], measured: int | None) -> Iterator[StackedBar]:
     phase_title = phase_words(phase).removeprefix("the ")
     if any(predicted.values()):
         parts = [StackedPart(category_words(name), value, TONE_OF_CATEGORY[name]) for name, value in predicted.items()]
@@ -140,14 +140,16 @@ def phase_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
     if not any(run.result.steps.measured for run in runs):
         return [Heading("Phases of a step"), Prose("No step was measured.")]
     header = ("", *fmt.figure_headings("steps", "step p50", "p90", "p99", *STEP_PHASES))
-    table = filled_grid(header, map(_row_phase_blocks, runs))
-    bars = [_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP_PHASES)]
+    table = filled_grid(header, map(_phase_row, runs))
+    bars = [
+        _phase_bar(run) for run in runs if any(getattr(run.result.step_ms, name) is not None for name in STEP_PHASES)
+    ]
     picture = stacked_picture("phases of a step", "milliseconds, medians of the measured steps", bars, fmt.milliseconds)
     notes = [] if bars else [Prose("No phase of a step was measured.")]
     return [Heading("Phases of a step"), table, *notes, *as_blocks(picture)]
 
 
-def _row_phase_blocks(run: ReportedRun) -> list[str]:
+def _phase_row(run: ReportedRun) -> list[str]:
     times, measured = run.result.step_ms, run.result.steps.measured
     tail = [fmt.milliseconds(times.p90), fmt.milliseconds(times.p99)]
     if few := few_steps_note(measured):
@@ -169,7 +171,7 @@ def _phase(run: ReportedRun, name: str) -> str:
     return fmt.milliseconds(value) + (f" (MAD {fmt.milliseconds(mad)})" if mad is not None else "")
 
 
-def _bar(run: ReportedRun) -> StackedBar:
+def _phase_bar(run: ReportedRun) -> StackedBar:
     times = run.result.step_ms
     parts = [
         StackedPart(name, value, PHASE_TONES[name])
@@ -191,11 +193,11 @@ def speed_blocks(runs: Sequence[ReportedRun]) -> list[Block]:
         return []
     whiskers = [whisker for run, speed in predicted for whisker in _whiskers(run, speed)]
     picture = whisker_picture("speed predicted and measured", "samples/s, the 90 % interval", whiskers, fmt.number)
-    table = filled_grid(HEADER, [_row_speed_blocks(run, speed) for run, speed in predicted])
+    table = filled_grid(HEADER, [_speed_row(run, speed) for run, speed in predicted])
     return [Heading("Speed predicted and measured"), table, *as_blocks(picture)]
 
 
-def _row_speed_blocks(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
+def _speed_row(run: ReportedRun, speed: PredictedSpeed) -> list[str]:
     measured = run.result.throughput.samples_per_s.typical
     difference = fmt.signed_percent(fmt.percent_change(measured, speed.median))
     inside_word = ABSENT if measured is None else "yes" if speed.low <= measured <= speed.high else "no"
@@ -325,10 +327,10 @@ def _runs_grid(runs: Sequence[ReportedRun]) -> Grid:
     """Return a row for each run: settings, throughput with its spread, step, memory, energy, throttling and end."""
     header = ["", "run", "settings", *fmt.figure_headings("samples/s", "MAD"), f"against {runs[0].label}"]
     header += [*fmt.figure_headings("tokens/s", "step", "peak memory", "predicted", "J/sample"), "throttled", "end"]
-    return filled_grid(header, (_row_run_blocks(run, runs[0]) for run in runs))
+    return filled_grid(header, (_run_row(run, runs[0]) for run in runs))
 
 
-def _row_run_blocks(run: ReportedRun, first: ReportedRun) -> list[str]:
+def _run_row(run: ReportedRun, first: ReportedRun) -> list[str]:
     result = run.result
     rate, few_note = result.throughput.samples_per_s, few_steps_note(result.steps.measured)
     return [

@@ -1,8 +1,8 @@
-"""A batch search as blocks of a report: its question, its answer, the sizes tried, and the fit through their peaks."""
+"""A search as blocks of a report: its question, its answer, everything tried, and pictures of memory and speed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from trainfast_runner.records.run_directory import state_text
@@ -10,7 +10,7 @@ from trainfast_runner.search.batch.answer import BatchSnapshot
 from trainfast_runner.search.batch_journal import BatchEnded, BatchQuestion, ConfirmationRun, Probe, refuted_by
 from trainfast_runner.search.best.answer import verdicts_without_answer
 from trainfast_runner.search.best.report import BestSoFar
-from trainfast_runner.search.best_journal import BestAnswer, BestQuestion, CandidateVerdict, ColdRun, Trial
+from trainfast_runner.search.best_journal import BestAnswer, BestEnded, BestQuestion, CandidateVerdict, ColdRun, Trial
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import drawn_limit
 from trainfast_tui.report import pictures
@@ -27,11 +27,11 @@ from trainfast_tui.text.batch_words import batch_answer_rows
 from trainfast_tui.text.best_words import (
     EFFECT_HEADER,
     best_answer_rows,
+    candidate_text,
     count_rows,
     effect_rows,
     gain_text,
     objective_of,
-    typed_knobs,
 )
 from trainfast_tui.text.format import (
     ABSENT,
@@ -70,8 +70,11 @@ def batch_confirming_run_ids(search: BatchSnapshot) -> list[str]:
 
 def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report; `runs` has the confirmation run if it is still on the disk."""
-    blocks: list[Block] = [*_question(search, question), *(machine_blocks(runs) if runs else ())]
-    blocks += [Heading("Answer"), *_answer(search)]
+    blocks: list[Block] = [*_batch_question(search, question), *(machine_blocks(runs) if runs else ())]
+    ended, answer = search.ended, search.answer
+    blocks += _answer(ended, () if answer is None else batch_answer_rows(search, answer))
+    if ended is not None and ended.changes:
+        blocks.append(changes_grid(ended.changes))
     blocks += [Heading("Sizes tried"), _attempts_grid(search.probes, search.confirmations), Prose(ABSENT_NOTE)]
     picture = pictures.scatter_picture(
         "peak memory by batch size",
@@ -84,13 +87,12 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
     if not runs:
         return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
     exports = export_blocks(runs)
-    answer = search.answer
     if answer is not None and answer.recommended_batch not in (None, answer.max_batch):
         exports.insert(1, Prose(f"They have the largest batch; the recommended one is {answer.recommended_batch:,}."))
     return [*blocks, *run_sections(runs), *exports]
 
 
-def _question(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Block]:
+def _batch_question(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Block]:
     limit = question.lowest_limit_bytes
     limit_words = f" within {size(limit)} a rank ({question.limit_words})" if limit is not None else ""
     ranks = counted(question.world_size, "process", "processes")
@@ -104,23 +106,19 @@ def _question(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Block]
         yield Prose(f"Not predicted: {predicted.reason}.")
 
 
-def _answer(search: BatchSnapshot) -> Iterator[Block]:
-    ended = search.ended
+def _answer(ended: BatchEnded | BestEnded | None, rows: Iterable[tuple[str, str]]) -> Iterator[Block]:
+    """Yield the rows of the answer, after the reason for which the search has none or stopped before it was final."""
+    yield Heading("Answer")
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
-    elif ended.answer is not None:
-        yield pairs_grid("", batch_answer_rows(search, ended.answer))
-    else:
-        yield from _without_answer(ended)
-
-
-def _without_answer(ended: BatchEnded) -> Iterator[Block]:
-    """Yield the reason, the missing bytes, and the changes that would make a batch of 1 fit."""
-    yield Prose(f"{state_text(ended.state).capitalize()}: {ended.reason}.")
+        return
+    if ended.state != "answered":
+        best = "; the best so far" if ended.answer is not None else ""
+        yield Prose(f"{state_text(ended.state).capitalize()}: {ended.reason}{best}.")
     if ended.missing_bytes is not None:
         yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
-    if ended.changes:
-        yield changes_grid(ended.changes)
+    if listed := tuple(rows):
+        yield pairs_grid("", listed)
 
 
 def _attempts_grid(probes: Sequence[Probe], confirmations: Sequence[ConfirmationRun]) -> Grid:
@@ -185,17 +183,21 @@ def best_confirming_run_ids(so_far: BestSoFar) -> list[str]:
 
 def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
     """Return the whole report; `runs` are those of `best_confirming_run_ids` that are still on the disk."""
-    blocks: list[Block] = [*_question_best_blocks(question), *(machine_blocks(runs) if runs else ())]
-    blocks += [Heading("Answer"), *_answer_best_blocks(so_far)]
-    answer = so_far.answer
+    blocks: list[Block] = [*_best_question(question), *(machine_blocks(runs) if runs else ())]
+    answer, space = so_far.answer, so_far.space
+    rows: list[tuple[str, str]] = []
+    if answer is not None and space is not None:
+        rows = [*best_answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)]
+    blocks += _answer(so_far.ended, rows)
+    if rows:
+        blocks.append(Prose("Intervals are confidence intervals of 95 %."))
     if answer is not None:
         blocks += [*search_pareto_blocks(so_far, answer), *_effects(answer), *_verdicts(so_far, answer.verdicts)]
     elif verdicts := verdicts_without_answer(so_far.lines):
         blocks += _verdicts(so_far, verdicts)
-    blocks += _attempt_blocks(so_far)
+    blocks += _trial_blocks(so_far)
     if not runs:
         return [*blocks, Prose("No run that confirmed an answer is on the disk: no machine, chart or export here.")]
-    space = so_far.space
     is_baseline = answer is not None and space is not None and answer.best_number == space.baseline_number
     winner = [run for run in runs if answer is not None and run.directory.name in answer.best_run_ids]
     return [
@@ -216,7 +218,7 @@ def _roles(runs: Sequence[ReportedRun], winner: Sequence[ReportedRun], is_baseli
     )
 
 
-def _question_best_blocks(question: BestQuestion) -> Iterator[Block]:
+def _best_question(question: BestQuestion) -> Iterator[Block]:
     limit = question.lowest_limit_bytes
     fits = f" within {size(limit)} a rank" if limit is not None else ""
     names = f" ({', '.join(question.device_names)})" if question.device_names else ""
@@ -249,21 +251,6 @@ def _question_best_blocks(question: BestQuestion) -> Iterator[Block]:
         yield filled_grid(("knob", "from", "to", FigureHeading("gain"), "search"), earlier)
 
 
-def _answer_best_blocks(so_far: BestSoFar) -> Iterator[Block]:
-    ended, answer = so_far.ended, so_far.answer
-    if ended is None:
-        yield Prose("The search has no answer yet: the same command continues it.")
-        return
-    if ended.state != "answered":
-        best = "; the best so far" if answer is not None else ""
-        yield Prose(f"{state_text(ended.state).capitalize()}: {ended.reason}{best}.")
-    if ended.missing_bytes is not None:
-        yield Prose(f"At least {size(ended.missing_bytes)} are missing.")
-    if answer is not None and so_far.space is not None:
-        yield pairs_grid("", [*best_answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)])
-        yield Prose("Intervals are confidence intervals of 95 %.")
-
-
 def _effects(answer: BestAnswer) -> Iterator[Block]:
     if not answer.effects:
         return
@@ -293,15 +280,15 @@ def _verdicts(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterat
         if verdict.rate is not None:
             rate = f"{number(verdict.rate.median)} (95 % CI: {interval(verdict.rate.low, verdict.rate.high)})"
         words = [verdict.verdict.replace("_", " "), rate, *memory, with_sizes(verdict.reason)]
-        rows.append([count(verdict.candidate_number), typed_knobs(candidate.knobs), *words])
+        rows.append([count(verdict.candidate_number), candidate_text(so_far, verdict.candidate_number), *words])
     yield filled_grid(header, rows)
     yield Prose(ABSENT_NOTE)
 
 
-def _attempt_blocks(so_far: BestSoFar) -> Iterator[Block]:
+def _trial_blocks(so_far: BestSoFar) -> Iterator[Block]:
     """Yield the trials and the cold runs, in their order."""
     yield Heading("Trials and runs")
-    rows = [_attempt_row_best_blocks(so_far, attempt) for attempt in so_far.attempts]
+    rows = [_trial_row(so_far, attempt) for attempt in so_far.attempts]
     if not rows:
         yield Prose("Nothing was measured.")
         return
@@ -309,7 +296,7 @@ def _attempt_blocks(so_far: BestSoFar) -> Iterator[Block]:
     yield filled_grid(("settings", "as", "outcome", *figures, "run", "reason"), rows)
 
 
-def _attempt_row_best_blocks(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
+def _trial_row(so_far: BestSoFar, attempt: Trial | ColdRun) -> list[str]:
     if isinstance(attempt, Trial):
         # Each trial of a script is a process of its own.
         is_alone = so_far.question is not None and so_far.question.is_script
@@ -324,7 +311,7 @@ def _attempt_row_best_blocks(so_far: BestSoFar, attempt: Trial | ColdRun) -> lis
         predicted = f"{number(speed.median)} ({interval(speed.low, speed.high)})" if speed else ABSENT
         times = [number(attempt.samples_per_s), predicted, ABSENT, ABSENT]
     return [
-        typed_knobs(so_far.candidate(attempt.candidate_number).knobs),
+        candidate_text(so_far, attempt.candidate_number),
         role,
         outcome_of(attempt.outcome).noun,
         *times,
@@ -348,7 +335,7 @@ def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
             peak,
             rate,
             _kind(candidate, so_far, answer),
-            f"{_knobs(so_far, candidate)}: {number(rate)} samples/s with {size(peak)}",
+            f"{candidate_text(so_far, candidate)}: {number(rate)} samples/s with {size(peak)}",
         )
         for candidate, (peak, rate) in measured.items()
     ]
@@ -363,7 +350,10 @@ def search_pareto_blocks(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
     picture = pictures.scatter_picture(title, points, lines, x_axis, y_axis)
     if picture is None:
         return [heading, Prose("No setting has both a measured throughput and a measured peak.")]
-    rows = [(count(candidate), _knobs(so_far, candidate), number(rate), size(peak)) for peak, rate, candidate in front]
+    rows = [
+        (count(candidate), candidate_text(so_far, candidate), number(rate), size(peak))
+        for peak, rate, candidate in front
+    ]
     return [
         heading,
         picture,
@@ -392,10 +382,6 @@ def _kind(candidate: int, so_far: BestSoFar, answer: BestAnswer) -> pictures.Poi
     if so_far.space is not None and candidate == so_far.space.baseline_number:
         return BASELINE
     return pictures.ON_FRONT if candidate in answer.pareto_numbers else pictures.BEHIND_FRONT
-
-
-def _knobs(so_far: BestSoFar, candidate: int) -> str:
-    return typed_knobs(so_far.candidate(candidate).knobs)
 
 
 def _front_line(front: list[tuple[int, float]]) -> Iterator[pictures.ScatterLine]:

@@ -1,4 +1,4 @@
-"""The answer of a batch search: its rows for a report, and its lines for the command line."""
+"""A batch search in words, for screens, the command line and reports: its question, its state and its answer."""
 
 from __future__ import annotations
 

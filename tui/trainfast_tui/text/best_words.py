@@ -1,4 +1,4 @@
-"""The answer of a best-fit search in words, for the command line and for a report: rows of a label and its words."""
+"""A best-fit search in words, for screens, the command line and reports: its question, its state and its answer."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def best_answer_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[st
     yield "trains", f"differently, by {', '.join(changed)}" if changed else training_words
     for note in answer.notes:
         yield "note", note
-    yield from _shortened("within the noise", [typed_knobs(so_far.candidate(tie).knobs) for tie in answer.tied_numbers])
+    yield from _shortened("within the noise", [candidate_text(so_far, tie) for tie in answer.tied_numbers])
 
 
 def precision_words(so_far: BestSoFar, answer: BestAnswer) -> str:
@@ -96,7 +96,7 @@ def _side_words(
     so_far: BestSoFar, number: int, rate: Interval | None, value: Interval | None, run_ids: Sequence[str]
 ) -> str:
     """Return a setting with its rate, its objective where that is another figure, and its runs."""
-    words = f"{typed_knobs(so_far.candidate(number).knobs)}: {rate_text(rate)}"
+    words = f"{candidate_text(so_far, number)}: {rate_text(rate)}"
     if value is not None and so_far.objective != "samples_per_s":
         words += f", {objective_words(so_far.objective, so_far.for_steps, value)}"
     return f"{words}, runs {' and '.join(run_ids)}" if run_ids else f"{words}, not confirmed"
@@ -120,7 +120,7 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
 def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     rates = {verdict.candidate_number: verdict.rate for verdict in answer.verdicts}
     for number in answer.pareto_numbers:
-        knobs = typed_knobs(so_far.candidate(number).knobs)
+        knobs = candidate_text(so_far, number)
         yield knobs, rate_text(rates.get(number)), fmt.size(so_far.peak_bytes(number))
 
 
@@ -130,14 +130,10 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
     note = f"; another global batch: {counted(dropped_count, 'combination')}" if dropped_count else ""
     yield "settings", f"{len(so_far.candidates):,}: {verdict_counts(verdict.verdict for verdict in verdicts)}{note}"
     not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
-    not_tried_words = [
-        f"{typed_knobs(so_far.candidate(verdict.candidate_number).knobs)}: {verdict.reason}" for verdict in not_tried
-    ]
+    not_tried_words = [f"{candidate_text(so_far, verdict.candidate_number)}: {verdict.reason}" for verdict in not_tried]
     yield from _shortened("not tried", not_tried_words)
     void = [trial for trial in so_far.attempts if trial.outcome == "void"]
-    yield from _shortened(
-        "void", [f"{typed_knobs(so_far.candidate(line.candidate_number).knobs)}: {line.reason}" for line in void]
-    )
+    yield from _shortened("void", [f"{candidate_text(so_far, line.candidate_number)}: {line.reason}" for line in void])
     if so_far.disturbed_count:
         yield "disturbed", f"{counted(so_far.disturbed_count, 'measurement')}, by other processes or a throttled GPU"
     if so_far.ended is not None:
@@ -453,6 +449,11 @@ TIME_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))
 def typed_knobs(knobs: Mapping[str, Any]) -> str:
     """Return the knobs as they are typed: `batch_size=8 precision=bf16`."""
     return " ".join(typed_overrides(knobs))
+
+
+def candidate_text(so_far: BestSoFar, number: int) -> str:
+    """Return all knobs of a candidate as they are typed."""
+    return typed_knobs(so_far.candidate(number).knobs)
 
 
 def rate_text(rate: Interval | None) -> str:
