@@ -31,7 +31,7 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_tui.cli.runs import explained_bottlenecks
-from trainfast_tui.panels.run_lines import conditions_line
+from trainfast_tui.panels.step_panel import conditions_line
 from trainfast_tui.text.diagnosis_words import (
     cost_words,
     figure_name,

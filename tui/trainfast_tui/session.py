@@ -14,27 +14,9 @@ from typing import TYPE_CHECKING
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.presets import PLAIN_PRESET
+from trainfast_tui.control import messages
 from trainfast_tui.control.background_work import BackgroundWork
-from trainfast_tui.control.messages import (
-    MachineSeen,
-    Message,
-    NextRunChanged,
-    NextRunPredicted,
-    NextRunRefused,
-    Notified,
-    OomExplained,
-    Post,
-    RunGivenUp,
-    RunRefused,
-    RunStarted,
-    SearchRefused,
-    SearchStarted,
-    SituationGathered,
-    SnapshotTaken,
-    ThreadFailed,
-)
-from trainfast_tui.control.run_control import RunControl, compared_runs, compared_with_previous
-from trainfast_tui.control.script_control import ScriptControl
+from trainfast_tui.control.run_control import RunControl, ScriptControl, compared_runs, compared_with_previous
 from trainfast_tui.control.search_control import Searches
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.reader import Reader
@@ -67,7 +49,7 @@ class Session:
         self.home = home
         self.cwd = os.getcwd()
         """The folder that the app was started in."""
-        self.listener: Post | None = None
+        self.listener: messages.Post | None = None
         self.machine: Machine | None = None
         first_preset = preset
         if first_preset is None:
@@ -81,8 +63,8 @@ class Session:
         self.script_control = ScriptControl(python)
         self.reader = Reader(
             home,
-            lambda snapshot: self.post(SnapshotTaken(snapshot)),
-            on_failure=lambda error: self.post(ThreadFailed(error)),
+            lambda snapshot: self.post(messages.SnapshotTaken(snapshot)),
+            on_failure=lambda error: self.post(messages.ThreadFailed(error)),
         )
         self._python = python
         # The next run is a preset for the machine, then repeats each run that comes onto the screen, then keeps the
@@ -96,7 +78,7 @@ class Session:
         self._notified_run_id: str | None = None
         """The newest run with a notice that it was started elsewhere; the fields above do not depend on it."""
 
-    def post(self, message: Message) -> None:
+    def post(self, message: messages.Message) -> None:
         """Hand a message to the listener; from any thread."""
         if self.listener is not None:
             self.listener(message)
@@ -128,33 +110,33 @@ class Session:
         is_own = self.run_control.pending.is_pending
         return None if self.snapshot is None or is_own else self.snapshot.other_live_run_id
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: messages.Message) -> None:
         """Take in a message of a thread, before the app shows it (`TrainfastApp.on_posted_message`)."""
         match message:
-            case SnapshotTaken(snapshot):
+            case messages.SnapshotTaken(snapshot):
                 self._on_snapshot(snapshot)
-            case MachineSeen(machine):
+            case messages.MachineSeen(machine):
                 self._on_machine(machine)
-            case SituationGathered():
+            case messages.SituationGathered():
                 self.background.situations.note(message)
-                self.post(NextRunChanged())
+                self.post(messages.NextRunChanged())
             # A late answer for the model before the script is dropped.
-            case NextRunPredicted() if self.next_run is None or self.next_run.script is None:
+            case messages.NextRunPredicted() if self.next_run is None or self.next_run.script is None:
                 self.background.predictions.note(message)
-            case OomExplained():
+            case messages.OomExplained():
                 self.background.oom_explainer.note(message)
-            case RunStarted(directory):
+            case messages.RunStarted(directory):
                 self.run_control.pending.note_started(directory)
                 self.reader.follow(directory)
-            case RunRefused():
+            case messages.RunRefused():
                 self.run_control.pending.note_refused()
-            case RunGivenUp(text):
+            case messages.RunGivenUp(text):
                 self.run_control.pending.note_refused()
-                self.post(Notified(text))
-            case SearchStarted(directory, kind):
+                self.post(messages.Notified(text))
+            case messages.SearchStarted(directory, kind):
                 self.searches.of(kind).note_started(directory)
                 self.reader.follow_search(directory, kind)
-            case SearchRefused(_, kind):
+            case messages.SearchRefused(_, kind):
                 self.searches.of(kind).note_refused()
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
@@ -168,7 +150,7 @@ class Session:
         if run_id is not None and run_id != self._notified_run_id and not self.run_control.pending.is_pending:
             self._notified_run_id = run_id
             keys = f"{key_of('main', 'history')} lists it, {key_of('runs', 'open')} there shows it"
-            self.post(Notified(f"{run_id} was started elsewhere: {keys}."))
+            self.post(messages.Notified(f"{run_id} was started elsewhere: {keys}."))
 
     def _adopt(self, snapshot: Snapshot) -> None:
         """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
@@ -181,7 +163,7 @@ class Session:
         else:
             is_opened = run_file.run_id == self._opened_run_id
             self.next_run = repeat_run(run_file, self.home, is_opened=is_opened) or self.next_run
-        self.post(NextRunChanged())
+        self.post(messages.NextRunChanged())
 
     def _on_machine(self, machine: Machine) -> None:
         self.machine = machine
@@ -189,9 +171,9 @@ class Session:
             try:
                 self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else PLAIN_PRESET)
             except UserError as error:
-                self.post(NextRunRefused(error))
+                self.post(messages.NextRunRefused(error))
         self.update_background_work()
-        self.post(NextRunChanged())
+        self.post(messages.NextRunChanged())
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
@@ -208,7 +190,7 @@ class Session:
         self.next_run = next_run.compared_with(run.run_file if run is not None else None)
         self._keeps_knobs = True
         self.update_background_work()
-        self.post(NextRunChanged(knob))
+        self.post(messages.NextRunChanged(knob))
         return self.next_run
 
     def set_knobs(self, knob_texts: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> bool:
@@ -224,10 +206,10 @@ class Session:
             for name, text in knob_texts:
                 next_run = next_run.with_value(name, text)
         except UserError as error:
-            self.post(NextRunRefused(error))
+            self.post(messages.NextRunRefused(error))
             return False
         self.set_next_run(next_run, knob_texts[0][0])
-        self.post(Notified(f"{', '.join(f'{name} = {text}' for name, text in knob_texts)}; {RUN_KEY} runs it"))
+        self.post(messages.Notified(f"{', '.join(f'{name} = {text}' for name, text in knob_texts)}; {RUN_KEY} runs it"))
         return True
 
     def set_preset(self, name: str) -> NextRun:
@@ -291,7 +273,7 @@ class Session:
         has_live_run = self.live_run is not None or self.other_live_run_id is not None
         return has_live_run or self.searches.running_kind is not None or self.run_control.pending.is_pending
 
-    def _look_at_machine(self) -> MachineSeen:
+    def _look_at_machine(self) -> messages.MachineSeen:
         """Return the machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
         from trainfast_runner.machine.devices import detect_machine
         from trainfast_runner.machine.training_python import inspect
@@ -300,7 +282,7 @@ class Session:
             versions = inspect(self._python, {}, "causal-lm").versions
         except UserError:
             versions = {}
-        return MachineSeen(detect_machine(versions, self._python))
+        return messages.MachineSeen(detect_machine(versions, self._python))
 
 
 def _load_next_run(preset: str) -> tuple[NextRun | None, UserError | None]:

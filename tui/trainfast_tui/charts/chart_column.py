@@ -69,10 +69,7 @@ class ChartColumn(Vertical):
         # The lowest chart has the time labels of all; the first reading stands right below throughput.
         for index in reversed(range(MAX_DEVICE_CHARTS)):
             yield StripChart(
-                gutter=GUTTER,
-                time_labels=index == 0,
-                id=f"device{index}",
-                classes="-away" if index else "",
+                gutter=GUTTER, time_labels=index == 0, id=f"device{index}", classes="-away" if index else ""
             )
         yield EventLine(gutter=GUTTER)
 

@@ -166,12 +166,7 @@ ColumnRanges = list[tuple[float, float] | None]
 
 
 def time_columns(
-    times_ns: Sequence[int],
-    values: Sequence[float | None],
-    start_ns: int,
-    column_ns: int,
-    count: int,
-    gap_ns: int,
+    times_ns: Sequence[int], values: Sequence[float | None], start_ns: int, column_ns: int, count: int, gap_ns: int
 ) -> ColumnRanges:
     """Return the extremes of `values` in each of `count` columns of `column_ns` from `start_ns` on.
 
@@ -290,12 +285,7 @@ def update_y_range(y_range: YRange, data: ChartData, ends: list[tuple[float, flo
     if data.limit is not None:
         values.append(data.limit.value)
     return y_range.fit(
-        min(values),
-        max(values),
-        data.axis.end_ns,
-        y_min=data.y_min,
-        y_max=data.y_max,
-        binary=data.binary,
+        min(values), max(values), data.axis.end_ns, y_min=data.y_min, y_max=data.y_max, binary=data.binary
     )
 
 

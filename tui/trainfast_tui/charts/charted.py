@@ -77,6 +77,9 @@ def _gpu_chart(
     )
     limit = _limit(reading, [device for device in newest if device is not None])
     y_min, y_max = _ends(reading, limit)
+    empty = "This GPU does not report it." if len(newest) == 1 else "No GPU reports it."
+    if not tick_values:
+        empty = "No samples yet."
     return ChartData(
         title=reading.name,
         series=series,
@@ -88,12 +91,8 @@ def _gpu_chart(
         y_min=y_min,
         y_max=y_max,
         binary=reading.binary,
-        empty=_empty_words(len(newest)) if tick_values else "No samples yet.",
+        empty=empty,
     )
-
-
-def _empty_words(gpus: int) -> str:
-    return "This GPU does not report it." if gpus == 1 else "No GPU reports it."
 
 
 def _ends(reading: Reading, limit: Limit | None) -> tuple[float | None, float | None]:

@@ -1,4 +1,4 @@
-"""Throughput over memory: one sign a candidate, those that none beats in both as a line, and the limit."""
+"""The charts of the searches: throughput over memory, and memory over batch size, each with its limit."""
 
 from __future__ import annotations
 

@@ -42,12 +42,7 @@ class StripChart(RowWidget):
     DEFAULT_CSS = "StripChart { height: 1fr; width: 1fr; }"
 
     def __init__(
-        self,
-        *,
-        time_labels: bool = True,
-        gutter: int = 10,
-        id: str | None = None,
-        classes: str | None = None,
+        self, *, time_labels: bool = True, gutter: int = 10, id: str | None = None, classes: str | None = None
     ) -> None:
         super().__init__(id=id, classes=classes)
         self._time_labels = time_labels

@@ -93,12 +93,7 @@ def bench(arguments: argparse.Namespace) -> int:
     bench = _prepared(arguments)
     output = output_path(arguments.output, tuple(WRITERS)) if arguments.output else None
     results_by_row: dict[str, list[RowResult]] = {planned.id: [] for planned in bench.rows}
-    options = BenchOptions(
-        repeat=arguments.repeat,
-        cold=arguments.cold,
-        wait=arguments.wait,
-        python=arguments.python,
-    )
+    options = BenchOptions(repeat=arguments.repeat, cold=arguments.cold, wait=arguments.wait, python=arguments.python)
     with caught_signals() as signals:
         is_complete = BenchRows(Home().create(), signals, options).run(bench, results_by_row)
     if signals.must_leave:
@@ -331,18 +326,9 @@ def _csv(bench: Bench, table: Table, command: str) -> str:
     return lines.getvalue()
 
 
-def _json(bench: Bench, table: Table, command: str) -> str:
-    return escaped(msgspec.json.encode(table.fields()).decode()) + "\n"
-
-
 def bench_markdown(bench: Bench, table: Table, command: str) -> str:
     """Return the table as Markdown, with the command that makes it again and notes for the reader."""
     return as_markdown(_document(bench, table, Code("The command of this table:", command)))
-
-
-def _html(bench: Bench, table: Table, command: str) -> str:
-    """Return the same as one HTML page, which loads nothing and runs no script."""
-    return as_html(_document(bench, table, Prose(command)))
 
 
 def _document(bench: Bench, table: Table, command: Block) -> Document:
@@ -354,8 +340,8 @@ def _document(bench: Bench, table: Table, command: Block) -> Document:
 WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {
     ".md": bench_markdown,
     ".csv": _csv,
-    ".json": _json,
-    ".html": _html,
+    ".json": lambda bench, table, command: escaped(msgspec.json.encode(table.fields()).decode()) + "\n",
+    ".html": lambda bench, table, command: as_html(_document(bench, table, Prose(command))),
 }
 """The writer for each ending of a file name."""
 

@@ -1,4 +1,4 @@
-"""`presets list`: list every preset by name; a broken one with its error."""
+"""`presets` and `knobs`: list, make and show presets, and show the knobs they set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find_python, torch_build
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import SCHEMA, Discovered, Flag
+from trainfast_runner.records.run_file import SCHEMA, Discovered
 from trainfast_runner.running.scripts.discovery import discover, preset_of
 from trainfast_runner.search.advice import Advice, advise, gather, model_advice
 from trainfast_runner.settings import presets, script_preset
@@ -34,8 +34,7 @@ from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table, terminal_width
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.format import FigureHeading, figure_headings, pair_lines, table
-from trainfast_tui.text.next_run_words import field_text, typed_overrides
-from trainfast_tui.text.script_words import default_words, discovery_words, warning_words
+from trainfast_tui.text.next_run_words import default_words, discovery_words, field_text, typed_overrides, warning_words
 
 
 def presets_list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,13 +159,8 @@ def presets_new_of_script(arguments: argparse.Namespace) -> int:
                 **msgspec.to_builtins(discovered),
                 "framework": discovered.framework,
                 "mapping": [
-                    {
-                        "knob": flag_mapping.knob,
-                        "flag": flag_mapping.flag_words,
-                        "value": flag_mapping.value,
-                        "reason": flag_mapping.reason,
-                    }
-                    for flag_mapping in mapping
+                    {"knob": one.knob, "flag": one.flag_words, "value": one.value, "reason": one.reason}
+                    for one in mapping
                 ],
                 "without_flag": ways,
             }
@@ -191,13 +185,10 @@ def _flag_lines(discovered: Discovered, mapping: list[FlagMapping], shows_all: b
     hidden = [] if shows_all or len(flags) <= FEW_FLAGS else [flag for flag in flags if words.isdisjoint(flag.names)]
     shown_flags = flags[: len(flags) - len(hidden)]
     if shown_flags:
-        yield from table(["  FLAG", "TYPE", "DEFAULT"], [_cells(flag) for flag in shown_flags])
+        rows = [[f"  {', '.join(flag.names)}", flag.type, default_words(flag)] for flag in shown_flags]
+        yield from table(["  FLAG", "TYPE", "DEFAULT"], rows)
     if hidden:
         yield f"  and {counted(len(hidden), 'flag')} without a knob; --all lists them"
-
-
-def _cells(flag: Flag) -> list[str]:
-    return [f"  {', '.join(flag.names)}", flag.type, default_words(flag)]
 
 
 def presets_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -342,16 +333,8 @@ def _print_help(entry: Knob) -> None:
     print_lines(pair_lines((f"  {label}", text) for label, text in rows if text))
 
 
+JSON_FIELDS = ("name", "group", "default", "takes", "what", "speed", "memory", "training", "only_with", "same_as")
+
+
 def _fields(entry: Knob) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "group": entry.group,
-        "default": entry.default,
-        "takes": entry.values.describe(),
-        "what": entry.what,
-        "speed": entry.speed,
-        "memory": entry.memory,
-        "training": entry.training,
-        "only_with": entry.only_with,
-        "same_as": entry.same_as,
-    }
+    return {name: entry.values.describe() if name == "takes" else getattr(entry, name) for name in JSON_FIELDS}

@@ -122,11 +122,7 @@ class GrowingTable:
     """A table that prints its rows as they come; lines are cut to the width of a terminal, and whole in a pipe."""
 
     def __init__(
-        self,
-        header: Sequence[str],
-        widths: Sequence[int],
-        drop: Sequence[str] = (),
-        without: Sequence[str] = (),
+        self, header: Sequence[str], widths: Sequence[int], drop: Sequence[str] = (), without: Sequence[str] = ()
     ) -> None:
         """Print the header over columns of at least `widths` cells.
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
@@ -282,6 +282,17 @@ LineT = TypeVar("LineT")
 EndT = TypeVar("EndT")
 
 
+class Told(NamedTuple):
+    """What a line of a journal tells a person."""
+
+    words: str = ""
+    """Empty if nothing is printed."""
+    work: str | None = None
+    """The work that begins, empty if none does; None if the line begins and ends nothing."""
+    counted_run_id: str | None = None
+    """The run that the line starts and whose steps are counted; a warm process tries many, so its steps are not."""
+
+
 class JournalPrinter(ABC, Generic[LineT]):
     """Prints the journal of one kind of search."""
 
@@ -298,16 +309,8 @@ class JournalPrinter(ABC, Generic[LineT]):
         self._step = 0
 
     @abstractmethod
-    def words(self, line: LineT) -> str:
-        """Return a line of the journal in words, empty if it is not to be printed."""
-
-    @abstractmethod
-    def work_begun(self, line: LineT) -> str | None:
-        """Return the work that begins with a line, empty if none does; None if the line begins and ends nothing."""
-
-    @abstractmethod
-    def run_to_count(self, line: LineT) -> str | None:
-        """Return the run that a line starts and whose steps are counted; None for any other line."""
+    def tell(self, line: LineT) -> Told:
+        """Return what a line of this kind of search tells."""
 
     def watch(self, conduct: Callable[[SearchCaller[LineT]], EndT], signals: Signals, began_ns: int) -> EndT:
         """Conduct a search and print each line of its journal; cancel it on Ctrl-C or when the terminal is closed.
@@ -327,8 +330,8 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def print_line(self, line: LineT) -> None:
         """Print a line of the journal, and show the work that it begins from now on."""
-        words = COMMON_WORDS.get(type(line)) or self.words(line)
-        if words:
+        told = self.tell(line)
+        if words := COMMON_WORDS.get(type(line)) or told.words:
             self._progress.print_line(words)
         if isinstance(line, Waiting):
             self._begin(f"waiting for {line.run_id} to end")
@@ -338,11 +341,11 @@ class JournalPrinter(ABC, Generic[LineT]):
             self._begin("")
         elif isinstance(line, Resumed):
             self._begin(self._step_work)
-        elif (work := self.work_begun(line)) is not None:
-            self._step_work = work
-            self._begin(work)
-        elif (run_id := self.run_to_count(line)) is not None:
-            self._steps = Tail(rank_file(self._home.directory(run_id), "steps", 0), Step)
+        elif told.work is not None:
+            self._step_work = told.work
+            self._begin(told.work)
+        elif told.counted_run_id is not None:
+            self._steps = Tail(rank_file(self._home.directory(told.counted_run_id), "steps", 0), Step)
 
     def tick(self) -> None:
         """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
@@ -382,46 +385,37 @@ def print_earlier_search(progress: Progress, home: Home, directory: Path, trial_
 class BatchPrinter(JournalPrinter[BatchLine]):
     """Prints the journal of a batch search."""
 
-    def work_begun(self, line: BatchLine) -> str | None:
-        """Return the size that is tried or confirmed from this line on."""
-        if not isinstance(line, BatchStep):
-            return None
-        batch = count(line.batch_size)
-        return {CONFIRM_STEP: f"confirming {batch}", "end": ""}.get(line.action, f"trying {batch}")
-
-    def run_to_count(self, line: BatchLine) -> str | None:
-        """Return a started confirmation run: a warm process tries many sizes, so its steps mean little."""
-        return line.run_id if isinstance(line, BatchLaunched) and line.role == CONFIRMATION else None
-
-    def words(self, line: BatchLine) -> str:
-        """Return a line in words."""
+    def tell(self, line: BatchLine) -> Told:
         match line:
             case Predicted(max_batch=None):
-                return line.reason
+                return Told(line.reason)
             case Predicted(max_batch=0):
-                return f"predicted: not even 1 fits ({line.basis})"
+                return Told(f"predicted: not even 1 fits ({line.basis})")
             case Predicted():
-                return f"predicted: up to {line.max_batch:,} ({line.basis})"
+                return Told(f"predicted: up to {line.max_batch:,} ({line.basis})")
             case BatchStep(action="end"):
-                return ""
+                return Told(work="")
             case BatchStep():
-                return (
-                    f"{'confirm' if line.action == CONFIRM_STEP else line.action} {count(line.batch_size)}: {line.why}"
-                )
+                batch, confirms = count(line.batch_size), line.action == CONFIRM_STEP
+                words = f"{'confirm' if confirms else line.action} {batch}: {line.why}"
+                return Told(words, work=f"{'confirming' if confirms else 'trying'} {batch}")
+            case BatchLaunched():
+                return Told(counted_run_id=line.run_id if line.role == CONFIRMATION else None)
             case Probe(outcome="fits"):
                 rate = fmt.per_second(line.samples_per_s, "samples")
                 peak = fmt.size(line.peak_allocated_bytes)
-                return f"  {line.batch_size:,} fits: peak {peak}, {fmt.milliseconds(line.step_ms)} a step, {rate}"
+                return Told(f"  {line.batch_size:,} fits: peak {peak}, {fmt.milliseconds(line.step_ms)} a step, {rate}")
             case Probe():
                 phase = f" in {phase_words(line.phase)}" if line.phase else ""
-                return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{phase}: {fmt.with_sizes(line.reason)}"
+                verb = outcome_of(line.outcome).verb
+                return Told(f"  {line.batch_size:,} {verb}{phase}: {fmt.with_sizes(line.reason)}")
             case ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 refuted_words = f", which refutes that {sizes} fitted" if sizes else ""
                 time_taken = fmt.duration(line.seconds)
                 ended = f"{state_text(line.state)} in a fresh process, {time_taken}"
-                return f"  {line.batch_size:,} {ended}{refuted_words}: {line.run_id}"
-        return ""
+                return Told(f"  {line.batch_size:,} {ended}{refuted_words}: {line.run_id}")
+        return Told()
 
 
 class BestPrinter(JournalPrinter[BestLine]):
@@ -441,14 +435,6 @@ class BestPrinter(JournalPrinter[BestLine]):
         self._so_far = BestSoFar((*self._so_far.lines, line))
         super().print_line(line)
 
-    def work_begun(self, line: BestLine) -> str | None:
-        """Return the setting that is tried or run from this line on."""
-        return doing_words(self._so_far) if isinstance(line, BestStep) else None
-
-    def run_to_count(self, line: BestLine) -> str | None:
-        """Return a started cold run: a warm process tries many settings, so its steps mean little."""
-        return line.run_id if isinstance(line, BestLaunched) and line.role != TRIAL else None
-
     def progress_words(self) -> str:
         """Return the best so far with its interval, the chance of 2 % more, and its price."""
         best = best_words(self._so_far)
@@ -456,25 +442,27 @@ class BestPrinter(JournalPrinter[BestLine]):
             f"; {words}" for words in (f"best so far {best}" if best else "", chance_words(self._so_far)) if words
         )
 
-    def words(self, line: BestLine) -> str:
-        """Return a line in words."""
+    def tell(self, line: BestLine) -> Told:
         match line:
             case Space():
-                return self._space_words(line)
+                return Told(self._space_words(line))
             case ProcessReady():
-                return f"  process {line.run_id} ready after {fmt.duration(line.start_s)}"
+                return Told(f"  process {line.run_id} ready after {fmt.duration(line.start_s)}")
             case BestStep(candidate_number=None):
-                return ""
+                return Told(work=doing_words(self._so_far))
             case BestStep():
                 knob_words = f" {line.knob} of" if line.knob else ""
-                return f"{role_of(line.action).noun}{knob_words} {self._knobs(line.candidate_number)}: {line.why}"
+                words = f"{role_of(line.action).noun}{knob_words} {self._knobs(line.candidate_number)}: {line.why}"
+                return Told(words, work=doing_words(self._so_far))
+            case BestLaunched():
+                return Told(counted_run_id=line.run_id if line.role != TRIAL else None)
             case Trial():
-                return f"  {self._outcome(line)}"
+                return Told(f"  {self._outcome(line)}")
             case ColdRun():
-                return f"  {self._outcome(line)}: {line.run_id}"
+                return Told(f"  {self._outcome(line)}: {line.run_id}")
             case Instruction():
-                return f"your instruction: {instruction_words(line, self._so_far.space)}"
-        return ""
+                return Told(f"your instruction: {instruction_words(line, self._so_far.space)}")
+        return Told()
 
     @staticmethod
     def _space_words(space: Space) -> str:

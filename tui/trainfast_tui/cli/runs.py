@@ -1,4 +1,4 @@
-"""`runs list`: the history as a table, or one JSON object."""
+"""`runs list`, `runs show` and `runs compare`: the history, one run, and two runs side by side."""
 
 from __future__ import annotations
 

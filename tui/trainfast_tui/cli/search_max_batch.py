@@ -46,10 +46,7 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
     began_ns = time.monotonic_ns()
     home = Home().create()
     options = BatchSearchOptions(
-        no_oom=arguments.no_oom,
-        confirmation_steps=arguments.proof_steps,
-        fresh=arguments.fresh,
-        wait=arguments.wait,
+        no_oom=arguments.no_oom, confirmation_steps=arguments.proof_steps, fresh=arguments.fresh, wait=arguments.wait
     )
     with progress_when_slow("checking…"):
         batch_plan = _plan(arguments, options)

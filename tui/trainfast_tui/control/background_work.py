@@ -58,12 +58,7 @@ class BackgroundWork:
                 may_trace = running_search is None and not has_other_live_run and not _is_measured(run)
             speed_key = _speed_key(run, running_search)
             self.predictions.request(
-                next_run,
-                machine,
-                snapshot,
-                may_trace=may_trace,
-                speed_key=speed_key,
-                is_device_used=is_device_used,
+                next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key, is_device_used=is_device_used
             )
 
 

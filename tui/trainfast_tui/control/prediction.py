@@ -308,13 +308,7 @@ NO_TRACE_NOW = "no prediction: a trace would slow the run"
 class Predictor:
     """Posts `NextRunPredicted`. Only the newest request is answered, and only its trace goes on."""
 
-    def __init__(
-        self,
-        post: Post,
-        python: TrainingPython,
-        tracer: Callable[[], WarmTracer],
-        home: Home,
-    ) -> None:
+    def __init__(self, post: Post, python: TrainingPython, tracer: Callable[[], WarmTracer], home: Home) -> None:
         self._post = post
         self._python = python
         self._speeds = SpeedPredictor(home, python)

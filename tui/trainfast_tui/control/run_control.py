@@ -1,10 +1,10 @@
-"""Start and end runs for the session. Every call returns at once; its result is posted."""
+"""Start, end, explain and compare runs, and look into scripts. Every call returns at once; its result is posted."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,16 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.warm_process import WARM_ROLES
 from trainfast_runner.records.worker_lines import ExceptionLine, error_of
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import (
-    Notified,
-    OomExplained,
-    Post,
-    RunGivenUp,
-    RunRefused,
-    RunsCompared,
-    RunStarted,
-    TrainingPython,
-)
+from trainfast_tui.control import messages
 from trainfast_tui.control.threads import CancellableWork, start_thread
 from trainfast_tui.text.event_words import script_notices
 from trainfast_tui.text.keys import RUN_KEY, STOP_KEY
@@ -33,6 +24,7 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.oom import OutOfMemory
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.records.result import OomExplanation, Result, RunError
+    from trainfast_runner.records.run_file import Discovered
     from trainfast_runner.running.follower import RunSnapshot
 
 
@@ -44,7 +36,7 @@ GONE_WITHIN_S = 60.0
 class RunControl:
     """Talks to supervisors, which outlive the app."""
 
-    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
+    def __init__(self, home: Home, post: messages.Post, python: messages.TrainingPython) -> None:
         self._home = home
         self._python = python
         self._post = post
@@ -67,7 +59,7 @@ class RunControl:
     def start(self, spec: RunSpec, run_to_stop: Path | None = None) -> None:
         """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted, RunRefused or RunGivenUp."""
         self.pending.begin()
-        start_thread("start", partial(self._start, spec, run_to_stop), self._post, RunRefused)
+        start_thread("start", partial(self._start, spec, run_to_stop), self._post, messages.RunRefused)
 
     def request_stop(self, directory: Path) -> None:
         """Ask the run to end; its supervisor kills it after the countdown."""
@@ -77,7 +69,7 @@ class RunControl:
         """Send SIGKILL to all of the run's processes."""
         start_thread("kill", partial(self._kill, directory), self._post)
 
-    def _start(self, spec: RunSpec, run_to_stop: Path | None) -> RunStarted | RunGivenUp:
+    def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.RunGivenUp:
         from trainfast_runner.machine.training_python import ProgramCancelled
         from trainfast_runner.running import launch
         from trainfast_runner.running.scripts.script_plan import plan_spec
@@ -92,36 +84,36 @@ class RunControl:
             notices.append(plan.devices_reason)
         if notices:
             # One message: the status line shows only the newest.
-            self._post(Notified("; ".join(notices)))
+            self._post(messages.Notified("; ".join(notices)))
 
         def on_wait(holder: str) -> None:
             if holder:
                 self._giving_up = threading.Event()
-                self._post(Notified(f"Waiting for {holder}; {STOP_KEY} gives up", "warning"))
+                self._post(messages.Notified(f"Waiting for {holder}; {STOP_KEY} gives up", "warning"))
             if self._giving_up is not None and self._giving_up.is_set():
                 raise ProgramCancelled
 
         try:
-            return RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home, on_wait))
+            return messages.RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home, on_wait))
         except ProgramCancelled:
-            return RunGivenUp("The wait was given up; nothing was started.")
+            return messages.RunGivenUp("The wait was given up; nothing was started.")
         finally:
             self._giving_up = None
 
-    def _stop(self, directory: Path) -> Notified:
+    def _stop(self, directory: Path) -> messages.Notified:
         from trainfast_runner.running.stopping import STOP_GRACE_S, request_stop, stop_unsupervised
 
         if request_stop(directory):
-            return Notified("The run was asked to stop.")
+            return messages.Notified("The run was asked to stop.")
         stop_unsupervised(directory, STOP_GRACE_S, lambda left_s: None)
-        return Notified("The run was stopped and cleaned up.")
+        return messages.Notified("The run was stopped and cleaned up.")
 
-    def _kill(self, directory: Path) -> Notified:
+    def _kill(self, directory: Path) -> messages.Notified:
         from trainfast_runner.running.stopping import kill_now, stop_unsupervised
 
         if not kill_now(directory):
             stop_unsupervised(directory, 0.0, lambda left_s: None)
-        return Notified("The run was killed.")
+        return messages.Notified("The run was killed.")
 
     def stop_and_wait(self, directory: Path) -> None:
         """Stop a run and wait until all its processes are gone; not on the event loop. Raises UserError."""
@@ -184,12 +176,12 @@ class OomExplainer:
     `python` is the path of the training Python, None for the run's own; `tracer` traces.
     """
 
-    def __init__(self, post: Post, python: str | None, tracer: Callable[[], WarmTracer]) -> None:
+    def __init__(self, post: messages.Post, python: str | None, tracer: Callable[[], WarmTracer]) -> None:
         self._post = post
         self._tracer = tracer
         self._python = python
         self._explained_run_id: str | None = None
-        self._newest_message: OomExplained | None = None
+        self._newest_message: messages.OomExplained | None = None
         self._work = CancellableWork("explain")
 
     @property
@@ -232,11 +224,11 @@ class OomExplainer:
         self._explained_run_id = None
         self._work.cancel(wait_s)
 
-    def note(self, message: OomExplained) -> None:
+    def note(self, message: messages.OomExplained) -> None:
         """Keep the newest explanation."""
         self._newest_message = message
 
-    def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> OomExplained:
+    def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> messages.OomExplained:
         from trainfast_runner.memory.oom import trace_changes
 
         oom_run = _out_of_memory(run)
@@ -244,10 +236,10 @@ class OomExplainer:
         python = self._python or oom_run.run.python or None
         try:
             for traces_left in trace_changes(oom_run, python, cancelled, self._tracer()):
-                self._post(OomExplained(run.run_id, _explanation(oom_run, python), traces_left))
+                self._post(messages.OomExplained(run.run_id, _explanation(oom_run, python), traces_left))
         except UserError:
             pass  # a change that cannot be traced stays an estimate
-        return OomExplained(run.run_id, _explanation(oom_run, python), 0)
+        return messages.OomExplained(run.run_id, _explanation(oom_run, python), 0)
 
 
 def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
@@ -294,14 +286,14 @@ def _error_of(run: RunSnapshot) -> RunError | None:
     return None if line is None else error_of(line, line.rank or 0)
 
 
-def compared_runs(home: Home, a: str, b: str) -> RunsCompared:
+def compared_runs(home: Home, a: str, b: str) -> messages.RunsCompared:
     """Return the results of two runs. Raises UserError for a run that has not ended."""
     from trainfast_runner.running.recovery import final_result
 
-    return RunsCompared(final_result(home, a), final_result(home, b))
+    return messages.RunsCompared(final_result(home, a), final_result(home, b))
 
 
-def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
+def compared_with_previous(home: Home, run_id: str) -> messages.RunsCompared:
     """Return a run and the newest finished run before it, else the newest one after it; A is the older.
 
     Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
@@ -323,4 +315,57 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
     if ended is None:
         raise UserError(f"There is no other ended run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)
     result_of_run = final_result(home, run_id)
-    return RunsCompared(ended, result_of_run) if ended.run_id < run_id else RunsCompared(result_of_run, ended)
+    return (
+        messages.RunsCompared(ended, result_of_run)
+        if ended.run_id < run_id
+        else messages.RunsCompared(result_of_run, ended)
+    )
+
+
+class ScriptDiscovered(messages.ScreenMessage, frozen=True):
+    """The flags of a script are known."""
+
+    discovery_id: int
+    """The number that `ScriptControl.discover` gave this discovery."""
+    discovered: Discovered
+
+
+class DiscoveryRefused(messages.ScreenMessage, frozen=True):
+    """A script could not be looked into."""
+
+    discovery_id: int
+    """The number that `ScriptControl.discover` gave this discovery."""
+    error: UserError
+
+
+class ScriptControl:
+    """Discovers one script at a time. `python` runs it in place of its command's interpreter, None for that one."""
+
+    def __init__(self, python: str | None) -> None:
+        self._python = python
+        self._work = CancellableWork("discovery")
+        self._discovery_id = 0
+
+    def discover(self, command: Sequence[str], post: messages.Post) -> int:
+        """Find the flags of this command's script; return the discovery's number.
+
+        `post` gets ScriptDiscovered or DiscoveryRefused with it.
+        """
+        self._discovery_id += 1
+        discovery_id = self._discovery_id
+        self._work.start(
+            partial(self._discover, tuple(command), discovery_id), post, partial(DiscoveryRefused, discovery_id)
+        )
+        return discovery_id
+
+    def cancel(self, wait_s: float = 0.0) -> None:
+        """End the script that is looked into, and wait at most `wait_s` seconds until its process is gone."""
+        self._work.cancel(wait_s)
+
+    def _discover(
+        self, command: tuple[str, ...], discovery_id: int, cancelled: threading.Event
+    ) -> ScriptDiscovered | None:
+        from trainfast_runner.running.scripts.discovery import discover
+
+        discovered = discover(command, self._python, cancelled=cancelled)
+        return None if cancelled.is_set() else ScriptDiscovered(discovery_id, discovered)

@@ -15,15 +15,7 @@ from msgspec.structs import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import PAUSE_STATES, Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.messages import (
-    Notified,
-    Post,
-    ScreenMessage,
-    SearchEnded,
-    SearchRefused,
-    SearchStarted,
-    TrainingPython,
-)
+from trainfast_tui.control import messages
 from trainfast_tui.control.run_control import PendingStart
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import SearchKind, SearchSnapshotT, Snapshot
@@ -37,8 +29,8 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.knob_values import KnobValue
 
 
-NOT_LIVE = Notified("There is no live search.", "warning")
-STILL_STARTING = Notified("The search is starting; press the key again once it runs.", "warning")
+NOT_LIVE = messages.Notified("There is no live search.", "warning")
+STILL_STARTING = messages.Notified("The search is starting; press the key again once it runs.", "warning")
 
 
 class SearchControl(ABC, Generic[SearchSnapshotT]):
@@ -46,7 +38,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
 
     KIND: ClassVar[SearchKind]
 
-    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
+    def __init__(self, home: Home, post: messages.Post, python: messages.TrainingPython) -> None:
         self._home = home
         self._post = post
         self._python = python
@@ -108,10 +100,10 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         if search.is_live:
             self._unended_directory = search.directory
             if is_new and not was_pending:
-                self._post(Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
+                self._post(messages.Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
         elif search.directory == self._unended_directory and search != self._seen_before_start:
             self._unended_directory = None
-            self._post(SearchEnded(self._describe(search), self.KIND))
+            self._post(messages.SearchEnded(self._describe(search), self.KIND))
         if is_started_here and self._stop_when_seen:
             # Not `stop`: this snapshot may be older than the lock of a continued search.
             start_thread("cancel", partial(self._cancel, search.directory), self._post)
@@ -120,13 +112,7 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
     def _describe(self, search: SearchSnapshotT) -> str:
         """Return the state of a search in words."""
 
-    def start(
-        self,
-        spec: RunSpec,
-        *,
-        fresh: bool = False,
-        stop_run_first: Callable[[], None] | None = None,
-    ) -> None:
+    def start(self, spec: RunSpec, *, fresh: bool = False, stop_run_first: Callable[[], None] | None = None) -> None:
         """Start a search of `spec`, or unless `fresh` continue its unfinished one, once `stop_run_first` is done.
 
         Posts SearchStarted or SearchRefused.
@@ -135,22 +121,22 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         self.requested_ns, self._seen_before_start = time.monotonic_ns(), self._snapshot
         self._stop_when_seen, self._dismissed_directory = False, None
         start = partial(self._start, spec, fresh, self._best_request(), stop_run_first)
-        start_thread("search", start, self._post, lambda error: SearchRefused(error, self.KIND))
+        start_thread("search", start, self._post, lambda error: messages.SearchRefused(error, self.KIND))
 
     def _start(
         self, spec: RunSpec, fresh: bool, best: BestRequest | None, stop_run_first: Callable[[], None] | None
-    ) -> SearchStarted:
+    ) -> messages.SearchStarted:
         from trainfast_runner.search.control import start_search
 
         if stop_run_first is not None:
             stop_run_first()
-        return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, best=best), self.KIND)
+        return messages.SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, best=best), self.KIND)
 
     def _best_request(self) -> BestRequest | None:
         """Return the question of a best-fit search as it is asked for now; None for a batch search."""
         return None
 
-    def toggle_pause(self) -> Notified:
+    def toggle_pause(self) -> messages.Notified:
         """Pause the live search after its present step, or resume it.
 
         Return the notice to show, empty if the search was paused or resumed.
@@ -162,35 +148,35 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
             return self.no_search_notice()
         toggle = resume if search.state in PAUSE_STATES else pause
         start_thread("pause", partial(toggle, search.directory), self._post)
-        return Notified("")
+        return messages.Notified("")
 
-    def no_search_notice(self) -> Notified:
+    def no_search_notice(self) -> messages.Notified:
         """Return the notice that no search is live, or that one is starting."""
         return STILL_STARTING if self._pending.is_pending else NOT_LIVE
 
-    def stop(self) -> Notified:
+    def stop(self) -> messages.Notified:
         """End the live search, or a starting search as soon as the reader shows it; return the notice to show."""
         if self._pending.is_pending:
             # A search cannot be ended before it holds its lock.
             self._stop_when_seen = True
-            return Notified("Stopping as soon as the search has started…", "warning")
+            return messages.Notified("Stopping as soon as the search has started…", "warning")
         search = self.current
         if search is None or not search.is_live:
             return NOT_LIVE
         start_thread("cancel", partial(self._cancel, search.directory), self._post)
-        return Notified("Stopping: the running process is ended, the journal is kept…", "warning")
+        return messages.Notified("Stopping: the running process is ended, the journal is kept…", "warning")
 
     @staticmethod
-    def _cancel(directory: Path) -> Notified | None:
+    def _cancel(directory: Path) -> messages.Notified | None:
         from trainfast_runner.search.control import cancel
 
-        return None if cancel(directory) else Notified("The search has already ended.", "warning")
+        return None if cancel(directory) else messages.Notified("The search has already ended.", "warning")
 
 
 class Searches:
     """The controls of both kinds of search."""
 
-    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
+    def __init__(self, home: Home, post: messages.Post, python: messages.TrainingPython) -> None:
         self.batch = BatchControl(home, post, python)
         self.best = BestControl(home, post, python)
 
@@ -229,7 +215,7 @@ class BestOptions(msgspec.Struct, frozen=True):
     """True if the search ignores earlier ones: it continues no unfinished one and uses no measured effects."""
 
 
-class BestPlanned(ScreenMessage, frozen=True):
+class BestPlanned(messages.ScreenMessage, frozen=True):
     """The plan of a best-fit search, in paragraphs with their tones."""
 
     plan_id: int
@@ -245,7 +231,7 @@ class BestControl(SearchControl["BestSnapshot"]):
 
     KIND = SearchKind.BEST
 
-    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
+    def __init__(self, home: Home, post: messages.Post, python: messages.TrainingPython) -> None:
         super().__init__(home, post, python)
         self.options = BestOptions()
         """The next search."""
@@ -256,7 +242,7 @@ class BestControl(SearchControl["BestSnapshot"]):
 
         return best_search_words(search)
 
-    def plan(self, spec: RunSpec, post: Post) -> int:
+    def plan(self, spec: RunSpec, post: messages.Post) -> int:
         """Plan a search of `spec` and return the plan's number, with which `post` gets BestPlanned."""
         self._plan_id += 1
         plan_id = self._plan_id

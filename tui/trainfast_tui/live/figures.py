@@ -126,10 +126,7 @@ def first_and_last_loss(run: RunSnapshot) -> tuple[float | None, float | None]:
     """
     losses = run.result.loss if run.result is not None else None
     first, last = (losses.first, losses.last) if losses is not None else (None, None)
-    return (
-        run.first_loss if first is None else first,
-        _last_loss(run.steps) if last is None else last,
-    )
+    return (run.first_loss if first is None else first, _last_loss(run.steps) if last is None else last)
 
 
 def _last_loss(steps: Sequence[Step]) -> float | None:

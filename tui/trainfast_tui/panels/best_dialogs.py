@@ -1,4 +1,4 @@
-"""The instructions that a person can give to a live best-fit search."""
+"""The dialogs of a best-fit search: instructions to a live one, and the parts of the next one's question."""
 
 from __future__ import annotations
 
@@ -102,13 +102,12 @@ class QuestionDialogs:
 
     def ask(self, part: str) -> None:
         """Ask for `vary`, `batch`, `objective` or `budget`."""
-        dialogs = {
+        {
             "vary": self._ask_vary,
             "batch": self._ask_batch,
             "objective": self._ask_objective,
             "budget": self._ask_budget,
-        }
-        dialogs[part]()
+        }[part]()
 
     def _ask_vary(self) -> None:
         current = vary_text(self.request.vary or self.planned)
@@ -118,15 +117,22 @@ class QuestionDialogs:
     def _ask_batch(self) -> None:
         current = "" if self.request.global_batch is None else str(self.request.global_batch)
         hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
-        self._ask_part("Global batch", hint, current, _read_batch)
+
+        def read(text: str) -> Fields:
+            return {"global_batch": _read_count(text, "global batch") if text.strip() else None}
+
+        self._ask_part("Global batch", hint, current, read)
 
     def _ask_objective(self) -> None:
         """Ask for the objective; for the least time also for the number of steps."""
 
+        def read_steps(text: str) -> Fields:
+            return {"objective": "time", "for_steps": _read_count(text, "steps")}
+
         def on_objective(name: str) -> None:
             if name == "time":
                 hint = "Steps of the real training; a slow start such as compilation pays off only in a long one."
-                self._ask_part("Optimizer steps", hint, str(self.request.for_steps or self.steps), _read_steps)
+                self._ask_part("Optimizer steps", hint, str(self.request.for_steps or self.steps), read_steps)
             else:
                 self._change({"objective": name, "for_steps": None})
 
@@ -136,7 +142,8 @@ class QuestionDialogs:
     def _ask_budget(self) -> None:
         minutes, seconds = divmod(self.request.budget_s, 60)
         current = f"{self.request.budget_s:g}s" if seconds else f"{minutes:g}m"
-        self._ask_part("Time budget", "Time for finding the best: 90s, 10m, 1.5h.", current, _read_budget)
+        hint = "Time for finding the best: 90s, 10m, 1.5h."
+        self._ask_part("Time budget", hint, current, lambda text: {"budget_s": read_budget(text)})
 
     def _ask_part(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
         ask_text(self.app, title, hint, value, lambda text: self._change(read(text)))
@@ -148,18 +155,6 @@ class QuestionDialogs:
 def _read_vary(text: str) -> Fields:
     # A space after a comma does not end a knob's values.
     return {"vary": read_vary(re.split(r"\s+(?=\w+\s*=)", text.strip()) if text.strip() else [])}
-
-
-def _read_batch(text: str) -> Fields:
-    return {"global_batch": _read_count(text, "global batch") if text.strip() else None}
-
-
-def _read_steps(text: str) -> Fields:
-    return {"objective": "time", "for_steps": _read_count(text, "steps")}
-
-
-def _read_budget(text: str) -> Fields:
-    return {"budget_s": read_budget(text)}
 
 
 def _read_count(text: str, name: str) -> int:

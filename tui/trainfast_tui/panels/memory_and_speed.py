@@ -1,4 +1,4 @@
-"""The memory of the next run: its predicted peak by category against the limit, and the last measured peak."""
+"""The predicted memory and speed of the next run, each beside the last measured one."""
 
 from __future__ import annotations
 
@@ -131,11 +131,7 @@ def _bytes_left_line(fit: PredictedFit, width: int) -> Line:
     if left_bytes >= 0:
         heads: tuple[str, ...] = (f"{fmt.size(left_bytes)} left",)
     else:
-        heads = (
-            f"does not fit: {fmt.size(-left_bytes)} too much",
-            f"{fmt.size(-left_bytes)} too much",
-            "does not fit",
-        )
+        heads = (f"does not fit: {fmt.size(-left_bytes)} too much", f"{fmt.size(-left_bytes)} too much", "does not fit")
     if max_batch is None:
         tails: tuple[str, ...] = ("",)
     elif max_batch == 0:

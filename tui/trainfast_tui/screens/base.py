@@ -43,12 +43,7 @@ def bindings(scope: str) -> list[Binding]:
     """Return Textual's bindings of one screen, or with `everywhere` of the app."""
     return [
         Binding(
-            ",".join(action.keys),
-            action.call,
-            action.label,
-            show=False,
-            tooltip=action.help,
-            id=f"{scope}.{action.id}",
+            ",".join(action.keys), action.call, action.label, show=False, tooltip=action.help, id=f"{scope}.{action.id}"
         )
         for action in actions_of(scope)
     ]

@@ -26,7 +26,7 @@ from trainfast_tui.screens.search import SearchScreen, SearchView
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_words import batch_question_rows, batch_search_words, limit_notice, limits_words
-from trainfast_tui.text.format import DOUBT_SIGN, STRICT_MALLOC_NOTE, Line, Piece, Tone
+from trainfast_tui.text.format import DOUBT_SIGN, STRICT_MALLOC_NOTE, LabelledText, Line, Piece, Tone
 from trainfast_tui.text.keys import RUN_KEY, key_of
 from trainfast_tui.text.memory_words import effect_words, phase_words
 from trainfast_tui.text.search_words import REFUTED, outcome_of
@@ -64,22 +64,19 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         return self.session.searches.batch
 
     def on_mount(self) -> None:
-        if self._is_asking:
-            self._ask()
-        else:
-            self._show_search(self.search_control.current)
+        self.show_newest()
 
-    def _ask(self) -> None:
-        """Ask whether to start a search of the next run's knobs."""
-        self._is_asking = True
-        rows = batch_question_rows(self._next_run.spec, self._limit, self._search_of_same_settings())
-        self.view.show_question(self._next_run.spec.name, rows)
-        self.show_useful_keys()
+    def question(self) -> tuple[str, list[LabelledText]]:
+        spec = self._next_run.spec
+        if self._is_asking:
+            return spec.name, batch_question_rows(spec, self._limit, self._search_of_same_settings())
+        return spec.name, [self.starting_row(), ("", self._limit, "warning")]
 
     def show_refusal(self, error: UserError) -> None:
         """Show why the search cannot be started; without a search on the screen, ask again."""
         if self._search is None:
-            self._ask()
+            self._is_asking = True
+            self.show_search(None)
         super().show_refusal(error)
 
     def _search_of_same_settings(self) -> BatchSnapshot | None:
@@ -90,17 +87,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
     def show_newest(self) -> None:
         if self.search_control.is_active:
             self._is_asking = False
-        if not self._is_asking:
-            self._show_search(self.search_control.current)
-
-    def _show_search(self, search: BatchSnapshot | None) -> None:
-        """Paint the search as of the newest snapshot; None while it is being started."""
-        self.keep_search(search)
-        if search is not None:
-            self.view.show_search(search, self._now_ns)
-        else:
-            self.view.show_question(self._next_run.spec.name, [self.starting_row(), ("", self._limit, "warning")])
-        self.show_useful_keys()
+        self.show_search(None if self._is_asking else self.search_control.current)
 
     def hidden_actions(self) -> set[str]:
         hidden = set()
@@ -219,7 +206,7 @@ class BatchView(SearchView[BatchSnapshot]):
 
 def _state_lines(search: BatchSnapshot, now_ns: int, width: int) -> list[Line]:
     """Return the state of the search and its time, the limit, and why there is no prediction."""
-    sign, tone = fmt.search_sign(search.state)
+    sign, tone = fmt.state_sign(search.state)
     lines = fmt.labelled((f"{sign} ", tone), batch_search_words(search), width, "title")
     time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
     last_with_time = [*lines[-1], time]

@@ -51,7 +51,7 @@ from trainfast_tui.text.best_words import (
     unit_of,
     verdict_counts,
 )
-from trainfast_tui.text.format import DOUBT_SIGN, Line, Piece, Tone, labelled, paragraph, search_sign
+from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, Tone, labelled, paragraph, state_sign
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, RUN_KEY, key_of
 from trainfast_tui.text.search_words import outcome_of, role_of
 
@@ -131,13 +131,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         current = self.search_control.current
         if current is not None and current.is_live:
             self._shows_new_question = False
-        search = self._search_to_show(current)
-        self.keep_search(search)
-        if search is not None:
-            self.view.show_search(search, self._now_ns)
-        else:
-            self._show_plan()
-        self.show_useful_keys()
+        self.show_search(self._search_to_show(current))
 
     def _search_to_show(self, current: BestSnapshot | None) -> BestSnapshot | None:
         """Return the followed search.
@@ -152,7 +146,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         is_same_model = question is not None and next_run is not None and has_same_model(question, next_run.spec)
         return current if is_same_model or self._search is not None else None
 
-    def _show_plan(self) -> None:
+    def question(self) -> tuple[str, list[LabelledText]]:
         next_run, control = self.session.next_run, self.search_control
         rows = [self.starting_row()]
         if self._is_asking:
@@ -161,7 +155,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             rows = [("", ABOUT_SCRIPT_SEARCH if is_script else ABOUT_SEARCH, "muted"), ("", START_HINT, "title")]
             rows += [(f"{name:<16}", value, "text") for name, value in question]
             rows += [("", text, tone) for text, tone in self._planned.texts]
-        self.view.show_question(next_run.spec.name if next_run is not None else "", rows)
+        return next_run.spec.name if next_run is not None else "", rows
 
     def hidden_actions(self) -> set[str]:
         search = self._search
@@ -370,7 +364,7 @@ class BestView(SearchView["BestSnapshot"]):
 def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     """Return the state of the search, the best setting so far, and the time."""
     so_far = search.so_far
-    sign, tone = search_sign(search.state)
+    sign, tone = state_sign(search.state)
     mark: Piece = (f"{DOUBT_SIGN} ", "warning") if is_doubtful(search) else (f"{sign} ", tone)
     lines = labelled(mark, best_search_words(search), width, "title")
     if so_far.best is not None and so_far.space is not None:

@@ -83,17 +83,9 @@ def _verdict_lines(comparison: Comparison, width: int) -> list[Line]:
 
 def _run_line(letter: str, result: Result) -> Line:
     measured = result.steps.measured
-    line: Line = [
-        (f"{letter}  ", "key"),
-        (result.run_id, "title"),
-        (
-            f"  {state_text(result.state)}, {counted(measured, 'step')} measured",
-            "muted",
-        ),
-    ]
-    if result.synthetic_data:
-        line += SYNTHETIC_BADGE
-    return line
+    words = f"  {state_text(result.state)}, {counted(measured, 'step')} measured"
+    badge = SYNTHETIC_BADGE if result.synthetic_data else []
+    return [(f"{letter}  ", "key"), (result.run_id, "title"), (words, "muted"), *badge]
 
 
 def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
@@ -103,14 +95,9 @@ def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
     longest = max(MIN_KNOB_CELLS, *(len(name) + 2 for name, _, _ in comparison.knobs))
     name_cells = max(8, min(longest, width - 2 * VALUE_CELLS))
     lines: list[Line] = [[(f"{'knob':<{name_cells}}{'A':>{VALUE_CELLS}}{'B':>{VALUE_CELLS}}", "muted")]]
-    for name, a, b in comparison.knobs:
-        lines.append(
-            [
-                (fmt.to_width(fmt.plain(name), name_cells), "title"),
-                (fmt.to_width(fmt.plain(value_text(name, a)), VALUE_CELLS, "right"), "text"),
-                (fmt.to_width(fmt.plain(value_text(name, b)), VALUE_CELLS, "right"), "warning"),
-            ]
-        )
+    for name, *values in comparison.knobs:
+        a, b = (fmt.to_width(fmt.plain(value_text(name, value)), VALUE_CELLS, "right") for value in values)
+        lines.append([(fmt.to_width(fmt.plain(name), name_cells), "title"), (a, "text"), (b, "warning")])
     return lines
 
 
@@ -121,16 +108,9 @@ def _condition_lines(comparison: Comparison) -> list[Line]:
     lines: list[Line] = [[], [(head, "muted")]]
     for row in comparison.conditions:
         values = [fmt.plain(value or fmt.ABSENT) for value in (row.a, row.b)]
-        lines.append(
-            [
-                (fmt.to_width(row.label, CONDITION_CELLS), "title"),
-                (
-                    "".join(fmt.to_width(value, CONDITION_VALUE_CELLS, "right") for value in values),
-                    "warning" if row.differs else "text",
-                ),
-                ("  differs" if row.differs else "", "warning"),
-            ]
-        )
+        text = "".join(fmt.to_width(value, CONDITION_VALUE_CELLS, "right") for value in values)
+        line: Line = [(fmt.to_width(row.label, CONDITION_CELLS), "title")]
+        lines.append([*line, (text, "warning"), ("  differs", "warning")] if row.differs else [*line, (text, "text")])
     return lines
 
 
@@ -194,11 +174,8 @@ class DiagnosisScreen(PageScreen):
 
     def body(self, width: int) -> list[Line]:
         period_words = "now" if self._run.is_live else "in all"
-        return [
-            rule(f"bottlenecks of {self._run.run_id}, {period_words}", width),
-            [],
-            *_diagnosis_lines(self._run, width),
-        ]
+        title = rule(f"bottlenecks of {self._run.run_id}, {period_words}", width)
+        return [title, [], *_diagnosis_lines(self._run, width)]
 
 
 def _diagnosis_lines(run: RunSnapshot, width: int) -> list[Line]:

@@ -26,8 +26,7 @@ from trainfast_tui.panels.header_footer import Header, StatusLine
 from trainfast_tui.panels.knob_panel import KnobPanel
 from trainfast_tui.panels.log_pane import LogPane
 from trainfast_tui.panels.memory_and_speed import MemoryBar, SpeedBar
-from trainfast_tui.panels.run_lines import DiagnosisLine
-from trainfast_tui.panels.step_panel import StepPanel
+from trainfast_tui.panels.step_panel import DiagnosisLine, StepPanel
 from trainfast_tui.panels.welcome import MIN_HEIGHT, MIN_WIDTH, TooSmall, Welcome
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import with_sizes
@@ -332,7 +331,7 @@ class MainScreen(AppScreen):
         self.app.push_screen(MonitorScreen(self.session))
 
     def action_topo(self) -> None:
-        from trainfast_tui.screens.topo import TopoScreen
+        from trainfast_tui.screens.monitor import TopoScreen
 
         self.app.push_screen(TopoScreen(self.session))
 

@@ -1,4 +1,4 @@
-"""The machine, for a person about to train: devices, their throttling, their users, and their last minutes."""
+"""The machine, for a person about to train: devices, their throttling, users, last minutes, and connections."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from textual.geometry import Size
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.process_list import ProcessRow, check_endable, end_process
 from trainfast_runner.machine.processes import Identity, is_running
+from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin
 from trainfast_runner.running.present_state import Membership, run_of_process
 from trainfast_tui.charts.chart_column import ChartColumn
+from trainfast_tui.control.messages import ScreenMessage
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import SearchKind, Snapshot, used_uuids
 from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.header_footer import StatusLine
 from trainfast_tui.panels.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.panels.sorted_table import Columns, SortedTable, SortOrder
-from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.screens.base import AppScreen, PageScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, Tone
+from trainfast_tui.text.format import Line, Tone, labelled, paragraph, rule
 from trainfast_tui.text.keys import key_of
+from trainfast_tui.text.topology import TopologySection, topology_sections
 
 HEAD_AND_FOOTER_ROWS = 2
 MIN_ROWS_FOR_CHARTS = 7
@@ -328,3 +332,49 @@ def _gpu_memory_text(row: ProcessRow) -> str:
     else:
         gpu_words = f"{len(indexes)} GPUs"
     return f"{gpu_words} {fmt.size(row.device_memory_bytes)}"
+
+
+class TopologyRead(ScreenMessage, frozen=True):
+    """NVML has answered."""
+
+    topology: Topology
+
+
+class TopoScreen(PageScreen):
+    """The matrix and the sections below. NVML is read in a thread: the driver may take its time."""
+
+    SCOPE = "topo"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._topology: Topology | None = None
+        """None until the driver has answered."""
+
+    def on_mount(self) -> None:
+        self.action_reload()
+
+    def on_posted_message(self, message: PostedMessage) -> None:
+        if isinstance(message.content, TopologyRead):
+            self._topology = message.content.topology
+            self.repaint()
+
+    def action_reload(self) -> None:
+        start_thread("topology", lambda: TopologyRead(read_topology()), self.post)
+
+    def body(self, width: int) -> list[Line]:
+        if self._topology is None:
+            return [rule("topology", width), [("Asking the driver…", "muted")]]
+        body: list[Line] = []
+        for section in topology_sections(self._topology):
+            body += [[], rule(section.title, width), *_section_lines(section, width)]
+        return body[1:]
+
+
+def _section_lines(section: TopologySection, width: int) -> Iterator[Line]:
+    for number, line in enumerate(section.lines):
+        if section.kind == "prose":
+            yield from labelled(("• ", "key"), line, width)
+        elif section.kind == "errors":
+            yield from paragraph(line, width, "error")
+        else:
+            yield [(line, "title" if section.kind == "table" and number == 0 else "text")]

@@ -290,7 +290,7 @@ class RunsTable(SortedTable[RunRow]):
         )
 
     def row_line(self, row: RunRow, width: int) -> Line:
-        sign, tone = fmt.run_sign(row.state, row.doubts)
+        sign, tone = fmt.state_sign(row.state, row.doubts)
         state = "unsupervised" if row.supervised is False else state_text(row.state)
         cells: dict[str, Piece] = {
             "started": (_started(row), "text"),

@@ -30,7 +30,7 @@ from trainfast_runner.settings.script_preset import (
 )
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS, ways_without_flag
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.script_control import DiscoveryRefused, ScriptDiscovered
+from trainfast_tui.control.run_control import DiscoveryRefused, ScriptDiscovered
 from trainfast_tui.painting import WidgetWithNotice
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.panels.header_footer import Footer
@@ -39,7 +39,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import Line, Tone
 from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, key_of
-from trainfast_tui.text.script_words import default_words, discovery_words, warning_words
+from trainfast_tui.text.next_run_words import default_words, discovery_words, warning_words
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import Discovered, Flag

@@ -53,6 +53,10 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Paint the followed search as of the newest snapshot, or the question of the next one."""
         raise NotImplementedError
 
+    def question(self) -> tuple[str, list[LabelledText]]:
+        """Return the name of what the next search trains, and the rows that ask for it or say that it is starting."""
+        raise NotImplementedError
+
     def search_to_start(self) -> tuple[RunSpec, bool]:
         """Return the settings of the search to start or continue, and True to start it over.
 
@@ -77,11 +81,16 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Return the text in place of the search while it is being started."""
         return "", f"The knobs are being checked… {elapsed(self.search_control.requested_ns, self._now_ns)}", "text"
 
-    def keep_search(self, search: SearchSnapshotT | None) -> None:
-        """Make this the search on the screen; a notice about its state before is outdated."""
+    def show_search(self, search: SearchSnapshotT | None) -> None:
+        """Put this search on the screen, or else the question; a notice about the state before is outdated."""
         if search is not None and (self._search is None or self._search.state != search.state):
             self.notify("")
         self._search = search
+        if search is not None:
+            self.view.show_search(search, self._now_ns)
+        else:
+            self.view.show_question(*self.question())
+        self.show_useful_keys()
 
     def show_useful_keys(self) -> None:
         """Leave out of the footer the keys that do nothing now, and label the others by their effect."""

@@ -249,10 +249,7 @@ def estimate_lines(estimate: Estimate) -> list[str]:
     rows = [
         ("settings", legal),
         ("processes", f"{estimate.processes} for trials and about {estimate.cold_runs} cold runs; {start}"),
-        (
-            "takes",
-            f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}",
-        ),
+        ("takes", f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}"),
     ]
     return [*busy_lines(estimate), *pair_lines(rows)]
 

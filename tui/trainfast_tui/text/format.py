@@ -379,7 +379,7 @@ PHASE_TONES: dict[str, Tone] = {
     "other": "muted",
 }
 """The tone of each phase of a step."""
-_RUN_SIGNS: dict[str, Piece] = {
+_STATE_SIGNS: dict[str, Piece] = {
     "starting": ("○", "secondary"),
     "running": ("●", "success"),
     "stopping": ("●", "warning"),
@@ -391,39 +391,28 @@ _RUN_SIGNS: dict[str, Piece] = {
     "killed": ("✗", "warning"),
     "lost": ("✗", "warning"),
     "unreadable": ("○", "warning"),
-}
-_SEARCH_SIGNS: dict[str, Piece] = {
-    "starting": ("○", "secondary"),
-    "running": ("●", "success"),
     "pausing": ("●", "warning"),
     "paused": ("■", "warning"),
     "interrupted": ("✗", "warning"),
     "answered": ("✓", "success"),
     "nothing_fits": ("✗", "error"),
-    "failed": ("✗", "error"),
     "cancelled": ("■", "warning"),
 }
-_UNKNOWN: Piece = ("○", "text")
-"""A state of a newer version."""
+"""The sign of each state of a run or a search, with its tone."""
 
 
-def run_sign(state: str, doubts: Sequence[Doubt] | None = None) -> Piece:
-    """Return the sign of a run's state with its tone; that of doubt for a finished run whose figures are in doubt."""
+def state_sign(state: str, doubts: Sequence[Doubt] | None = None) -> Piece:
+    """Return the sign of a run's or search's state; that of doubt for a finished run whose figures are in doubt."""
     if doubts and state == "finished":
         return DOUBT_SIGN, "warning"
-    return _RUN_SIGNS.get(state, _UNKNOWN)
+    return _STATE_SIGNS.get(state, ("○", "text"))  # a state of a newer version
 
 
 def followed_run_sign(run: RunSnapshot) -> Piece:
     """Return the sign of a followed run: a finished one looks live until its result says whether it is in doubt."""
     if run.result is None:
-        return run_sign("running" if run.state == "finished" else run.state)
-    return run_sign(run.state, run.result.doubts)
-
-
-def search_sign(state: str) -> Piece:
-    """Return the sign of a search's state with its tone."""
-    return _SEARCH_SIGNS.get(state, _UNKNOWN)
+        return state_sign("running" if run.state == "finished" else run.state)
+    return state_sign(run.state, run.result.doubts)
 
 
 def doubt_words(doubts: Sequence[Doubt] | None) -> str:

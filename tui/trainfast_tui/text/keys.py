@@ -219,10 +219,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action(ASK_VARY, ("v",), "vary", "Choose the knobs and values that the next search varies."),
         Action(ASK_BATCH, ("g",), "batch", "Choose the global batch of the next search."),
         Action(
-            ASK_OBJECTIVE,
-            ("o",),
-            "objective",
-            "Choose what the next search is for: samples, tokens, joules, time.",
+            ASK_OBJECTIVE, ("o",), "objective", "Choose what the next search is for: samples, tokens, joules, time."
         ),
         Action(ASK_BUDGET, ("t",), "time", "Choose the time budget of the next search."),
         Action(

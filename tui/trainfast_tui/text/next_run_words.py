@@ -1,17 +1,19 @@
-"""Speeds in words: a predicted one, alone and beside the measured one, and the remark on one of few steps."""
+"""The next run in words: its predicted speed, its overrides, and the flags found in a script of the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE
+from trainfast_runner.units import counted
 from trainfast_tui.text.format import interval, number, percent_change, plain, signed_percent, truncate
 
 if TYPE_CHECKING:
-    from trainfast_runner.records.run_file import PredictedSpeed
+    from trainfast_runner.records.run_file import Discovered, Flag, PredictedSpeed
 
 
 SAMPLES_VARY = "mean: steps differ in size"
@@ -70,3 +72,22 @@ def _typed_value(key: str, value: Any) -> str:
     if key in KNOBS_BY_NAME:
         return KNOBS_BY_NAME[key].text_of(value)
     return field_text(value)
+
+
+def warning_words(command: Sequence[str]) -> str:
+    """Return what is about to run, and what it may do."""
+    return (
+        f"running {plain(shlex.join(command))} up to its argument parser, to find its flags;"
+        " whatever it does before that, such as deleting or writing files, is done"
+    )
+
+
+def discovery_words(discovered: Discovered) -> str:
+    """Return where discovery stopped the script, its parser, and the number of its flags."""
+    kind = f"{discovered.parser}, " if discovered.parser else ""
+    return f"stopped at {discovered.stopped_at}: {kind}{counted(len(discovered.flags), 'flag')}"
+
+
+def default_words(flag: Flag) -> str:
+    """Return the default of a flag; empty without one."""
+    return plain("" if flag.default is None else str(flag.default))
