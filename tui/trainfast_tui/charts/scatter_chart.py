@@ -176,7 +176,7 @@ class FramedPlot:
     """Signs of one cell each, put over the dots of a curve."""
 
     def __init__(self, dots: bytearray, width: int) -> None:
-        """`dots` is drawn by `braille.draw`, in rows of `width` cells."""
+        """`dots` is drawn by `chart_data.draw`, in rows of `width` cells."""
         glyphs = [GLYPHS[mask] for mask in dots]
         self._signs = [glyphs[start : start + width] for start in range(0, len(glyphs), width)]
         self._tones: list[list[Tone]] = [["primary" if sign != " " else "text" for sign in row] for row in self._signs]

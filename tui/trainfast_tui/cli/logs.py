@@ -1,4 +1,4 @@
-"""`logs`: the output of a run's training, without sequences that could move the terminal's cursor."""
+"""`logs` and `stop`: the output of a run's training, without control sequences, and its end on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report`: runs or a search in one file, as a page or as Markdown."""
+"""`report` and `export`: runs or a search in one file, and a run's settings in the forms of other tools."""
 
 from __future__ import annotations
 

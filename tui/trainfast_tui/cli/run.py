@@ -1,4 +1,4 @@
-"""`run`: one training run, from a preset or a script of the user's own, followed to its end.
+"""`run` and `attach`: one training run, from a preset or a script of the user's own, followed to its end.
 
 Modules that only a started run needs are imported where they are used: a refusal stays fast.
 """
@@ -25,7 +25,7 @@ from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_python, add_run, add_settings, add_wait, directory_of, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
-from trainfast_tui.cli.launching import follow, predict_memory, run_started_when_free
+from trainfast_tui.cli.launching import follow, predict_memory, print_out_of_memory, run_started_when_free
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.printing import print_json, print_line, print_notice
 from trainfast_tui.cli.progress import live_record, print_result, progress_when_slow
@@ -91,11 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if result is None:
         return EXIT_HUNG_UP
     if result.state == "oom":
-        from trainfast_tui.cli.launching import print_out_of_memory
-
         return print_out_of_memory(directory, result, arguments.python, arguments.json)
-    from trainfast_tui.cli.progress import print_result
-
     return print_result(result, arguments.json)
 
 

@@ -1,4 +1,4 @@
-"""`runs rm`: delete runs; if one is live, nothing is deleted."""
+"""`runs rm` and `runs prune`: delete named runs, or old runs, searches and caches; never a live one."""
 
 from __future__ import annotations
 

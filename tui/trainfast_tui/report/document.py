@@ -19,12 +19,7 @@ from trainfast_runner.search.best_journal import read_best_journal
 from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose, left_out_words
 from trainfast_tui.report.pictures import STYLE_SHEET, can_draw
 from trainfast_tui.report.run_blocks import ReportedRun, read_run, runs_report
-from trainfast_tui.report.search_blocks import (
-    batch_confirming_run_ids,
-    batch_search_report,
-    best_confirming_run_ids,
-    best_search_report,
-)
+from trainfast_tui.report.search_blocks import batch_search_report, best_search_report, confirming_run_ids
 from trainfast_tui.text.format import FigureHeading, plain
 
 
@@ -48,7 +43,7 @@ def report_document(home: Home, references: Sequence[str]) -> tuple[Document, li
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     """Return the report of a search of either kind, with the runs that confirmed its answer."""
     best, batch = BestSoFar(tuple(read_best_journal(directory))), BatchFollower(directory).poll()
-    confirmed = batch_confirming_run_ids(batch) if best.question is None else best_confirming_run_ids(best)
+    confirmed = confirming_run_ids(batch.answer if best.question is None else best.answer)
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
     runs = _read_runs(home, run_ids)
     if best.question is not None:

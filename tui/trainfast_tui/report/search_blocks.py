@@ -7,7 +7,14 @@ from statistics import median
 
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.search.batch.answer import BatchSnapshot
-from trainfast_runner.search.batch_journal import BatchEnded, BatchQuestion, ConfirmationRun, Probe, refuted_by
+from trainfast_runner.search.batch_journal import (
+    BatchAnswer,
+    BatchEnded,
+    BatchQuestion,
+    ConfirmationRun,
+    Probe,
+    refuted_by,
+)
 from trainfast_runner.search.best.answer import verdicts_without_answer
 from trainfast_runner.search.best.report import BestSoFar
 from trainfast_runner.search.best_journal import BestAnswer, BestEnded, BestQuestion, CandidateVerdict, ColdRun, Trial
@@ -60,12 +67,6 @@ CONFIRMATION_POINTS = {"finished": "confirmation", "oom": "oom"}
 """Keys of `POINT_KINDS` by the state of a confirmation run; one that ended otherwise says nothing of memory."""
 FIT_POINTS = 40
 """Points through which the fit is drawn: it bends where another phase becomes the highest."""
-
-
-def batch_confirming_run_ids(search: BatchSnapshot) -> list[str]:
-    """Return the id of the run that confirmed the answer; empty without one."""
-    answer = search.answer
-    return [answer.confirmation_run_id] if answer is not None and answer.confirmation_run_id is not None else []
 
 
 def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
@@ -175,14 +176,15 @@ def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[pictures.
 NO_EXPORT = "No run of the best setting is on the disk: its settings are not exported."
 
 
-def best_confirming_run_ids(so_far: BestSoFar) -> list[str]:
-    """Return the ids of the runs that confirmed the answer, the baseline's first; empty without an answer."""
-    answer = so_far.answer
-    return [] if answer is None else list(dict.fromkeys([*answer.baseline_run_ids, *answer.best_run_ids]))
+def confirming_run_ids(answer: BatchAnswer | BestAnswer | None) -> list[str]:
+    """Return the ids of the runs that confirmed the answer, the baseline's first; empty without any."""
+    if isinstance(answer, BestAnswer):
+        return list(dict.fromkeys([*answer.baseline_run_ids, *answer.best_run_ids]))
+    return [] if answer is None or answer.confirmation_run_id is None else [answer.confirmation_run_id]
 
 
 def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
-    """Return the whole report; `runs` are those of `best_confirming_run_ids` that are still on the disk."""
+    """Return the whole report; `runs` are those of `confirming_run_ids` that are still on the disk."""
     blocks: list[Block] = [*_best_question(question), *(machine_blocks(runs) if runs else ())]
     answer, space = so_far.answer, so_far.space
     rows: list[tuple[str, str]] = []
