@@ -27,8 +27,7 @@ from pathlib import Path
 from benchmarks.meter import Program, Row, app, live_run, options, print_table
 from benchmarks.sampler_cost import stand_in
 
-from trainfast_runner.machine.process_tree import ProcessTree
-from trainfast_runner.machine.telemetry.host import read_cores
+from trainfast_runner.machine.telemetry.host import ProcessTree, read_cores
 
 GPU_PERCENT = 0.3
 CPU_PERCENT_BEYOND_SHARE = 1.0

@@ -2,8 +2,8 @@
 
 import pytest
 
+from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.doctor import gpu_findings
-from trainfast_runner.machine.gpu_health import defects
 from trainfast_runner.machine.telemetry.throttle import degrees_left, slows_down_at_c
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.monitor import ecc_errors, lines_below

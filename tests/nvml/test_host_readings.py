@@ -11,12 +11,11 @@ import psutil
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine import process_tree as tree_module
-from trainfast_runner.machine.process_tree import ProcessTree
 from trainfast_runner.machine.processes import read_stat
 from trainfast_runner.machine.telemetry import host
 from trainfast_runner.machine.telemetry import host as host_module
-from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, busy_percent
+from trainfast_runner.machine.telemetry import host as tree_module
+from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, ProcessTree, busy_percent
 from trainfast_runner.machine.telemetry.sampler import take_tick
 
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"

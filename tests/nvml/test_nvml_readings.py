@@ -5,7 +5,7 @@ import pytest
 import stand_in
 from stand_in import MIB, Gpu, Machine, gpus
 
-from trainfast_runner.machine.gpu_health import defects
+from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.telemetry.topology import read_topology
 
 

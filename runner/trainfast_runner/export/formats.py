@@ -13,11 +13,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.export.accelerate_yaml import accelerate_yaml
 from trainfast_runner.export.export_text import ExportText
 from trainfast_runner.export.own_command import run_command, user_script_export, whole_preset
-from trainfast_runner.export.trainer_arguments import deepspeed_json
-from trainfast_runner.export.trainer_script import torchrun_command, training_block
+from trainfast_runner.export.trainer_script import accelerate_yaml, deepspeed_json, torchrun_command, training_block
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_values import KnobValues

@@ -18,8 +18,7 @@ from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValues
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default
-from trainfast_runner.settings.other_tools import trainer_fields
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default, trainer_fields
 from trainfast_runner.settings.saving import script_preset_text
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import BY_ENVIRONMENT, LAUNCH_KNOBS

@@ -1,16 +1,20 @@
-"""A run's settings as a `TrainingArguments(...)` call, for a script of the Trainer."""
+"""A run's settings for a script of the Trainer: `TrainingArguments(...)`, accelerate's file, DeepSpeed's."""
 
 from __future__ import annotations
 
+import copy
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pprint import pformat
+from typing import Any
+
+import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.accelerate_yaml import ACCELERATE_FILE, accelerate_yaml
 from trainfast_runner.export.export_text import (
+    SAME_RUN_HERE,
     ExportText,
     file_comment,
     gpu_variables,
@@ -20,18 +24,221 @@ from trainfast_runner.export.export_text import (
     torchrun_comments,
     torchrun_words,
 )
-from trainfast_runner.export.trainer_arguments import (
-    DEEPSPEED_FILE,
-    config_for_trainer,
-    settings_to_express,
-    trainer_arguments,
-)
+from trainfast_runner.records.json_lines import DAMAGE, read_regular
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_values import KnobValues
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, compile_mode, not_at_default, trainer_fields
+from trainfast_runner.settings.precisions import ACCELERATE_NAMES, FP32_WEIGHTS
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.units import comments, shell_line
-from trainfast_runner.worker.catalog import StrategyEntry
+from trainfast_runner.worker.catalog import OPTIMIZERS, StrategyEntry
+
+TRANSFORMERS_MAJORS = ("4", "5")
+"""Versions of transformers in which the fields have these names: 6 drops gradient_checkpointing."""
+
+
+def trainer_arguments(run: RunFile, knobs: KnobValues) -> tuple[dict[str, object], list[str]]:
+    """Every field that a knob decides, by name, and the knobs not at their defaults without a field.
+
+    Raises UserError as `refuse_unsupported_by_trainer` does.
+    """
+    refuse_unsupported_by_trainer(run, knobs)
+    fields = trainer_fields(knobs)
+    if run.device == "cpu":
+        fields["use_cpu"] = True
+    left_out = [name for name in settings_to_express(knobs) if not KNOBS_BY_NAME[name].same_as.training_args]
+    left_out += [] if OPTIMIZERS[str(knobs["optimizer"])].trainer_name else ["optimizer"]
+    return fields, left_out
+
+
+def refuse_unsupported_by_trainer(run: RunFile, knobs: KnobValues) -> None:
+    """Raise UserError where fields of TrainingArguments would start another run.
+
+    Such a run has another strategy or precision than the Trainer, or another transformers.
+    """
+    strategy = strategy_of(knobs)
+    unsupported = [] if strategy.runs_in_trainer else ["strategy"]
+    unsupported += [] if knobs["precision"] in FP32_WEIGHTS else ["precision"]
+    if unsupported:
+        names = " and ".join(f"{name}={knobs[name]}" for name in unsupported)
+        accelerate = "--to accelerate, or " if unsupported == ["strategy"] and strategy.accelerate_type else ""
+        raise UserError(
+            f"the Trainer has no flag for {names}: a script started like this would be another run",
+            key=unsupported[0],
+            advice=accelerate + SAME_RUN_HERE,
+        )
+    transformers = run.versions.get("transformers")
+    if transformers and transformers.partition(".")[0] not in TRANSFORMERS_MAJORS:
+        raise UserError(
+            f"{run.run_id} ran with transformers {transformers}; these fields are those of 4 and 5",
+            key="transformers",
+            advice=SAME_RUN_HERE,
+        )
+
+
+def settings_to_express(knobs: KnobValues) -> list[str]:
+    """Knobs not at their defaults that another tool should express, without the knobs of our own run and its timing."""
+    own = ("timing_warmup", "watch", "engine")
+    return [name for name in not_at_default(knobs) if name not in own and KNOBS_BY_NAME[name].applies(knobs)]
+
+
+DEEPSPEED_FILE = "deepspeed.json"
+FILLED_BY_THE_TRAINER = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "fp16.enabled",
+    "bf16.enabled",
+)
+"""Values that transformers fills in from TrainingArguments where the JSON says "auto" (its DeepSpeed guide)."""
+
+
+def deepspeed_json(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
+    """The JSON for a script that calls DeepSpeed itself, all in numbers. Raises UserError for a run that gave none.
+
+    Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
+    """
+    strategy = strategy_of(knobs)
+    if not strategy.is_zero:
+        raise UserError(
+            f"{run.run_id} ran strategy={strategy.name}, and under DeepSpeed it would be another run",
+            key="strategy",
+            advice="--to training-args, or a run with strategy=zero2",
+        )
+    if knobs["precision"] == "tf32":
+        raise UserError(
+            f"DeepSpeed's JSON has no precision=tf32: a script with it would be another run than {run.run_id}",
+            key="precision",
+            advice="--to training-args",
+        )
+    config = read_recorded_config(run, directory)
+    left_out = [
+        name
+        for name in settings_to_express(knobs)
+        if not any(_has_value(config, key) for key in KNOBS_BY_NAME[name].same_as.deepspeed_keys)
+        and (name != "devices" or run.world_size > 1)
+    ]
+    return ExportText(json.dumps(config, indent=2), left_out, DEEPSPEED_FILE)
+
+
+def read_recorded_config(run: RunFile, directory: Path) -> dict[str, Any]:
+    """The configuration that the run recorded. Raises UserError if the run ended before it had one."""
+    try:
+        config = msgspec.json.decode(read_regular(directory / DEEPSPEED_FILE))
+    except (OSError, *DAMAGE):
+        config = None
+    if not isinstance(config, dict):
+        raise UserError(
+            f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export",
+            key=DEEPSPEED_FILE,
+            advice=f"trainfast-tui run {run.name}, and the export of that run",
+        )
+    return config
+
+
+def config_for_trainer(run: RunFile, directory: Path) -> dict[str, Any]:
+    """The recorded configuration with "auto" for the values of TrainingArguments: one source for each setting."""
+    config = copy.deepcopy(read_recorded_config(run, directory))
+    for path in FILLED_BY_THE_TRAINER:
+        *sections, key = path.split(".")
+        table: Any = config
+        for section in sections:
+            table = table.get(section, {})
+        if key in table:
+            table[key] = "auto"
+    return config
+
+
+def _has_value(config: object, path: str) -> bool:
+    """True if there is a value under the keys that `path` joins by dots."""
+    for key in path.split("."):
+        if not isinstance(config, dict) or key not in config:
+            return False
+        config = config[key]
+    return True
+
+
+ACCELERATE_FILE = "accelerate.yaml"
+
+
+def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
+    """The YAML. Raises UserError where a script started with it would be another run."""
+    kind = _kind(run, knobs)
+    config: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "mixed_precision": ACCELERATE_NAMES.get(str(knobs["precision"])),
+        "num_machines": 1,
+        "num_processes": run.world_size,
+        "use_cpu": run.device == "cpu",
+    }
+    other_files = {}
+    if kind == "DEEPSPEED":
+        # accelerate refuses a precision that deepspeed.json gives too.
+        del config["mixed_precision"]
+        config["deepspeed_config"] = {"deepspeed_config_file": DEEPSPEED_FILE}
+        other_files = {DEEPSPEED_FILE: json.dumps(read_recorded_config(run, directory), indent=2)}
+    if kind == "FSDP":
+        config["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": knobs["reshard"] == "on",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": knobs["checkpointing"] == "full",
+        }
+    if knobs["compile"] != "off":
+        config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": compile_mode(knobs)}
+    covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
+    left_out = [name for name in settings_to_express(knobs) if name not in covered]
+    head = head_comments(run, ("accelerate", "torch", *(("deepspeed",) if other_files else ())), left_out)
+    head += malloc_comments(run)
+    if other_files:
+        head.append(file_comment(run, DEEPSPEED_FILE, "accelerate"))
+    return ExportText("\n".join([*comments(head), *_yaml(config)]), left_out, ACCELERATE_FILE, other_files)
+
+
+def _kind(run: RunFile, knobs: KnobValues) -> str:
+    """accelerate's distributed_type. Raises UserError where it has none for this run."""
+    strategy, precision = strategy_of(knobs), str(knobs["precision"])
+    kind = strategy.accelerate_type
+    if kind is None:
+        raise UserError(
+            f"accelerate has no strategy={strategy.name}: a script started with its file would be another run",
+            key="strategy",
+            advice="--to training-args" if strategy.runs_in_trainer else SAME_RUN_HERE,
+        )
+    if precision == "tf32" or (precision not in ACCELERATE_NAMES and kind != "DEEPSPEED"):
+        raise UserError(
+            f"accelerate's file has no precision={precision}: a script started with it would be another run",
+            key="precision",
+            advice="--to training-args" if precision == "tf32" else SAME_RUN_HERE,
+        )
+    instead = "--to torchrun" if strategy.runs_in_trainer else SAME_RUN_HERE
+    if run.device == "cpu" and run.world_size > 1:
+        raise UserError(
+            f"accelerate starts one process on a CPU whatever its file asks, and {run.run_id} had {run.world_size}",
+            key="devices",
+            advice=instead,
+        )
+    if run.device == "cpu" and kind != "NO":
+        raise UserError(
+            f"accelerate runs no {kind} on a CPU, and {run.run_id} is strategy={strategy.name}",
+            key="strategy",
+            advice=instead,
+        )
+    return kind
+
+
+def _yaml(config: dict[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for name, value in config.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}:", *_yaml(value, indent + "  ")]
+        else:
+            # A JSON scalar is a YAML scalar; `no` is quoted, which YAML 1.1 would read as false.
+            lines.append(f"{indent}{name}: {json.dumps(value)}")
+    return lines
+
 
 TRAINING_ARGS_FILE = "training_args.py"
 INDENT = "    "

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD, detect_machine, pci_card
-from trainfast_runner.machine.gpu_health import defects
 from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.machine.resource_limits import tightest_group_limit
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure

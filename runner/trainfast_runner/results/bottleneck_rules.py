@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainfast_runner.machine.gpu_health import POWER_SUPPLY_CURE
+from trainfast_runner.machine.device_events import POWER_SUPPLY_CURE
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import STRATEGIES
 

@@ -32,7 +32,7 @@ from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_r
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan, refuse_busy
-from trainfast_runner.running.scripts.sandbox import SANDBOX_FOLDER, sandbox
+from trainfast_runner.running.scripts.contained import SANDBOX_FOLDER, sandbox
 from trainfast_runner.running.scripts.script_plan import RUN_VARIABLE
 from trainfast_runner.worker.shared.host import OnWait, print_holder
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.gpu_health import defects
+from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.process_list import command_line, owner_uid, user_name
 from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.machine.telemetry import throttle

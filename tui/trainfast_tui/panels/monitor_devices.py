@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from rich.cells import cell_len
 
-from trainfast_runner.machine.gpu_health import BUSY_PERCENT
+from trainfast_runner.machine.device_events import BUSY_PERCENT
 from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.throttle import causes_of
 from trainfast_runner.records.tick import DeviceReading, HostReading, Tick

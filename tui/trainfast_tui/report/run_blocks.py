@@ -20,10 +20,10 @@ from trainfast_runner.records.run_file import PredictedSpeed, RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.telemetry_lines import TelemetryTail
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.results.asked_and_ran import mismatches
 from trainfast_runner.results.comparison import DIFFERENT_SAMPLE_VERDICTS, compare, compared_conditions, speeds_rank
 from trainfast_runner.results.distributions import pareto_front
 from trainfast_runner.results.doubts import doubts
+from trainfast_runner.results.verdict import mismatches
 from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, SummedRates
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.settings.spec import without_search_settings

@@ -1,21 +1,155 @@
 """Discovery: a script runs to its argument parser, its flags are written down, and the process ends there.
 
 The end is the earliest of the parser's return, TrainingArguments, a Lightning Trainer, the first optimizer and the
-first forward pass. The script's own clean-up does not run: until then the script has done no more than imports.
+first forward pass. The script's own clean-up does not run: until then the script has done no more than imports. Flags
+are JSON objects, from argparse, click or Hydra.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
+import math
 import os
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from . import flags
 from .import_hooks import hook_modules
 from .notes import never_raises
+
+MAX_TEXT_CHARACTERS = 200
+"""Chosen, not measured: the most characters kept of a text."""
+MAX_ITEMS = 200
+"""Chosen, not measured: the most items kept of a list."""
+MAX_CHOICES = 100
+"""Choices listed for a flag; `choices=range(...)` may have millions."""
+CLICK_TYPES = {"integer": "int", "float": "float", "boolean": "bool"}
+"""Types of click's parameters by the first word of their names; all others are read as text."""
+
+
+def argparse_flags(parsers: Iterable[argparse.ArgumentParser], namespace: Any) -> list[dict[str, Any]]:
+    """The options of a parser and of the subcommands' parsers that ran in it, with their values in `namespace`."""
+    return [_of_action(action, namespace) for parser in parsers for action in parser._actions if _is_option(action)]
+
+
+def click_flags(command: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The options of a `click.Command`, with the values of its context."""
+    return [
+        {
+            "names": [*parameter.opts, *parameter.secondary_opts],
+            "type": _click_type(parameter),
+            "default": plain(parameter.default),
+            "value": plain(values.get(parameter.name)),
+            "choices": _choices(getattr(parameter.type, "choices", ())),
+            "off": next((name for name in parameter.secondary_opts if name.startswith("--")), None),
+            "help": _text(getattr(parameter, "help", None)),
+        }
+        for parameter in command.params
+        if parameter.param_type_name == "option" and parameter.name != "help"
+    ]
+
+
+def config_flags(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The leaves of a Hydra configuration by their dotted names, as the command line overrides them."""
+    return [
+        {"names": [name], "type": _type_of(value), "default": plain(value), "value": plain(value), "assigned": True}
+        for name, value in _leaves(config, "")
+    ]
+
+
+def configurator_flags(names: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The globals that nanoGPT's `configurator.py` takes from the command line, listed in `config_keys`; else empty."""
+    keys = names.get("config_keys")
+    values = {f"--{key}": names.get(key) for key in keys} if isinstance(keys, list) else {}
+    return [
+        {"names": [flag], "type": _type_of(value), "default": plain(value), "value": plain(value), "assigned": True}
+        for flag, value in values.items()
+    ]
+
+
+def plain(value: Any) -> Any:
+    """Return a JSON value: plain values unchanged, None for a missing-value placeholder, str(value) for others."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return _cut(value) if isinstance(value, str) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value[:MAX_ITEMS]]
+    if callable(value) or type(value).__name__ == "Sentinel" or value is argparse.SUPPRESS:
+        return None
+    return plain(getattr(value, "value", None)) if hasattr(value, "value") else _cut(str(value))
+
+
+def _is_option(action: argparse.Action) -> bool:
+    return bool(action.option_strings) and not isinstance(action, (argparse._HelpAction, argparse._VersionAction))
+
+
+def _of_action(action: argparse.Action, namespace: Any) -> dict[str, Any]:
+    default = None if action.default is argparse.SUPPRESS else action.default
+    return {
+        "names": list(action.option_strings),
+        "type": _action_type(action, default),
+        "default": plain(default),
+        "value": plain(getattr(namespace, action.dest, default)),
+        "choices": _choices(action.choices or ()),
+        # `argparse.BooleanOptionalAction` of Python 3.9 adds this name.
+        "off": next((name for name in action.option_strings if name.startswith("--no-") and action.nargs == 0), None),
+        "help": _text(action.help),
+    }
+
+
+def _action_type(action: argparse.Action, default: Any) -> str:
+    if action.nargs == 0:
+        return "off switch" if action.const is False else "switch"
+    if isinstance(action.nargs, int) or action.nargs in ("*", "+"):
+        return "list"
+    if action.type in (int, float):
+        return "int" if action.type is int else "float"
+    # transformers reads a boolean by `string_to_bool`, others by a `str2bool` of their own.
+    if "bool" in getattr(action.type, "__name__", ""):
+        return "bool"
+    return "str" if action.type is str else _type_of(default)
+
+
+def _choices(choices: Iterable[Any]) -> list[str]:
+    """The first choices as text, at most `MAX_CHOICES`."""
+    return [str(plain(choice)) for choice in itertools.islice(choices, MAX_CHOICES)]
+
+
+def _click_type(option: Any) -> str:
+    if option.is_flag:
+        return "switch"
+    if option.multiple or option.nargs != 1:
+        return "list"
+    return CLICK_TYPES.get(option.type.name.partition(" ")[0], "str")
+
+
+def _type_of(value: Any) -> str:
+    for kind in (bool, int, float, list):
+        if isinstance(value, kind):
+            return kind.__name__
+    return "str"
+
+
+def _leaves(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _text(help: Any) -> str:
+    return _cut(help) if isinstance(help, str) and help is not argparse.SUPPRESS else ""
+
+
+def _cut(text: str) -> str:
+    """The text's beginning; bytes of a file's name that are not UTF-8 (lone surrogates) become question marks."""
+    return text[:MAX_TEXT_CHARACTERS].encode(errors="replace").decode()
+
 
 REPORT_FILE = "discovered.json"
 """The file that discovery writes."""
@@ -74,7 +208,7 @@ class Discovery:
         """Report and end the process; a process that the script forked goes on."""
         if os.getpid() == self._pid:
             if not self._flags:
-                self._flags = never_raises(flags.configurator_flags)(vars(sys.modules["__main__"])) or []
+                self._flags = never_raises(configurator_flags)(vars(sys.modules["__main__"])) or []
                 self._parser = "configurator.py" if self._flags else self._parser
             self.report(stopped_at, **details)
             os._exit(0)
@@ -101,7 +235,7 @@ class Discovery:
 
         @never_raises
         def report_parser(parser: Any, namespace: Any, unparsed: list[str]) -> None:
-            own_flags = flags.argparse_flags(self._parsers, namespace)
+            own_flags = argparse_flags(self._parsers, namespace)
             names = {name for flag in own_flags for name in flag["names"]}
             self._flags = own_flags + [flag for flag in self._flags if not names & set(flag["names"])]
             self._parser = next(
@@ -128,7 +262,7 @@ class Discovery:
 
         @never_raises
         def stop_at_command(command: Any, context: Any) -> None:
-            self._flags, self._parser = flags.click_flags(command, context.params), "click"
+            self._flags, self._parser = click_flags(command, context.params), "click"
             self._stop("the parser")
 
         click.Command.invoke = followed
@@ -145,7 +279,7 @@ class Discovery:
         @never_raises
         def stop_at_config(config: Any) -> None:
             values = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
-            self._flags = flags.config_flags({key: value for key, value in values.items() if key != "hydra"})
+            self._flags = config_flags({key: value for key, value in values.items() if key != "hydra"})
             self._parser = "Hydra"
             self._stop("the parser")
 
@@ -161,7 +295,7 @@ class Discovery:
 
         @never_raises
         def stop_at_arguments(arguments: Any) -> None:
-            fields = {name: flags.plain(getattr(arguments, name, None)) for name in arguments.__dataclass_fields__}
+            fields = {name: plain(getattr(arguments, name, None)) for name in arguments.__dataclass_fields__}
             self._stop("TrainingArguments", fields=fields)
 
         module.TrainingArguments.__post_init__ = followed

@@ -23,7 +23,7 @@ from trainfast_runner.records.json_lines import read_regular
 from trainfast_runner.records.run_file import DISCOVERED_FILE, Discovered
 from trainfast_runner.running.scripts import contained
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.sandbox import sandbox
+from trainfast_runner.running.scripts.contained import sandbox
 from trainfast_runner.running.scripts.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME

@@ -18,8 +18,7 @@ from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.device_counts import device_choice
 from trainfast_runner.settings.knob_values import KnobValues, bytes_of_ranks, whole_number
-from trainfast_runner.settings.knobs import knob
-from trainfast_runner.settings.other_tools import loader_arguments, trainer_fields
+from trainfast_runner.settings.knobs import knob, loader_arguments, trainer_fields
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach

@@ -35,20 +35,19 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
-from trainfast_runner.results.ended_result import (
+from trainfast_runner.results.verdict import EndFacts, Verdict, judge
+from trainfast_runner.running.recovery import (
     add_trouble,
+    lost_verdict,
     read_records_or_note_trouble,
     result_with_figures,
     write_provisional_result,
     write_result,
 )
-from trainfast_runner.results.verdict import EndFacts, Verdict, judge
-from trainfast_runner.running.recovery import lost_verdict
-from trainfast_runner.running.scripts.sandbox import remove_sandbox
+from trainfast_runner.running.scripts.contained import remove_sandbox
 from trainfast_runner.running.stopping import STOP_GRACE_S
-from trainfast_runner.running.supervision.ranks import NO_STEP_S, LostRank, Ranks, ScriptWatch
+from trainfast_runner.running.supervision.ranks import NO_STEP_S, LostRank, Ranks, ScriptWatch, StopLadder, StopRequests
 from trainfast_runner.running.supervision.record_files import CappedRecords, EventLog, TelemetryLog
-from trainfast_runner.running.supervision.stop_ladder import StopLadder, StopRequests
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted, mebibytes
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, free_bytes, remove_leftovers

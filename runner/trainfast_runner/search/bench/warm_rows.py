@@ -19,9 +19,8 @@ from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_lines import Step, StepTotals
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.warm_process import TrialLine
-from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.summary import summarise
-from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.results.verdict import Verdict, first_difference
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.bench.rows import Bench

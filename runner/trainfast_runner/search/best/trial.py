@@ -17,10 +17,10 @@ from trainfast_runner.records.result import Doubt, Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records, read_worker_lines
 from trainfast_runner.records.warm_process import TrialLine
-from trainfast_runner.results.asked_and_ran import first_difference
 from trainfast_runner.results.device_conditions import DeviceConditions, join_of
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.summary import read_start_s
+from trainfast_runner.results.verdict import first_difference
 from trainfast_runner.search.best.candidates import UNTIMED_TRIAL_STEPS, Failure, StepRule, failure_in, oom_failure
 from trainfast_runner.search.best.conditions import CpuDisturbance, throttled_doubt, void_reason
 from trainfast_runner.search.best_journal import TIMED_OUTCOMES, AttemptOutcome, BestLaunched, Candidate, ColdRun, Trial
