@@ -11,8 +11,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench.rows import MAX_ROWS, prepare_grid, prepare_script_grid, run_order
 from trainfast_runner.search.bench.table import tabulate
 from trainfast_runner.search.bench.warm_rows import warm_groups
+from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.typed_settings import read_vary
 from trainfast_tui.cli.bench import WRITERS, bench_markdown
 from trainfast_tui.cli.printing import output_path, write_output
 

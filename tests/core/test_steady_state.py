@@ -9,7 +9,7 @@ from on_disk import run_file
 from trainfast_runner.records.result import SteadyState
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.worker_lines import ActualLine
-from trainfast_runner.results.steady_state import drift_text, steady_state
+from trainfast_runner.results.distributions import drift_text, steady_state
 from trainfast_runner.results.verdict import first_difference
 
 S = 1_000_000_000

@@ -50,10 +50,17 @@ class Exported:
 
 
 def export_run(run: RunFile, directory: Path, to: str) -> Exported:
-    """The run's settings in one of `FORMS`. Raises UserError for another, and where they would start another run."""
+    """The run's settings in one of `FORMS`.
+
+    Raises UserError for another, for a setting unknown to this version, and where they would start another run.
+    """
     if to not in FORMS:
         raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
-    written = _written(run, directory, to)
+    if run.script is not None:
+        written = user_script_export(replace(run, knobs=knobs_of_record(run)), run.script, directory, to)
+    else:
+        spec = spec_of_record(run)
+        written = FORMS[to](replace(run, model=spec.model, data=spec.data), spec.knobs, directory)
     text = written.text
     if not written.file.endswith(".json") and (warning := read_oom_warning(run, directory)) is not None:
         text = "\n".join([*comments([f"Warning: {warning}"]), text])
@@ -67,11 +74,3 @@ def read_oom_warning(run: RunFile, directory: Path) -> str | None:
     if result is None or result.state != "oom":
         return None
     return f"{run.run_id} ran out of memory with these settings: see trainfast-tui runs show {run.run_id}"
-
-
-def _written(run: RunFile, directory: Path, to: str) -> ExportText:
-    """Raises UserError for a setting that is unknown to this version, too."""
-    if run.script is not None:
-        return user_script_export(replace(run, knobs=knobs_of_record(run)), run.script, directory, to)
-    spec = spec_of_record(run)
-    return FORMS[to](replace(run, model=spec.model, data=spec.data), spec.knobs, directory)

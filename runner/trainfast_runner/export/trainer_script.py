@@ -315,7 +315,9 @@ def trainer_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = DEEPSPEED_FILE
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
-    words = [*_environment_words(run, knobs), *_launcher(run), SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
+    # One process is plain Python: torchrun would wrap its model in DDP.
+    launcher = torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
+    words = [*_environment_words(run, knobs), *launcher, SCRIPT_PLACEHOLDER, *OUTPUT_FLAG, *flags]
     unexpressed_knobs = [
         name for name in settings_to_express(knobs) if name not in LAUNCHER_KNOBS and not has_field(name, arguments)
     ]
@@ -348,13 +350,6 @@ def trainer_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[s
 def has_field(name: str, arguments: Mapping[str, object]) -> bool:
     """True if one of these fields of TrainingArguments expresses the knob."""
     return any(field in arguments for field in KNOBS_BY_NAME[name].same_as.trainer_fields)
-
-
-def _launcher(run: RunFile) -> list[str]:
-    """torchrun for several processes. One process is plain Python: torchrun would wrap its model in DDP."""
-    if run.world_size < 2:
-        return ["python"]
-    return torchrun_words(run.world_size)
 
 
 def _environment_words(run: RunFile, knobs: KnobValues) -> list[str]:

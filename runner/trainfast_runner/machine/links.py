@@ -102,7 +102,11 @@ def link_advice(topology: Topology, environment: Mapping[str, str] | None = None
     knob_indexes = _knob_indexes(topology, os.environ if environment is None else environment)
     lines = [*silent, *_strategies(links, knob_indexes), *_crossing(topology, links, knob_indexes)]
     if links.peer_access is False:
-        lines.append(_no_peer_access(topology))
+        reason = next(peer for row in topology.p2p for peer in row if peer not in (None, "ok"))
+        words = (
+            f"Some GPUs cannot read each other's memory ({reason}): NCCL copies through host memory, as with p2p=off."
+        )
+        lines.append(words)
     return [*lines, *_pcie(topology.devices), *_affinity(topology.devices)]
 
 
@@ -178,11 +182,6 @@ def _speed(sign: str) -> int:
     if sign.startswith("NV"):
         return len(SLOWEST_FIRST) + int(sign[2:])
     return SLOWEST_FIRST.index(sign) if sign in SLOWEST_FIRST else -1
-
-
-def _no_peer_access(topology: Topology) -> str:
-    reason = next(peer for row in topology.p2p for peer in row if peer not in (None, "ok"))
-    return f"Some GPUs cannot read each other's memory ({reason}): NCCL copies through host memory, as with p2p=off."
 
 
 def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:

@@ -125,16 +125,7 @@ class ProcessList:
                 pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
             )
         self._sightings = sightings
-        self._rows = rows if len(rows) <= MAX_ROWS else _largest(rows, gpu_pids)
-
-
-def _largest(rows: dict[int, ProcessRow], gpu_pids: frozenset[int]) -> dict[int, ProcessRow]:
-    by_weight = sorted(
-        rows.values(),
-        key=lambda row: (row.pid in gpu_pids, row.cpu_percent or 0.0, row.memory_rss_bytes or 0),
-        reverse=True,
-    )
-    return {row.pid: row for row in by_weight[:MAX_ROWS]}
+        self._rows = rows
 
 
 def _weight(row: ProcessRow) -> tuple[bool, int, float, int]:

@@ -38,10 +38,6 @@ def dropped_text(size: str) -> str:
     return f"[trainfast-tui: {size} bytes of output were dropped here]"
 
 
-def _dropped_mark(dropped_bytes: int) -> bytes:
-    return f"{dropped_text(str(dropped_bytes))}\n".encode()
-
-
 class CappedFile:
     """Holds the file under `cap_bytes` of kept text: a quarter from the start, the newest quarter from the end.
 
@@ -50,9 +46,9 @@ class CappedFile:
     file.
     """
 
-    def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: Callable[[int], bytes] = _dropped_mark) -> None:
+    def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: Callable[[int], bytes] | None = None) -> None:
         self.path = path
-        self._mark = mark
+        self._mark = mark or (lambda dropped: f"{dropped_text(str(dropped))}\n".encode())
         self.dropped_bytes = 0
         self.truncated = False
         self.cap_bytes = cap_bytes

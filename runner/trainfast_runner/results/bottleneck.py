@@ -19,7 +19,7 @@ from trainfast_runner.records.run_records import HostSample, RunRecords
 from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
 from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RULES, BottleneckRule, Figure, Scope
 from trainfast_runner.results.device_conditions import DeviceConditions, Reading, StepJoin, Window, window_of
-from trainfast_runner.results.steady_state import steady_state
+from trainfast_runner.results.distributions import steady_state
 from trainfast_runner.settings.spec import strategy_or_single
 
 SEVERITIES = ("warning", "info")
@@ -140,7 +140,8 @@ def _run(window: MeasuredWindow) -> Figures:
         "sleep_advice": SLEEP_ADVICE if window.run.script is None else SLEEP_ADVICE_FOR_SCRIPTS,
         "world_size": window.run.world_size,
         **{
-            name: _figure_or_none(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")
+            name: value if isinstance(value := knobs.get(name), float | int | str) else None
+            for name in ("strategy", "precision", "batch_size", "compile", "p2p")
         },
         "more_accum": None if accumulation is None else 2 * accumulation,
         "tokens_per_micro_batch": _tokens(window),
@@ -439,10 +440,6 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 def _whole_or_none(value: object) -> int | None:
     """The value of a knob that takes whole numbers; None if a script does not tell it."""
     return value if isinstance(value, int) else None
-
-
-def _figure_or_none(value: object) -> Figure:
-    return value if isinstance(value, float | int | str) else None
 
 
 T = TypeVar("T")

@@ -1,8 +1,7 @@
 """Two runs side by side: differing settings, figures, and the significance of each difference.
 
-Each phase of a step is compared by its own spread, and must also differ by half a percent of the step. Results of older
-versions hold the spread of throughput alone: their phases are compared by the spread of the whole step. Figures without
-a spread (peak memory, energy) must differ by `significance.RUN_TO_RUN`.
+Each phase of a step is compared by its own spread, and must also differ by half a percent of the step. Figures
+without a spread (peak memory, energy) must differ by `RUN_TO_RUN`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.warm_process import WARM_ROLES
-from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, student_95
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, drift_text, student_95
 from trainfast_runner.results.doubts import doubts, qualifications, watched_text
-from trainfast_runner.results.steady_state import drift_text
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.worker.shared.words import PROBE, STEP_PHASES
 
@@ -283,16 +281,7 @@ class _Rows:
 
     def _phases(self) -> Iterator[ComparisonRow]:
         for name in STEP_PHASES:
-            row = _phase_row(name, self._a, self._b) or self._phase_by_step(name)
-            yield _with_verdict(row, self._unranked_steps or self._doubtful)
-
-    def _phase_by_step(self, name: str) -> ComparisonRow:
-        """The row of a phase held against the spread of the whole step."""
-        a, b = self._a.step_ms, self._b.step_ms
-        noise_ms = math.inf
-        if self._noise is not None and a.p50 is not None and b.p50 is not None:
-            noise_ms = self._noise * max(a.p50, b.p50)
-        return _row(f"step: {name}", "ms", getattr(a, name), getattr(b, name), least=noise_ms)
+            yield _with_verdict(_phase_row(name, self._a, self._b), self._unranked_steps or self._doubtful)
 
     def _memory(self) -> Iterator[ComparisonRow]:
         a, b = self._a.memory, self._b.memory
@@ -317,13 +306,13 @@ class _Rows:
         return _with_verdict(row, None if steps == other_steps else DIFFERENT_STEPS)
 
 
-def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow | None:
-    """The row of a phase by its own spread; None when a result does not hold that, or has too few steps."""
+def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow:
+    """The row of a phase by its own spread; without that, or with too few steps, no difference counts."""
     values, errors, steps = [], [], []
     for result in (a, b):
         value, mad, step = getattr(result.step_ms, name), result.step_ms.mad.get(name), result.step_ms.p50
         if value is None or mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
-            return None
+            return _row(f"step: {name}", "ms", getattr(a.step_ms, name), getattr(b.step_ms, name), least=math.inf)
         values.append(value)
         errors.append(median_error(mad, result.steps.measured))
         steps.append(step)

@@ -11,7 +11,6 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -121,11 +120,6 @@ def _reading(sample: Reading, field: str) -> float | None:
 
 def _answers(sample: Reading) -> bool:
     return any(getattr(sample, name, None) is not None for name in (*_ANSWERS, *REASONS_OF_COUNTER))
-
-
-def _shows(reasons: AbstractSet[str], sample: Reading) -> bool | None:
-    """True if a sample shows one of these throttle reasons; None without a reading of the reasons."""
-    return None if sample.throttle_reasons is None else not reasons.isdisjoint(sample.throttle_reasons)
 
 
 def _clock_loss(sample: Reading) -> float | None:
@@ -279,7 +273,7 @@ class DeviceTrack:
         for cause in CAUSES:
             throttled_ns, sources[cause.name] = _counted_ns(cause, earlier, later, ns)
             share, loss = quotient(throttled_ns, ns), _mean(_clock_loss(earlier), _clock_loss(later))
-            shown = _shows(cause.reasons, earlier)
+            shown = None if earlier.throttle_reasons is None else not cause.reasons.isdisjoint(earlier.throttle_reasons)
             if share is None and shown is not None and later.throttle_reasons is not None:
                 share, loss, sources[cause.name] = float(shown), _clock_loss(earlier), _BY_SAMPLES
             self._throttled[cause.name].grow(ns, share)

@@ -1,12 +1,16 @@
-"""Medians, spreads and percentiles of samples, and quantiles of the normal and of Student's distribution."""
+"""Medians, spreads and percentiles of samples, quantiles of the normal and of Student's distribution, and drifts."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from trainfast_runner.records.result import Spread
+from trainfast_runner.errors import highest
+from trainfast_runner.records.result import Spread, SteadyState
+from trainfast_runner.records.run_lines import Step
 
 NORMAL_90, NORMAL_95 = 1.645, 1.960
 """The two-sided 90 % and 95 % quantiles of the normal distribution."""
@@ -65,3 +69,139 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
             front.append(index)
             least_bytes = points[index][0]
     return front
+
+
+MAX_BLOCKS = 12
+"""Chosen, not measured: most blocks of a run; the end of the warm-up is known to a twelfth of the run."""
+MIN_BLOCKS = 4
+"""Chosen, not measured: a shorter run shows no difference between warm-up and steady steps."""
+STEPS_IN_A_BLOCK = 2
+DRIFT_OF_STEP = 0.02
+"""Chosen, not measured: largest change of step time, as a share, that is no drift: two equal runs differ by it."""
+DRIFT_C = 2.0
+"""Chosen, not measured: degrees C within which a temperature is steady: NVML gives whole degrees."""
+SIGMAS = 3.0
+"""Chosen, not measured: times the scatter within which a block is at the level of the settled ones."""
+COOLING_C_PER_MIN = 1.0
+"""Chosen, not measured: least fall that counts as cooling: a slower one is the rounding of NVML's whole degrees."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    first_step: int
+    at_s: float
+    step_ms: float
+    temperature_c: float | None
+
+
+def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, float]]]) -> SteadyState:
+    """The warm-up from measured steps and from each device's temperatures (CLOCK_MONOTONIC ns, degrees).
+
+    The measured steps are cut into blocks of equal count. The steady window is the longest one to the end that begins
+    at the level of the second half and in which neither figure drifts. A drift is a Theil-Sen slope (Sen, Estimates of
+    the Regression Coefficient Based on Kendall's Tau, JASA 63, 1968) times the length of the window: it survives the
+    odd slow step. For step time it must also be a trend by the Mann-Kendall test, since medians of blocks scatter
+    without one.
+    """
+    blocks = _blocks(steps, temperatures)
+    if len(blocks) < MIN_BLOCKS:
+        return SteadyState()
+    # A steady window has at least half of the measured steps.
+    half = len(blocks) // 2
+    for start in range(half + 1):
+        tail = blocks[start:]
+        drift = _step_drift(tail)
+        slope = _slope([(block.at_s, block.temperature_c) for block in tail])
+        if _is_at_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
+            # A larger drift without a trend is scatter of the blocks.
+            shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
+            return _as_result(tail[0].first_step, shown_drift, slope, still_warming=False)
+    tail = blocks[half:]
+    slope = _slope([(block.at_s, block.temperature_c) for block in tail])
+    return _as_result(None, _step_drift(tail), slope, still_warming=True)
+
+
+def drift_text(temperature_slope_c_per_min: float | None) -> str:
+    """Words for a drifting run: cooling down after harder work of the GPU, else warming up."""
+    return "still cooling down" if is_cooling_down(temperature_slope_c_per_min) else "still warming up"
+
+
+def is_cooling_down(temperature_slope_c_per_min: float | None) -> bool:
+    """True if a drifting run cools down after harder work of the GPU."""
+    slope = temperature_slope_c_per_min
+    return slope is not None and slope <= -COOLING_C_PER_MIN
+
+
+def _as_result(from_step: int | None, drift: float | None, slope: float | None, *, still_warming: bool) -> SteadyState:
+    return SteadyState(
+        steady_from_step=from_step,
+        still_warming=still_warming,
+        temperature_slope_c_per_min=None if slope is None else 60 * slope,
+        step_drift_percent=None if drift is None else 100 * drift,
+    )
+
+
+def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, float]]]) -> list[_Block]:
+    count = min(MAX_BLOCKS, len(steps) // STEPS_IN_A_BLOCK)
+    blocks = []
+    for index in range(count):
+        block_steps = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
+        begin_ns, end_ns = block_steps[0].begin_ns, block_steps[-1].t_ns
+        temperatures_of_devices = [
+            [degrees_c for t_ns, degrees_c in device if begin_ns <= t_ns <= end_ns] for device in temperatures
+        ]
+        blocks.append(
+            _Block(
+                first_step=block_steps[0].step,
+                at_s=(begin_ns + end_ns) / 2e9,
+                step_ms=statistics.median(step.step_ms for step in block_steps),
+                temperature_c=highest(map(statistics.fmean, filter(None, temperatures_of_devices))),
+            )
+        )
+    return blocks
+
+
+def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
+    """True if a block is like the settled ones, within their scatter."""
+    times_ms = [other.step_ms for other in settled]
+    middle_ms = statistics.median(times_ms)
+    scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle_ms) for ms in times_ms)
+    # Blocks of a noisy run differ by more than a drift does, even when it is steady.
+    if abs(block.step_ms - middle_ms) > max(DRIFT_OF_STEP * middle_ms, SIGMAS * scatter):
+        return False
+    temperatures_c = [other.temperature_c for other in settled if other.temperature_c is not None]
+    return (
+        not temperatures_c
+        or block.temperature_c is None
+        or abs(block.temperature_c - statistics.median(temperatures_c)) <= DRIFT_C
+    )
+
+
+def _drifts(blocks: Sequence[_Block], drift: float | None, slope: float | None) -> bool:
+    warms = slope is not None and abs(slope) * (blocks[-1].at_s - blocks[0].at_s) > DRIFT_C
+    trend = _trend([block.step_ms for block in blocks])
+    slows = drift is not None and abs(drift) > DRIFT_OF_STEP and trend > NORMAL_95
+    return warms or slows
+
+
+def _step_drift(blocks: Sequence[_Block]) -> float | None:
+    """The growth of a step over the blocks, as a share of its time."""
+    slope = _slope([(block.at_s, block.step_ms) for block in blocks])
+    middle_ms = statistics.median(block.step_ms for block in blocks)
+    return None if slope is None or not middle_ms else slope * (blocks[-1].at_s - blocks[0].at_s) / middle_ms
+
+
+def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
+    """Theil-Sen: the median of the slopes between every two points."""
+    measured_points = [(x, y) for x, y in points if y is not None]
+    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.combinations(measured_points, 2) if x1 > x0]
+    # One block may be without a reading.
+    return statistics.median(slopes) if len(measured_points) >= MIN_BLOCKS - 1 and slopes else None
+
+
+def _trend(values: Sequence[float]) -> float:
+    """The absolute value of Mann-Kendall's score, a normal quantile: the evidence that the values rise or fall."""
+    n = len(values)
+    s = sum((b > a) - (b < a) for a, b in itertools.combinations(values, 2))
+    variance = n * (n - 1) * (2 * n + 5) / 18
+    return max(0, abs(s) - 1) / math.sqrt(variance) if variance else 0.0

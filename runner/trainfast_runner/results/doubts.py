@@ -14,7 +14,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result, RunConditions
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions import MIN_COVERED
-from trainfast_runner.results.steady_state import drift_text, is_cooling_down
+from trainfast_runner.results.distributions import drift_text, is_cooling_down
 from trainfast_runner.units import counted, gpus_text
 
 THROTTLED_SHARE = 0.0005

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,6 @@ from trainfast_runner.results.device_conditions import (
     ENERGY_COUNTER,
     INTEGRATED_POWER,
     DeviceConditions,
-    DeviceTrack,
     Outage,
     StepConditions,
     StepJoin,
@@ -83,9 +82,8 @@ from trainfast_runner.results.device_conditions import (
     total_joules,
     window_of,
 )
-from trainfast_runner.results.distributions import median_rate, percentile, spread
+from trainfast_runner.results.distributions import median_rate, percentile, spread, steady_state
 from trainfast_runner.results.doubts import with_doubts
-from trainfast_runner.results.steady_state import steady_state
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.settings.precisions import peak_precision
@@ -138,7 +136,11 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosed=measured_window is not None and has_enough_steps(measured_window),
         oom=explain_records(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(
-            records, measured_steps, measured_window, hottest_c(devices), _outage_rows(join.tracks.values(), window)
+            records,
+            measured_steps,
+            measured_window,
+            hottest_c(devices),
+            [_outage_row(track.index, outage, window) for track in join.tracks.values() for outage in track.outages()],
         ),
     )
     return with_doubts(result)
@@ -452,12 +454,8 @@ def _throttled_device(device: DeviceConditions, window: Window, step_ms: float |
     )
 
 
-def _outage_rows(tracks: Iterable[DeviceTrack], window: Window | None) -> list[RecordedOutage]:
-    """Each time in which a watched GPU that had answered gave no reading."""
-    return [_outage_row(track.index, outage, window) for track in tracks for outage in track.outages()]
-
-
 def _outage_row(index: int | None, outage: Outage, window: Window | None) -> RecordedOutage:
+    """A time in which a watched GPU that had answered gave no reading."""
     began_ns, ended_ns = outage.silent_ns, outage.end_ns
     covered_ns = 0 if window is None else min(ended_ns, window.end_ns) - max(began_ns, window.begin_ns)
     return RecordedOutage(

@@ -310,7 +310,7 @@ def _raised(facts: EndFacts) -> Verdict | None:
     """The verdict on the first exception that a rank recorded; one that only reports a lost rank does not count."""
     exceptions = list(_lines_before_stop(facts, ExceptionLine))
     for rank, line in exceptions:
-        if _is_oom(line):
+        if line.is_oom or is_out_of_memory(_chain_texts(line)):
             reason = f"{one_line(_oom_message(line))} ({_failure_point(facts, rank, line)})"
             return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
     lost, _ = _lost_rank(facts)
@@ -435,10 +435,6 @@ def _chain_texts(line: ExceptionLine) -> list[str]:
 def _link_text(link: Mapping[str, str]) -> str:
     """Type and message of one exception of a chain, as Python prints them."""
     return f"{link.get('type', '')}: {link.get('message', '')}"
-
-
-def _is_oom(line: ExceptionLine) -> bool:
-    return bool(line.is_oom) or is_out_of_memory(_chain_texts(line))
 
 
 def _oom_message(line: ExceptionLine) -> str:

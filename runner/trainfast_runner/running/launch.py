@@ -30,7 +30,7 @@ from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
-from trainfast_runner.records.tick import DeviceReading, is_instance
+from trainfast_runner.records.tick import is_instance
 from trainfast_runner.running.planning import RunPlan, refuse_busy
 from trainfast_runner.running.scripts.contained import SANDBOX_FOLDER, sandbox
 from trainfast_runner.running.scripts.script_plan import RUN_VARIABLE
@@ -134,7 +134,11 @@ def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         cache_dir=str(cache_directory()),
         start_temperature_c=max(temperatures, default=None),
-        foreign_processes=_foreign_processes(plan.gpus or plan.watched),
+        foreign_processes=[
+            ForeignProcess(device=gpu.index, pid=process.pid, memory_used_bytes=process.memory_used_bytes)
+            for gpu in plan.gpus or plan.watched
+            for process in gpu.processes or []
+        ],
         clean=clean,
         link=links.slowest if (links := read_links_among(plan.device_uuids)) else None,
         devices_reason=plan.devices_reason,
@@ -228,14 +232,6 @@ def _freed_limits(plan: RunPlan, home: Home) -> dict[str, int]:
                 if uuid in plan.device_uuids
             }
     return {}
-
-
-def _foreign_processes(gpus: tuple[DeviceReading, ...]) -> list[ForeignProcess]:
-    return [
-        ForeignProcess(device=gpu.index, pid=process.pid, memory_used_bytes=process.memory_used_bytes)
-        for gpu in gpus
-        for process in gpu.processes or []
-    ]
 
 
 def _git_commit(folder: str) -> str | None:

@@ -263,20 +263,6 @@ def _link_is_of_nccl(facts: Facts) -> None:
         )
 
 
-CATALOG_RULES: tuple[Rule, ...] = (
-    strategy_has_gpus,
-    optimizer_takes_the_parameters,
-    optimizer_has_gpus,
-    engine_runs_the_strategy,
-    compile_fits,
-    _engine_has_fp16_on_a_cpu,
-    _packages_are_installed,
-    link_has_gpus,
-    _link_is_of_nccl,
-    devices_fill_the_mesh,
-)
-
-
 READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
 """Fields of a model's configuration, one of which each model that reads images has."""
 
@@ -337,9 +323,6 @@ def _texts_vary_in_length(facts: Facts) -> None:
         raise UserError(
             f"data.samples={samples} cannot be used: {reason}", key="data.samples", advice="data.samples=packed"
         )
-
-
-DATA_RULES: tuple[Rule, ...] = (_images_are_classified, _model_takes_the_data, _texts_vary_in_length)
 
 
 def _warmup_leaves_steps(facts: Facts) -> None:
@@ -493,19 +476,6 @@ def _heads_divide(facts: Facts) -> None:
         )
 
 
-GENERAL_RULES: tuple[Rule, ...] = (
-    _warmup_leaves_steps,
-    overrides_take_effect,
-    devices_exist,
-    strategy_uses_all_devices,
-    precision_has_hardware,
-    limit_for_every_rank,
-    _positions_suffice,
-    _vocabulary_holds_bytes,
-    _heads_divide,
-)
-
-
 def _family_can_be_cut(facts: Facts) -> None:
     if not facts.strategy.is_pipeline:
         return
@@ -589,9 +559,6 @@ def _runs(schedule: str, chunks: int, degree: int) -> bool:
     return schedule == "gpipe" or chunks % max(1, chunks // degree) == 0
 
 
-PIPELINE_RULES: tuple[Rule, ...] = (_family_can_be_cut, _layers_for_every_stage, micro_batches_divide)
-
-
 COMPILER_OF_DEVICE = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
 """The variable that names the compiler, its usual names, and its Debian package, by device."""
 
@@ -652,14 +619,6 @@ def _model_has_the_attention(facts: Facts) -> None:
         )
 
 
-TECHNIQUE_RULES: tuple[Rule, ...] = (
-    _compile_has_a_compiler,
-    flash_has_a_gpu,
-    _flash_can_run,
-    _model_has_the_attention,
-)
-
-
 HEAD_FIELDS = ("num_attention_heads", "n_head", "num_key_value_heads")
 WIDTH_FIELDS = ("intermediate_size", "n_inner")
 
@@ -702,9 +661,6 @@ def _degree_divides_the_model(facts: Facts) -> None:
                 key="tp_degree",
                 advice=f"tp_degree={working_degrees[-1]}" if working_degrees else f"strategy={facts.strategy.fallback}",
             )
-
-
-TENSOR_RULES: tuple[Rule, ...] = (_family_has_a_plan, _degree_divides_the_model)
 
 
 def _half_precision_on_a_cpu(facts: Facts) -> None:
@@ -810,18 +766,41 @@ def _closed_to_us(folder: Path) -> str | None:
     return None
 
 
-ZERO_RULES: tuple[Rule, ...] = (_half_precision_on_a_cpu, _offload_path_takes_files)
-
-
 RULES: tuple[Rule, ...] = (
-    *GENERAL_RULES,
+    _warmup_leaves_steps,
+    overrides_take_effect,
+    devices_exist,
+    strategy_uses_all_devices,
+    precision_has_hardware,
+    limit_for_every_rank,
+    _positions_suffice,
+    _vocabulary_holds_bytes,
+    _heads_divide,
     gpu_has_an_index,
-    *CATALOG_RULES,
-    *PIPELINE_RULES,
-    *TENSOR_RULES,
-    *ZERO_RULES,
-    *DATA_RULES,
-    *TECHNIQUE_RULES,
+    strategy_has_gpus,
+    optimizer_takes_the_parameters,
+    optimizer_has_gpus,
+    engine_runs_the_strategy,
+    compile_fits,
+    _engine_has_fp16_on_a_cpu,
+    _packages_are_installed,
+    link_has_gpus,
+    _link_is_of_nccl,
+    devices_fill_the_mesh,
+    _family_can_be_cut,
+    _layers_for_every_stage,
+    micro_batches_divide,
+    _family_has_a_plan,
+    _degree_divides_the_model,
+    _half_precision_on_a_cpu,
+    _offload_path_takes_files,
+    _images_are_classified,
+    _model_takes_the_data,
+    _texts_vary_in_length,
+    _compile_has_a_compiler,
+    flash_has_a_gpu,
+    _flash_can_run,
+    _model_has_the_attention,
 )
 
 DEVICE_RULES: tuple[Rule, ...] = (

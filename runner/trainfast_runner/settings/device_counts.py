@@ -49,10 +49,9 @@ def chosen_gpus(knobs: KnobValues, machine: Machine) -> GpuChoice:
     machine = machine.used_by(devices)
     if machine.device != "cuda":
         return GpuChoice(())
-    choice = device_choice(devices)
-    if choice is None:
-        return machine.default_gpus(strategy_or_single(knobs).name)
-    return machine.named_or_counted_gpus(choice)
+    if isinstance(devices, int | str):
+        return machine.named_or_counted_gpus(devices)
+    return machine.default_gpus(strategy_or_single(knobs).name)
 
 
 def first_gpu_name(spec: RunSpec, machine: Machine) -> str | None:
@@ -110,11 +109,6 @@ def expected_mesh(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | No
 def global_batch(knobs: KnobValues, devices: int) -> int:
     """Samples of one optimizer step: batch_size x grad_accum x data-parallel degree."""
     return whole_number(knobs, "batch_size") * whole_number(knobs, "grad_accum") * data_parallel_degree(knobs, devices)
-
-
-def device_choice(value: object) -> int | str | None:
-    """The value of `devices` as a machine takes it: a count, a list, or None for its own choice."""
-    return value if isinstance(value, int | str) else None
 
 
 def first_size(config: Mapping[str, Any], *names: str) -> tuple[str, int]:

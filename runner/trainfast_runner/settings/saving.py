@@ -37,8 +37,9 @@ def save_preset(name: str, spec: RunSpec, *, overwrite: bool = False, source: st
     path = new_preset_path(name, overwrite=overwrite)
     preset, _ = presets.load(source or spec.preset)
     document = _document(preset)
-    if spec.variant is None:
-        _refuse_circle(preset, path)
+    if spec.variant is None and os.path.realpath(path) in map(os.path.realpath, preset.files[1:]):
+        # The file to write is one that the preset extends: its values would be lost.
+        raise UserError(f"{path.stem} would extend itself", key="name", advice="another name")
     _update(document, spec, preset)
     write_preset(path, tomlkit.dumps(document))
     return path
@@ -89,12 +90,6 @@ def _document(preset: presets.Preset) -> TOMLDocument:
         return tomlkit.parse(read_toml(preset.files[0])[0].content)
     except TOMLKitError as error:
         raise UserError(f"cannot read preset {preset.files[0]}: {error}", key=preset.name) from None
-
-
-def _refuse_circle(preset: presets.Preset, path: Path) -> None:
-    """Raise UserError if the file to write is one that the preset extends: its values would be lost."""
-    if os.path.realpath(path) in [os.path.realpath(file) for file in preset.files[1:]]:
-        raise UserError(f"{path.stem} would extend itself", key="name", advice="another name")
 
 
 def _update(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:

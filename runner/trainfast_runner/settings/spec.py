@@ -14,9 +14,8 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.run_file import RecordedSpec, name_of
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob, split_setting
 from trainfast_runner.settings.presets import Preset, Variant
-from trainfast_runner.settings.typed_settings import split_setting
 from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
 
 if TYPE_CHECKING:

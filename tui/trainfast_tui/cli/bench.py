@@ -26,9 +26,8 @@ from trainfast_runner.search.bench.table import Row, RowResult, Table, needs_no_
 from trainfast_runner.search.bench.warm_rows import WarmRows, open_warm_rows, warm_groups
 from trainfast_runner.search.conductor import Cancelled
 from trainfast_runner.settings import script_preset
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, read_vary
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.typed_settings import read_vary
 from trainfast_runner.units import escaped
 from trainfast_runner.worker.shared.host import print_holder
 from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive

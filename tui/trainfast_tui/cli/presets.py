@@ -22,13 +22,12 @@ from trainfast_runner.running.scripts.discovery import discover, preset_of
 from trainfast_runner.search.advice import Advice, advise, gather, model_advice
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_values import Knob, KnobValues
-from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob, setting_of
 from trainfast_runner.settings.presets import PLAIN_PRESET, Preset, Variant
 from trainfast_runner.settings.saving import new_preset_path, save_preset, save_script_preset
 from trainfast_runner.settings.script_preset import FlagMapping, flag_mappings, flag_tokens
 from trainfast_runner.settings.script_reach import ways_without_flag
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
-from trainfast_runner.settings.typed_settings import setting_of
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table, terminal_width

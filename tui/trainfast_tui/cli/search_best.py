@@ -20,8 +20,8 @@ from trainfast_runner.search.best.report import BestSoFar, best_report
 from trainfast_runner.search.best_journal import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import script_preset
+from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.settings.typed_settings import read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES

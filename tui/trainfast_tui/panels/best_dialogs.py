@@ -23,7 +23,7 @@ from trainfast_runner.search.best.person_instructions import (
 )
 from trainfast_runner.search.best.plan import BestRequest, read_budget
 from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.typed_settings import read_vary
+from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.panels.ask import ask_choice, ask_text
 from trainfast_tui.text.best_words import EVERY_KNOB, OBJECTIVES, candidate_words, vary_text

@@ -240,7 +240,7 @@ def steadiness(run: RunSnapshot) -> Steadiness | None:
         return None
     if steady.still_warming:
         # Importing the runner's diagnosis would delay the first frame, which has no steps.
-        from trainfast_runner.results.steady_state import drift_text, is_cooling_down
+        from trainfast_runner.results.distributions import drift_text, is_cooling_down
 
         slope = steady.temperature_slope_c_per_min
         words, short_words = drift_text(slope), "still cooling" if is_cooling_down(slope) else "still warming"

@@ -100,7 +100,8 @@ class OptimizerHook:
             if self.backwards and self.steps.taken < FACTS_AFTER:
                 self._count_parameters(optimizer)
             if is_main:
-                self._count(optimizer, has_closure=_has_closure(args[1:], kwargs))
+                # Accelerate passes None where there is no closure.
+                self._count(optimizer, has_closure=any(value is not None for value in (*args[1:], *kwargs.values())))
         except Exception as error:
             note_error("optimizer step hook", error)
 
@@ -190,11 +191,6 @@ def _parameters_of(optimizer: Optimizer) -> list[Any]:
 
 def _parameter_count(optimizer: Optimizer) -> int:
     return sum(parameter.numel() for parameter in _parameters_of(optimizer))
-
-
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    """True if `step` got a closure; Accelerate passes None without one."""
-    return any(value is not None for value in (*args, *kwargs.values()))
 
 
 def _finite(rate: Any) -> float | None:

@@ -16,14 +16,12 @@ from trainfast_runner.records.run_file import FIRST_TORCH, ScriptAsked
 from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.log_steps import step_pattern
-from trainfast_runner.settings.device_counts import device_choice
 from trainfast_runner.settings.knob_values import KnobValues, bytes_of_ranks, whole_number
-from trainfast_runner.settings.knobs import knob, loader_arguments, trainer_fields
+from trainfast_runner.settings.knobs import knob, loader_arguments, setting_of, settings_of, trainer_fields
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, LAUNCH_KNOBS, check_reach
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.typed_settings import setting_of, settings_of
 
 
 def plan_spec(spec: RunSpec, python: str | None = None) -> RunPlan:
@@ -71,7 +69,8 @@ def plan_script(
         steps_from_log=steps_from_log,
         flagged=flagged_knobs,
         flag_words=preset.flag_words,
-        trainer_fields=hook_trainer_fields(without_flag),
+        # The hooks set them before the `__post_init__` of TrainingArguments.
+        trainer_fields=trainer_fields({name: value for name, value in without_flag.items() if name in FRAMEWORK_KNOBS}),
         loader_defaults=loader_defaults(without_flag),
         hooks_blocked=hooks_blocked,
         unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
@@ -170,12 +169,12 @@ def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
 
 def _chosen_gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
     """The GPUs that the script may use: all that it sees, unless `devices` names some."""
-    devices = device_choice(knobs.get("devices"))
+    devices = knobs.get("devices")
     if machine.device != "cuda":
         return GpuChoice(())
-    if devices is None:
-        return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
-    return machine.named_or_counted_gpus(devices)
+    if isinstance(devices, int | str):
+        return machine.named_or_counted_gpus(devices)
+    return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
 
 
 def _script_variables(
@@ -212,14 +211,10 @@ def _hooks_blocked_reason(command: ScriptCommand, versions: dict[str, str | None
         return command.hooks_blocked
     if command.interpreter is not None and versions and versions.get("torch") is None:
         return no_torch_message(command.interpreter)
-    return _blocked_by_version(versions.get("torch"))
-
-
-def _blocked_by_version(torch: str | None) -> str | None:
-    """The reason that the hooks cannot load in this torch; None if they can, or if its version is unknown."""
+    torch = versions.get("torch")
     version_numbers = _version_numbers(torch or "")
     if len(version_numbers) < 2 or version_numbers >= _version_numbers(FIRST_TORCH):
-        return None
+        return None  # new enough, or unknown
     return f"torch {torch} is older than {FIRST_TORCH} and loads no hooks"
 
 
@@ -247,11 +242,6 @@ def framework_environment(knobs: KnobValues) -> dict[str, str]:
     if "grad_clip" in knobs:
         env["PL_TRAINER_GRADIENT_CLIP_VAL"] = str(knobs["grad_clip"])
     return env
-
-
-def hook_trainer_fields(knobs: KnobValues) -> dict[str, object]:
-    """Fields of TrainingArguments, which the hooks set before its `__post_init__`."""
-    return trainer_fields({name: value for name, value in knobs.items() if name in FRAMEWORK_KNOBS})
 
 
 def loader_defaults(knobs: KnobValues) -> dict[str, object]:

@@ -27,9 +27,9 @@ from trainfast_runner.search.searches import (
     script_planner,
     unfinished,
 )
+from trainfast_runner.settings.knobs import settings_of
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, strategy_of
-from trainfast_runner.settings.typed_settings import settings_of
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
 from trainfast_runner.worker.shared.memory_limit import malloc_settings
 

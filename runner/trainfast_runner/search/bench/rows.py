@@ -16,10 +16,9 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.searches import ScriptPlanner, script_planner, with_knobs
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValue, whole_number
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, Vary, combinations_of, fewest_to_drop, knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, from_preset, published_for
-from trainfast_runner.settings.typed_settings import Vary, combinations_of, fewest_to_drop, setting_of
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from trainfast_runner.search.measured_speeds import relative_error
 from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS, candidate_spec, takes_warm_trials
 from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, world_size
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, Vary, combinations_of, fewest_to_drop
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.typed_settings import Vary, combinations_of, fewest_to_drop
 from trainfast_runner.units import mebibytes
 
 Refuse = Callable[[RunSpec], UserError | None]

@@ -33,11 +33,10 @@ from trainfast_runner.search.fitted_memory import limits_of
 from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS, SearchOptions, candidate_spec, script_planner
 from trainfast_runner.settings.device_counts import chosen_gpus, device_count
 from trainfast_runner.settings.knob_values import Knob, KnobValue
-from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob, settings_of
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, expand_paths, strategy_of
-from trainfast_runner.settings.typed_settings import settings_of
 from trainfast_runner.worker.catalog import STRATEGIES
 
 
