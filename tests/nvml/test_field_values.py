@@ -6,7 +6,7 @@ import pynvml
 import pytest
 from stand_in import Machine, gpus
 
-from trainfast_runner.machine.telemetry.queries import FIELDS, UNSIGNED_LONG_LONG, FieldCall, Unwrapped
+from trainfast_runner.machine.telemetry.device import FIELDS, UNSIGNED_LONG_LONG, FieldCall, Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
 

@@ -315,20 +315,8 @@ ACCELERATE_MODULES = ("accelerate.commands.accelerate_cli", "accelerate.commands
 SCRIPT_RUNNERS = (
     *TORCHRUN_MODULES,
     *ACCELERATE_MODULES,
-    "deepspeed.launcher.runner",
-    "cProfile",
-    "coverage",
-    "debugpy",
-    "ipdb",
-    "kernprof",
-    "line_profiler",
-    "memory_profiler",
-    "pdb",
-    "profile",
-    "pyinstrument",
-    "scalene",
-    "trace",
-    "viztracer",
+    *("deepspeed.launcher.runner", "cProfile", "coverage", "debugpy", "ipdb", "kernprof", "line_profiler"),
+    *("memory_profiler", "pdb", "profile", "pyinstrument", "scalene", "trace", "viztracer"),
 )
 """Modules that run the script or module given after them."""
 PYTHON = re.compile(r"python(\d(\.\d+)*)?")

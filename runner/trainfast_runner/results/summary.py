@@ -521,17 +521,9 @@ def script_figures(directory: Path, records: RunRecords) -> ScriptFigures | None
         exit_code=codes[-1] if codes else None,
         overridden=_overridden(run, line),
     )
-    if line is None:
-        return figures
-    return msgspec.structs.replace(
-        figures,
-        framework=line.framework,
-        hooks=line.hooks or [],
-        samples_from=line.samples_from,
-        unknown=line.unknown or {},
-        suppressed=line.suppressed or [],
-        evaluation_seconds=line.evaluation_seconds,
-    )
+    names = ("framework", "hooks", "samples_from", "unknown", "suppressed", "evaluation_seconds")
+    seen = {name: value for name in names if (value := getattr(line, name, None)) is not None}
+    return msgspec.structs.replace(figures, **seen)
 
 
 def read_hook_troubles(directory: Path) -> list[str]:

@@ -147,7 +147,7 @@ _PEER_LOST = re.compile(
 _TRAINING_STACK = re.compile(r"No module named '(torch|transformers|tokenizers|numpy)\b")
 
 
-@dataclass(frozen=True)
+@dataclass
 class EndFacts:
     """Everything known about a run once its last process is gone."""
 
@@ -315,7 +315,7 @@ def _raised(facts: EndFacts) -> Verdict | None:
             return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
     lost, _ = _lost_rank(facts)
     if lost is not None:
-        exceptions = [(rank, line) for rank, line in exceptions if not _blames_a_peer(line)]
+        exceptions = [(rank, line) for rank, line in exceptions if not any(map(_PEER_LOST.search, _chain_texts(line)))]
     for rank, line in exceptions:
         if facts.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
             point = _failure_point(facts, rank, line)
@@ -394,9 +394,10 @@ def _by_exit_code(facts: EndFacts) -> Verdict:
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return _verdict(facts, "failed", reason, silent[0])
     output = facts.output_tail
-    printed = reported_end(output) or one_line(last_line(output.splitlines())) + error_location(output) + _no_stdin(
-        facts
-    )
+    last = last_line(output.splitlines())
+    is_script = facts.run is not None and facts.run.script is not None
+    no_stdin = " (a run has no standard input)" if is_script and "EOFError" in last else ""
+    printed = reported_end(output) or f"{one_line(last)}{error_location(output)}{no_stdin}"
     reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
     verdict = _verdict(facts, "failed_to_start", reason)
     return replace(verdict, state="failed", reason=f"{reason} ({point})") if _in_training(facts) else verdict
@@ -446,10 +447,6 @@ def _oom_message(line: ExceptionLine) -> str:
             ]
             return telling_lines[0] if telling_lines else link.get("message") or link.get("type", "")
     return line.message or line.type or "out of memory"
-
-
-def _blames_a_peer(line: ExceptionLine) -> bool:
-    return any(_PEER_LOST.search(text) for text in _chain_texts(line))
 
 
 def _lost_rank(facts: EndFacts) -> tuple[int | None, int | None]:
@@ -502,16 +499,6 @@ def _hint(facts: EndFacts, line: ExceptionLine) -> str:
         python = (facts.run.python if facts.run else "") or "python"
         return f"; install it with: {python} -m pip install torch transformers"
     return ""
-
-
-def _no_stdin(facts: EndFacts) -> str:
-    """The reason that a script could not read its standard input; empty for another error."""
-    is_script = facts.run is not None and facts.run.script is not None
-    return (
-        " (a run has no standard input)"
-        if is_script and "EOFError" in last_line(facts.output_tail.splitlines())
-        else ""
-    )
 
 
 # The report torchrun prints: the ranks it saw fail, each with its exit code.

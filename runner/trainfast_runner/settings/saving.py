@@ -54,20 +54,13 @@ def new_preset_path(name: str, *, overwrite: bool) -> Path:
             allowed=["up to 64 letters, digits and . _ + -, the first a letter or digit, without .toml"],
         )
     path = presets.user_directory() / f"{name}.toml"
-    if path.exists() and not overwrite:
-        raise UserError(
-            f"you already have a preset {name}: {path}",
-            key="name",
-            advice="another name",
-            option="another name, or --overwrite",
-        )
-    if not overwrite and (presets.shipped_directory() / path.name).is_file():
-        raise UserError(
-            f"{name} would hide the shipped preset of that name",
-            key="name",
-            advice="another name",
-            option="another name, or --overwrite",
-        )
+    message = None
+    if path.exists():
+        message = f"you already have a preset {name}: {path}"
+    elif (presets.shipped_directory() / path.name).is_file():
+        message = f"{name} would hide the shipped preset of that name"
+    if message is not None and not overwrite:
+        raise UserError(message, key="name", advice="another name", option="another name, or --overwrite")
     return path
 
 

@@ -115,8 +115,9 @@ def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) ->
     """
     for name, value in knobs.items():
         reason = unreachable_reason(name, framework, hooks_blocked)
-        if reason is None and name == "precision" and value is not None:
-            reason = _precision_unreachable_reason(str(value), framework)
+        taken = PRECISIONS_TAKEN.get(framework, ())
+        if reason is None and name == "precision" and taken and value not in (None, *taken):
+            reason = f"without a flag {framework} takes only precision {', '.join(taken)}, not {value}"
         if reason is not None:
             raise UserError(
                 f"{name} cannot reach the script: {reason}",
@@ -124,10 +125,3 @@ def check_reach(knobs: KnobValues, framework: str, hooks_blocked: str | None) ->
                 advice=f"a flag for {name}",
                 option=f"presets new NAME --map {name}=--FLAG -- COMMAND",
             )
-
-
-def _precision_unreachable_reason(precision: str, framework: str) -> str | None:
-    taken = PRECISIONS_TAKEN.get(framework, ())
-    if not taken or precision in taken:
-        return None
-    return f"without a flag {framework} takes only precision {', '.join(taken)}, not {precision}"

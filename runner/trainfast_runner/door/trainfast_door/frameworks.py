@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def install(run: ScriptRun) -> None:
     """Hook the Trainer, its arguments, DeepSpeed's engine and the builds of extensions."""
-    hooks: dict[str, Callable[[Any, ScriptRun], None]] = {
+    hooks: dict[str, Callable[..., None]] = {
         "transformers.trainer": install_trainer,
         "transformers.training_args": set_trainer_fields,
         "deepspeed.runtime.engine": install_deepspeed,
         "torch.utils.cpp_extension": _record_builds,
     }
-    hook_modules({name: _of_run(hook, run) for name, hook in hooks.items()})
+    hook_modules({name: functools.partial(hook, run=run) for name, hook in hooks.items()})
 
 
 def _record_builds(module: Any, run: ScriptRun) -> None:
@@ -52,14 +52,6 @@ def _recorded(build: Callable[..., Any], module: Any, run: ScriptRun) -> Callabl
                 never_raises(run.files.write)("phase", phase="train" if run.files.are_ours else "")
 
     return recorded
-
-
-def _of_run(hook: Callable[[Any, ScriptRun], None], run: ScriptRun) -> Callable[[Any], None]:
-    @functools.wraps(hook)
-    def with_run(module: Any) -> None:
-        hook(module, run)
-
-    return with_run
 
 
 DEEPSPEED = "DeepSpeed"

@@ -25,8 +25,11 @@ from .script_run import uses_accelerate
 if TYPE_CHECKING:
     from .script_run import ScriptRun
 
-WRAPPER_NAMES = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
-"""Names of the classes that wrap a script's model."""
+WRAPPER_NAMES = (
+    *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"),
+    "FSDPModule",
+)
+"""Names of the classes that wrap a script's model; FSDP2 puts the last one before the model's own class."""
 COMPILED_REASON = "the script compiles: a hook in the compiled part would break its graph"
 """The reason that a compiled script's phases are unknown."""
 
@@ -94,7 +97,7 @@ def hook_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
     run.actual.update(
         wrapper=next(
             (ancestor.__name__ for ancestor in type(model).__mro__ if ancestor.__name__ in WRAPPER_NAMES),
-            _sharded(model),
+            "none",
         ),
         compiled=compiled or getattr(model, "_compiled_call_impl", None) is not None or _has_compiled(),
         attention=getattr(getattr(model, "config", None), "_attn_implementation", None),
@@ -203,11 +206,6 @@ def leading_size(batch: Any, depth: int = 3) -> int | None:
         if size is not None:
             return size
     return None
-
-
-def _sharded(model: nn.Module) -> str:
-    """Return FSDPModule for a module that FSDP2 shards, by the class that it puts before the module's; else none."""
-    return "FSDPModule" if any(ancestor.__name__ == "FSDPModule" for ancestor in type(model).__mro__) else "none"
 
 
 def _has_compiled() -> bool:

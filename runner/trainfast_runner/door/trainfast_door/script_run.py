@@ -77,12 +77,8 @@ class ScriptRun:
             widths=self.widths or None,
             evaluation_seconds=steps.turns.all_evaluated_ns() / 1e9,
         )
-        if self.is_trial and not self.settings.longest_first:
-            self._time_without_limit()
-
-    def _time_without_limit(self) -> None:
-        """Lift a trial's limit on a CPU once its untimed steps have shown the memory; later steps show the speed."""
-        if self.memory_limit.is_on_cpu:
+        if self.is_trial and not self.settings.longest_first and self.memory_limit.is_on_cpu:
+            # The untimed steps have shown the memory; later ones show the speed.
             self.memory_limit.lift()
             self.steps.peaks.stop()
 

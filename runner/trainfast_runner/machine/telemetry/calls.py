@@ -20,8 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.binding import NvmlError
-from trainfast_runner.machine.telemetry.device import Device
-from trainfast_runner.machine.telemetry.queries import Handle
+from trainfast_runner.machine.telemetry.device import Device, Handle
 from trainfast_runner.records.tick import is_instance
 
 T = TypeVar("T")

@@ -10,8 +10,7 @@ from typing import Any
 from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.binding import FIRST_RETRY_NS, Driver, NvmlError, NvmlFailure
 from trainfast_runner.machine.telemetry.calls import GpuCalls, Job, OnXid, XidWatch
-from trainfast_runner.machine.telemetry.device import Device, DeviceList
-from trainfast_runner.machine.telemetry.queries import Handle
+from trainfast_runner.machine.telemetry.device import Device, DeviceList, Handle
 from trainfast_runner.records.tick import DeviceReading
 
 SPARSE_EVERY = 5

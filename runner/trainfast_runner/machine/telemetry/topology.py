@@ -24,8 +24,8 @@ from trainfast_runner.machine.telemetry.binding import (
     possible_count,
     uuid_of,
 )
+from trainfast_runner.machine.telemetry.device import Handle
 from trainfast_runner.machine.telemetry.plausible import drop_impossible
-from trainfast_runner.machine.telemetry.queries import Handle
 from trainfast_runner.records.tick import MIG_PREFIX
 
 SCHEMA = 1

@@ -227,7 +227,8 @@ class Supervisor:
         if self._ladder.begun:
             return
         for lost in lost_ranks:
-            self._end.lost_ranks.append(lost)
+            self._end.first_lost = self._end.first_lost or lost
+            self._end.lost_ranks = (*self._end.lost_ranks, lost.rank)
             self._events.record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
 
     def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
@@ -248,7 +249,7 @@ class Supervisor:
             # Its own launcher ends its ranks.
             return "the script caught SystemExit and trained on" if ranks.ignored_stop else None
         now_ns = time.monotonic_ns()
-        lost = next(iter(self._end.lost_ranks), None)
+        lost = self._end.first_lost
         if lost is not None and now_ns > lost.t_ns + REPORT_S * 1e9:
             return f"rank {lost.rank} exited without reporting an error"
         if ranks.first_exception_ns is not None and now_ns > ranks.first_exception_ns + EXCEPTION_S * 1e9:
@@ -330,9 +331,11 @@ class Supervisor:
         return True
 
     def _remove_offloaded(self) -> None:
-        trouble = remove_offloaded(offload_folder(self._run_file.knobs))
-        if trouble is not None:
-            self._events.record_trouble(trouble)
+        """Delete files that the run offloaded and could not delete itself."""
+        path = offload_folder(self._run_file.knobs)
+        with suppress(OSError):
+            if path is not None and not remove_leftovers(path):
+                self._events.record_trouble(f"offload_path={path} is locked: the next run frees its disk")
 
     def _enter(self, state: str, reason: str | None = None) -> None:
         """Record a change of state, once."""
@@ -362,22 +365,15 @@ KERNEL_STATES = {
 
 
 @dataclass
-class TrainingEnd:
+class TrainingEnd(EndFacts):
     """The facts that only the supervisor sees, noted as they come; `verdict` joins them with the records."""
 
-    unkillable_s: float
+    unkillable_s: float = UNKILLABLE_S
     """Seconds that a process may take to end after SIGKILL."""
-    exit_code: int | None = None
-    """Exit code of the direct child, negative for a signal; None until the child has ended, or if it never started."""
-    spawn_error: str | None = None
-    """The reason that the training did not start."""
-    lost_ranks: list[LostRank] = field(default_factory=list)
-    torn_down_reason: str | None = None
-    """The reason that the supervisor ended the training without a request."""
+    first_lost: LostRank | None = None
+    """The first of `lost_ranks`, with the time at which it was seen."""
     unended: list[UnkillableProcess] = field(default_factory=list)
     """Processes that outlived SIGKILL by more than `unkillable_s`."""
-    no_step_reason: str | None = None
-    """The reason that a user's own script has reported no step; None for a preset's run."""
     oom_kills_before: int | None = field(default_factory=oom_kills)
     """The kernel's out-of-memory kills before the training."""
 
@@ -402,21 +398,17 @@ class TrainingEnd:
 
     def _facts(self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder) -> EndFacts:
         kills_before, kills_after = self.oom_kills_before, oom_kills()
-        return EndFacts(
+        return replace(
+            self,
             run=run,
-            exit_code=self.exit_code,
-            spawn_error=self.spawn_error,
             worker_lines=records.worker_lines,
             last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
-            lost_ranks=tuple(lost.rank for lost in self.lost_ranks),
             oom_kills=kills_after - kills_before if kills_before is not None and kills_after is not None else 0,
             output_tail="\n".join(read_log(directory / OUTPUT_FILE, TAIL_LINES)),
             stop_ns=ladder.asked_ns,
             sigkill=ladder.killing,
             grace_s=ladder.granted_s,
-            torn_down_reason=self.torn_down_reason,
             full_disk_text=full_disk_text(offload_folder(run.knobs)),
-            no_step_reason=self.no_step_reason,
         )
 
 
@@ -477,12 +469,3 @@ def full_disk_text(path: Path | None) -> str | None:
         if free_readings and free_readings[0] < DISK_FULL_BELOW_BYTES
         else None
     )
-
-
-def remove_offloaded(path: Path | None) -> str | None:
-    """Delete files that the run offloaded and could not delete itself; the trouble in words if they are locked."""
-    if path is not None:
-        with suppress(OSError):
-            if not remove_leftovers(path):
-                return f"offload_path={path} is locked: the next run frees its disk"
-    return None
