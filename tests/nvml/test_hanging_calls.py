@@ -9,8 +9,7 @@ from stand_in import Machine, gpus
 
 from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry import nvml as nvml_module
-from trainfast_runner.machine.telemetry.calls import Job, TimedCalls
-from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.nvml import Job, Nvml, TimedCalls
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli, tmp_path):
     lines = (
         "import sys, torch\nfrom types import SimpleNamespace as Some\n"
         "sys.modules['lightning.pytorch.callbacks'] = Some(Callback=object)\n"
-        "from trainfast_door.lightning_callback import callbacks_of_lightning\n"
+        "from trainfast_door.frameworks import callbacks_of_lightning\n"
         "trainer = Some(global_step=0, accumulate_grad_batches=4, precision='32-true', gradient_clip_val=None)\n"
         "module, (callback,) = Some(automatic_optimization=True), callbacks_of_lightning()\n"
         "callback.on_train_start(trainer, module)\n"

@@ -341,7 +341,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """One bottleneck: a sentence, its figures, and advice."""
 
     rule: str
-    """The name of an entry of `bottleneck.rules.RULES`, which has the thresholds and their sources."""
+    """The name of an entry of `bottleneck_rules.RULES`, which has the thresholds and their sources."""
     line: str
     advice: str = msgspec.field(name="try", default="")
     severity: str = "info"

@@ -1,6 +1,6 @@
 """The records of a run directory, as far as they are readable: half-written, cut or damaged files included.
 
-Memory is bounded: of more than `MAX_STEPS` steps or `MAX_SAMPLES` samples an even share is kept (`thinned.py`).
+Memory is bounded: of more than `MAX_STEPS` steps or `MAX_SAMPLES` samples an even share is kept (`Thinned`).
 """
 
 from __future__ import annotations

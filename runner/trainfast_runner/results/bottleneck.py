@@ -1,4 +1,4 @@
-"""The diagnosis: the rules of `rules` applied to the figures of a window of a run."""
+"""The diagnosis: the rules of `bottleneck_rules` applied to the figures of a window of a run."""
 
 from __future__ import annotations
 

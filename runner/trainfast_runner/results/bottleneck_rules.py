@@ -1,6 +1,6 @@
 """The rules of the diagnosis, as data: each with its figures, thresholds, their source and a cure.
 
-`diagnose` evaluates them all the same way; `figures` computes the figures. A rule holds when every condition does; an
+`bottleneck` computes the figures and evaluates all rules the same way. A rule holds when every condition does; an
 unknown figure fulfils none. Rules of one name are alternatives: the first that holds is used. Thresholds marked
 "chosen" are judgements, set so that a cure is worth more than its trial costs.
 """

@@ -180,7 +180,7 @@ class ComparisonRow:
     percent: float | None
     verdict: str
     """better, worse, doubtful, changed (neither is better), "no significant difference" or "not measured in both"; for
-    figures that do not rank, one of the verdicts of `ranking`."""
+    figures that do not rank, one of those of `unlike_work_verdict`."""
     interval_percent: tuple[float, float] | None = None
     """95 % confidence interval of the difference, in percent of a."""
 

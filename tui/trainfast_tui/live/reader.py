@@ -162,7 +162,7 @@ class Reader(threading.Thread):
             self._wake.set()
 
     def _add_xid(self, t_ns: int, index: int, code: int) -> None:
-        from trainfast_runner.machine.telemetry.calls import xid_text
+        from trainfast_runner.machine.telemetry.nvml import xid_text
         from trainfast_runner.records.run_lines import Event
 
         self._xids.append(Event(t_ns=t_ns, kind="xid", device=index, detail=xid_text(code)))

@@ -52,7 +52,7 @@ def count_step() -> None:
 
 
 TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
-"""Kept equal to the worker's (`records/worker_log.py`): the door imports nothing of the worker while a script runs."""
+"""Kept equal to the worker's (`records/record_file.py`): the door imports nothing of the worker while a script runs."""
 BACKWARD_PATHS = ("torch/_tensor.py", "torch/autograd/")
 """Parts of the paths of frames in a backward pass."""
 PHASE_OF_FRAME = (

@@ -269,7 +269,7 @@ def step_line(record: StepRecord, warmup: int) -> str:
 
 
 class Settings(NamedTuple):
-    """`script` of `run.json`, as far as the hooks read it; `records.script_run.ScriptAsked` has all its fields."""
+    """`script` of `run.json`, as far as the hooks read it; `records.run_file.ScriptAsked` has all its fields."""
 
     steps: int | None = None
     """Steps after which the script is ended; None for a script that ends by itself."""

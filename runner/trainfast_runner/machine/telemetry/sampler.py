@@ -4,9 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from trainfast_runner.machine.telemetry.calls import OnXid
 from trainfast_runner.machine.telemetry.host import HostReader, ProcessTree
-from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.nvml import Nvml, OnXid
 from trainfast_runner.records.tick import Tick
 
 BUDGET_SHARE = 0.2

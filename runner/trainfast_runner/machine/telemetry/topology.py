@@ -1,5 +1,5 @@
 """The connections of the GPUs: the matrix of `nvidia-smi topo -m`, PCIe links, CPU and NUMA affinity, peer access.
-`read_topology` opens NVML for its readings only; `interconnect.py` has the meaning for training."""
+`read_topology` opens NVML for its readings only; `machine.links` has the meaning for training."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.machine.device_events import DeviceEvents
-from trainfast_runner.machine.telemetry.calls import xid_text
+from trainfast_runner.machine.telemetry.nvml import xid_text
 from trainfast_runner.machine.telemetry.sampler import Sampler
 from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, capped_step_file
 from trainfast_runner.records.json_lines import Appender
