@@ -88,7 +88,7 @@ class FakeConductor:
 
     def next(self) -> BestDecision:
         """Decide the next step."""
-        self.latest = state_of_best_journal(self.lines, self.spent_s, self.run_id, previous_state=self.latest)
+        self.latest = state_of_best_journal(self.lines, self.spent_s, self.run_id)
         return decide(self.latest)
 
     def trial(self, decision: BestDecision) -> None:

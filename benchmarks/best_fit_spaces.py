@@ -19,7 +19,7 @@ from benchmarks.meter import Json
 from msgspec.structs import replace
 
 from trainfast_runner.search.best_journal import Candidate, Space
-from trainfast_runner.search.measured_speeds import knobs_key
+from trainfast_runner.search.searches import knobs_key
 
 GRIDS = Path(__file__).parent / "grids"
 UNTIMED = 2

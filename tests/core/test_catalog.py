@@ -96,6 +96,7 @@ SCREEN = {"textual", "rich", "trainfast_tui"}
         ("trainfast_runner.running.history", {*SCREEN, *STACK}),
         ("trainfast_runner.machine.telemetry.sampler", {*SCREEN, *STACK}),
         ("trainfast_tui.app", STACK),
+        ("trainfast_tui.screens.best", STACK),
         ("trainfast_tui.session", {"textual"}),
         ("trainfast_tui.cli", {"textual", "rich", "msgspec", "psutil", "pynvml", "tomlkit", *STACK}),
     ],

@@ -136,14 +136,14 @@ def test_advice_on_a_knob_without_a_present_value_reads_well_on_a_screen(cli):
     preset_of(cli, *script("plain_torch.py"))
     preset = script_preset.load(cli.presets / "mine.toml")
     with pytest.raises(UserError, match="does not name the present lr") as refused:
-        plan_script_best(preset, (), BestRequest(vary={"lr": ["0.1", "0.2"]}), SearchOptions())
+        plan_script_best(preset, (), BestRequest(vary={"lr": ["0.1", "0.2"]}))
     assert refused.value.line_without_option().endswith("; try naming a value of lr")
 
 
 def planned(cli):
     """The question about two batch sizes of `mine`."""
     preset = script_preset.load(cli.presets / "mine.toml")
-    return plan_script_best(preset, (), BestRequest(vary={"batch_size": ["1", "2"]}), SearchOptions())
+    return plan_script_best(preset, (), BestRequest(vary={"batch_size": ["1", "2"]}))
 
 
 def test_edited_script_begins_a_new_search(cli, tmp_path):
@@ -246,12 +246,12 @@ def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli):
         "[knobs]\nprecision = 'fp32'\n"
     )
     asked = BestRequest(vary={"precision": ["fp32", "bf16", "fp16"]})
-    best = plan_script_best(script_preset.load(path), (), asked, SearchOptions())
+    best = plan_script_best(script_preset.load(path), (), asked)
     ruled_out = {one.knobs["precision"]: one.reason for one in best.space.candidates if one.excluded_as is not None}
     assert list(ruled_out) == ["fp16"]
     assert "precision=fp16 has no words in [script.knobs]" in ruled_out["fp16"]
     with pytest.raises(UserError, match="strategy has no place in mine"):
-        plan_script_best(script_preset.load(path), (), BestRequest(vary={"strategy": ["ddp"]}), SearchOptions())
+        plan_script_best(script_preset.load(path), (), BestRequest(vary={"strategy": ["ddp"]}))
 
 
 def test_trial_is_not_listed_and_a_refusal_names_its_search(cli):

@@ -169,7 +169,7 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli):
     preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
     home, options = Home(cli.home), BatchSearchOptions()
     preset = script_preset.load(cli.presets / "mine.toml")
-    batch_plan = plan_script_batch(preset, (), None, options)
+    batch_plan = plan_script_batch(preset, (), None)
     directory = open_batch(batch_plan, home, options)
     # The conductor that was killed wrote this line before it started anything.
     journal = JournalWriter(directory)

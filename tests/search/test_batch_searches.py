@@ -15,7 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import conductor
-from trainfast_runner.search.batch.conductor import PresetBatchConductor, on_gpus
+from trainfast_runner.search.batch.conductor import BatchConductor, on_gpus
 from trainfast_runner.search.batch.decide import SizePrediction
 from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_preset_batch, plan_script_batch
 from trainfast_runner.search.batch_journal import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
@@ -29,16 +29,16 @@ from trainfast_runner.settings.spec import resolve
 
 def test_only_a_continued_batch_search_lists_the_runs_of_the_home(tmp_path, monkeypatch):
     home, options = Home(tmp_path), BatchSearchOptions()
-    batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None, options)
+    batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None)
     directory = open_batch(batch_plan, home, options)
     listed: list[Home] = []
     monkeypatch.setattr(Home, "run_ids", lambda home: listed.append(home) or [])
-    PresetBatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
+    BatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
     assert listed == [], "a new search has no runs, and a home may have thousands"
     journal = JournalWriter(directory)
     journal.write(Conducted(pid=1, start_ticks=1, boot_id="an earlier conductor"))
     journal.close()
-    PresetBatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
+    BatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
     assert listed == [home]
 
 
@@ -48,17 +48,17 @@ def untraced(_plan: RunPlan, _cancelled: threading.Event) -> SizePrediction:
 
 
 @pytest.fixture
-def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], PresetBatchConductor]:
+def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], BatchConductor]:
     """Make the conductor of a new search, whose first process ends in a state."""
     home, options = Home(tmp_path), BatchSearchOptions()
-    batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None, options)
+    batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None)
     monkeypatch.setattr(conductor, "predict_size", untraced)
 
-    def make(state: str) -> PresetBatchConductor:
+    def make(state: str) -> BatchConductor:
         process = SimpleNamespace(directory=tmp_path / "r1", ready=lambda: None)
         monkeypatch.setattr(SearchRuns, "start_process", lambda *_: cast("WarmProcess", process))
         monkeypatch.setattr(SearchRuns, "wait_for_process_end", lambda _: Result(run_id="r1", state=state))
-        return PresetBatchConductor(open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
+        return BatchConductor(open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
 
     return make
 
@@ -85,7 +85,7 @@ def two(*used_gib: int) -> Machine:
 
 
 def planned(python: str, *settings: str) -> BatchPlan:
-    return plan_preset_batch(resolve("tiny-llama", settings), python, BatchSearchOptions())
+    return plan_preset_batch(resolve("tiny-llama", settings), python)
 
 
 def opened(python: str, home: Home, *settings: str) -> Path:
@@ -143,14 +143,14 @@ def test_a_search_on_a_gpu_of_unknown_free_memory_asks_for_a_limit_before_it_tri
     script = script_of(python, tmp_path)
     with stand_in.installed(UNREPORTED):
         with pytest.raises(UserError) as refused:
-            plan_script_batch(script, (), None, BatchSearchOptions())
-        limited = plan_script_batch(script, ("memory_limit=1GiB",), None, BatchSearchOptions()).plan
+            plan_script_batch(script, (), None)
+        limited = plan_script_batch(script, ("memory_limit=1GiB",), None).plan
     assert refused.value.line() == "the free memory of the GPU is unknown; try --set memory_limit=…"
     assert limited.memory_limit_bytes == (1 << 30,)
 
 
 def test_memory_that_the_driver_reserves_is_not_free(tmp_path, python):
     with stand_in.installed(Machine([Gpu()])):
-        plan = plan_script_batch(script_of(python, tmp_path), (), None, BatchSearchOptions()).plan
+        plan = plan_script_batch(script_of(python, tmp_path), (), None).plan
     used, reserved = 1024, 512
     assert free_gpu_bytes(plan) == (81920 - used - reserved) * stand_in.MIB - CONTEXT_WITHOUT_KERNELS_BYTES

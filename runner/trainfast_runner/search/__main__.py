@@ -89,12 +89,12 @@ def conduct_request(
     try:
         if request.best is not None:
             best_options = SearchOptions(fresh=request.fresh)
-            best_plan = plan_spec_best(spec, request.best, best_options, request.python)
+            best_plan = plan_spec_best(spec, request.best, request.python)
             directory = open_best(best_plan, home, best_options)
             conduct_best(directory, best_plan, home, best_options, SearchCaller(on_line, is_cancelled, began_ns))
         else:
             options = BatchSearchOptions(fresh=request.fresh)
-            batch_plan = plan_spec_batch(spec, request.python, options)
+            batch_plan = plan_spec_batch(spec, request.python)
             directory = open_batch(batch_plan, home, options)
             conduct_batch(directory, batch_plan, home, options, SearchCaller(on_line, is_cancelled, began_ns))
     except AlreadyConducted:

@@ -16,20 +16,17 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file, read_written_result
 from trainfast_runner.records.run_file import SCHEMA, RecordedSpec, RunFile
 from trainfast_runner.records.warm_process import WARM_ROLES
-from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_95
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
     BestLine,
     BestQuestion,
-    EarlierEffect,
     ProcessReady,
     Space,
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.effects import Levels, Observation
-from trainfast_runner.search.searches import BEST_KIND, candidate_spec, first_line
-from trainfast_runner.settings.knob_values import KnobValues
+from trainfast_runner.search.searches import BEST_KIND, KnobsKey, candidate_spec, first_line, knobs_key
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 
 VOID_LOG_DRIFT = 0.02
@@ -46,9 +43,6 @@ NOISE_GRID_RATIO = 1.25
 """The pooled noise is rounded to powers of this ratio, so that a new trial seldom changes the noise of all others."""
 MIN_RATE_DEVIATION = 0.001
 """Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
-EARLIER_SPREAD, EARLIER_ADDED_DEVIATION = 2.0, 0.03
-"""Chosen, not measured: factor on the spread of an earlier search's effect, and the deviation added to it, in ln
-rate."""
 DEFAULT_STEP_DEVIATION = 0.02
 """The deviation of a step before three steps of one candidate were measured."""
 
@@ -69,14 +63,13 @@ class Measurements:
     drift_variance_by_run: Mapping[str, float] = field(default_factory=dict)
     """Variance of a trial by the drift of its process, by run id, for processes that drifted and count all the same."""
 
-    def observations(self, levels: Levels, *, per_joule: bool) -> list[Observation]:
-        """Return one observation a trial: ln samples/s, or ln samples a joule."""
-        observations = []
-        for trial in self.trials:
-            if (value := log_rate(trial, per_joule=per_joule)) is not None:
-                point = levels.points[trial.candidate_number]
-                observations.append(Observation(((1.0, point),), value, self.variance(trial), trial.run_id))
-        return observations
+    @property
+    def drift_deviation(self) -> float:
+        """The least deviation between processes: their drift if too many drifted for an accident, else 0."""
+        if len(self.void_run_ids) + len(self.drift_variance_by_run) < MAX_VOID_PROCESSES:
+            return 0.0
+        square = sum(drift * drift for drift in self.drifts) / len(self.drifts)
+        return math.sqrt(square / 2) if square > VOID_LOG_DRIFT * VOID_LOG_DRIFT else 0.0
 
     def variance(self, trial: Trial) -> float:
         """Return the variance of a trial's ln rate by its own steps and the pooled ones."""
@@ -137,28 +130,6 @@ def log_rate(trial: Trial, *, per_joule: bool = False) -> float | None:
     if per_joule:
         return math.log(trial.samples_per_step * len(trial.step_ms) / trial.joules) if trial.joules else None
     return math.log(1000 * trial.samples_per_step / statistics.median(trial.step_ms))
-
-
-def earlier_observations(levels: Levels, effects: Iterable[EarlierEffect], baseline: KnobValues) -> list[Observation]:
-    """Return the effects of earlier searches as observed differences with a widened spread.
-
-    Effects of values that no candidate has are left out.
-    """
-    observations = []
-    for effect in effects:
-        try:
-            new_point, old_point = (
-                levels.point({**baseline, effect.knob: value}) for value in (effect.value, effect.before)
-            )
-        except KeyError:
-            continue
-        gain = effect.gain_percent
-        if effect.knob not in levels.names or min(gain.low, gain.median) <= -100:
-            continue
-        deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * NORMAL_95)
-        variance = (EARLIER_SPREAD * deviation) ** 2 + EARLIER_ADDED_DEVIATION**2
-        observations.append(Observation(((1.0, new_point), (-1.0, old_point)), math.log1p(gain.median / 100), variance))
-    return observations
 
 
 def relative_error(step_ms: Sequence[float]) -> float:
@@ -355,15 +326,8 @@ def _device_of(run: RunFile) -> SpeedDevice:
     return SpeedDevice(run.device, next(iter(run.device_names), ""))
 
 
-KnobsKey = tuple[tuple[str, object], ...]
-"""Knobs and their values as a dictionary key; for a process, the knobs that need a new process."""
 GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 10.0, 40.0, 0.3
 """Assumed before the first process start, the first compilation and the first warm trial."""
-
-
-def knobs_key(knobs: Mapping[str, object]) -> KnobsKey:
-    """Return knobs and their values as a key."""
-    return tuple(sorted(knobs.items(), key=lambda item: item[0]))
 
 
 class ProcessStarts:

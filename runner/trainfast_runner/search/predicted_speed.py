@@ -13,7 +13,8 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import mul
+
+import numpy as np
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import calibration
@@ -213,19 +214,19 @@ class SpeedModel:
                 observed(self._measured_knobs[number], expected_step, speed.log_rate, speed.variance, speed.process)
             )
         runs.append(observed(wanted_knobs, step, 0.0, self._noise_variance, ""))
-        fixed_covariances = [
-            [self._work_covariance(run, other) for other in runs[: index + 1]] for index, run in enumerate(runs)
-        ]
-        likelihood = Likelihood(levels, [run.observation for run in runs], 0.0, fixed_covariances)
+        # Runs share the speed of the machine, and the slowness of each part of their work.
+        shares = np.array([run.shares for run in runs]) * self._work_deviations
+        likelihood = Likelihood(
+            levels, [run.observation for run in runs], 0.0, shares @ shares.T + MACHINE_DEVIATION**2
+        )
         deviations = RUN_DEVIATIONS if len(nearest_numbers) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
         scales = max(
             (replace(PRIOR_SCALES, process=deviation) for deviation in deviations),
             key=lambda scales: likelihood.log_likelihood(scales, len(nearest_numbers)),
         )
-        factor = likelihood.factor(scales)
+        rows, whitened = likelihood.factor(scales)
         # The last row is of the run to predict: its mean rests on the measured runs in the rows before.
-        mean, deviation = sum(map(mul, factor.rows[-1], factor.whitened)), factor.diagonal[-1]
-        return self._interval(_log_rate(step) + mean, deviation)
+        return self._interval(_log_rate(step) + float(rows[-1, :-1] @ whitened[:-1]), float(rows[-1, -1]))
 
     def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | UnknownSpeed:
         factor = math.exp(NORMAL_90 * deviation)
@@ -250,11 +251,6 @@ class SpeedModel:
         knobs = {name: value for name, value in spec.knobs.items() if name in KNOB_DEVIATIONS}
         training = training_of(spec)
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
-
-    def _work_covariance(self, run: _ObservedRun, other: _ObservedRun) -> float:
-        """Return the prior covariance of two runs by the parts of their work, and by the machine's speed."""
-        parts = zip(run.shares, other.shares, self._work_deviations, strict=True)
-        return MACHINE_DEVIATION**2 + sum(a * b * deviation**2 for a, b, deviation in parts)
 
 
 def _prior_variance_between(knobs: KnobValues, other_knobs: KnobValues) -> float:

@@ -236,6 +236,15 @@ MESH_KNOBS = ("strategy", "tp_degree", "pp_degree")
 """The knobs that decide how many data-parallel ranks share the global batch."""
 
 
+KnobsKey = tuple[tuple[str, object], ...]
+"""Knobs and their values as a dictionary key; for a process, the knobs that need a new process."""
+
+
+def knobs_key(knobs: Mapping[str, object]) -> KnobsKey:
+    """Return knobs and their values as a key."""
+    return tuple(sorted(knobs.items(), key=lambda item: item[0]))
+
+
 def with_knobs(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
     """Return `spec` with these knobs; those that differ are overrides."""
     return spec.with_overrides(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
@@ -283,3 +292,8 @@ class BatchSearchOptions(SearchOptions):
     """True to never run out of memory on purpose."""
     confirmation_steps: int = 10
     """Steps of the confirmation run."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a confirmation run that is too short."""
+        if self.confirmation_steps < 2:
+            raise UserError(f"--proof-steps {self.confirmation_steps}: at least 2", key="--proof-steps")

@@ -6,7 +6,6 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor, Replayed, replay
 from benchmarks.best_fit_spaces import Synthetic, regret
 
-from trainfast_runner.search.best.decide import decide
 from trainfast_runner.search.best.state import state_of_best_journal
 from trainfast_runner.search.best_journal import BestLine, Trial
 
@@ -74,18 +73,6 @@ def test_nothing_is_measured_twice_after_a_kill(space):
     ]
     assert set(Counter(line.candidate_number for line in trials).values()) == {1}
     assert regret(space, again.answer or 0) == pytest.approx(regret(space, result.answer or 0), abs=0.02)
-
-
-def test_the_same_journal_gives_the_same_decision_with_and_without_a_memory(space):
-    conductor = FakeConductor(space, asking(space), 1)
-    conductor.run(20)
-    assert conductor.latest is not None
-    fresh = state_of_best_journal(conductor.lines, conductor.spent_s, conductor.run_id)
-    followed = state_of_best_journal(
-        conductor.lines, conductor.spent_s, conductor.run_id, previous_state=conductor.latest
-    )
-    assert decide(fresh).step.candidate_number == decide(followed).step.candidate_number
-    assert fresh.posterior.mean == pytest.approx(followed.posterior.mean)
 
 
 def test_the_budget_ends_the_trials_with_the_price_of_going_on(space):

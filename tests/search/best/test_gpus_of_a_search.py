@@ -8,7 +8,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
 from trainfast_runner.search.best.opening import best_key
 from trainfast_runner.search.best.plan import BestPlan, BestRequest, plan_preset_best
-from trainfast_runner.search.searches import SearchOptions, candidate_spec
+from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.spec import resolve
 
 ASKED = BestRequest(vary={"strategy": ["single", "ddp"]})
@@ -20,7 +20,7 @@ def four(*used_gib: int) -> Machine:
 
 def planned(python: str, machine: Machine, *settings: str) -> BestPlan:
     with stand_in.installed(machine):
-        return plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ASKED, SearchOptions(), python)
+        return plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ASKED, python)
 
 
 def test_a_search_keeps_the_gpus_that_were_the_freest_when_it_began(python):

@@ -55,7 +55,7 @@ def test_a_bad_question_is_one_line(cli, words, expected):
 
 def test_advice_on_a_knob_that_cannot_be_varied_reads_well_on_a_screen():
     with pytest.raises(UserError, match="devices cannot be varied") as refused:
-        plan_preset_best(resolve("tiny-llama", []), BestRequest(vary={"devices": ["1", "2"]}), SearchOptions())
+        plan_preset_best(resolve("tiny-llama", []), BestRequest(vary={"devices": ["1", "2"]}))
     assert refused.value.line_without_option().endswith("; try setting devices for the next run")
 
 
@@ -91,7 +91,7 @@ def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(tmp_path, mo
 
 def test_a_quiet_cpu_and_a_gpu_are_not_estimated_before_a_search(monkeypatch):
     asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
-    best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu"]), asked, SearchOptions())
+    best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu"]), asked)
     looks: list[float] = []
     monkeypatch.setattr(estimate, "others_cores", lambda seconds: looks.append(seconds))
     for device in ("cpu", "cuda"):
@@ -133,7 +133,7 @@ def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(t
     home, options = Home(tmp_path), SearchOptions()
     spec = resolve("tiny-llama", ["data.kind=random", "seq_len=32"])
     asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
-    directory = open_best(plan_preset_best(spec, asked, options), home, options)
+    directory = open_best(plan_preset_best(spec, asked), home, options)
     pause(directory)
     before = read_best_journal(directory)
     request = SearchRequest(home=str(home.path), **spec.record_fields(), best=asked)
@@ -151,7 +151,7 @@ CEILING = Ceiling(device="cpu", name="", tflops={"fp32": 1.0}, copy_gb_per_s=10.
 def test_the_flops_of_one_sample_length_bound_no_candidate_of_another():
     """A continued search may begin with a candidate whose seq_len is not the preset's."""
     asked = BestRequest(vary={"seq_len": [32, 64]}, objective="tokens_per_s")
-    best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu", "seq_len=32"]), asked, SearchOptions())
+    best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu", "seq_len=32"]), asked)
     bounded = with_bounds(best_plan.space, best_plan.survey, 1e9, 64, CEILING)
     assert {one.knobs["seq_len"]: one.least_s_per_sample is not None for one in bounded.candidates} == {
         32: False,

@@ -11,7 +11,6 @@ from trainfast_runner.search.best import survey
 from trainfast_runner.search.best.candidates import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
 from trainfast_runner.search.best.plan import BestRequest, plan_preset_best
 from trainfast_runner.search.best_journal import BestLaunched, Candidate, Trial
-from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
 
 from .synthetic import process_ready, state_of, trial
@@ -49,7 +48,7 @@ def test_a_run_under_a_limit_tells_what_it_held():
 def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, tuple[str | None, int | None]]:
     """The exclusion and the excess by number of ranks, if each rank needs 600 MiB and the host has 1000 MiB free."""
     ranks = BestRequest(vary={"strategy": ["single", "ddp"]})
-    best = plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ranks, SearchOptions())
+    best = plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ranks)
     predicted = SimpleNamespace(total_bytes=600 * MIB, context_bytes=None)
     model = SimpleNamespace(predict=lambda spec, ranks: predicted)
     monkeypatch.setattr(survey, "trace_models", lambda *words, **options: iter(()))

@@ -79,7 +79,7 @@ def search_best(arguments: argparse.Namespace) -> int:
         refuse_unwritable(arguments.record, "--record")
     options = SearchOptions(fresh=arguments.fresh, wait=arguments.wait)
     with progress_when_slow("checking…"):
-        best_plan = _plan(arguments, request, options)
+        best_plan = _plan(arguments, request)
     if arguments.dry_run:
         _print_estimate(best_plan, home, options, arguments.json)
         return 0
@@ -100,11 +100,11 @@ def _budget_s(text: str) -> float:
         raise error.at("--budget") from None
 
 
-def _plan(arguments: argparse.Namespace, request: BestRequest, options: SearchOptions) -> BestPlan:
+def _plan(arguments: argparse.Namespace, request: BestRequest) -> BestPlan:
     """Return the checked question about a preset, or about the script of one. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        return plan_script_best(script_preset.load(script), arguments.settings, request, options, arguments.python)
-    return plan_preset_best(resolve(arguments.preset, arguments.settings), request, options, arguments.python)
+        return plan_script_best(script_preset.load(script), arguments.settings, request, arguments.python)
+    return plan_preset_best(resolve(arguments.preset, arguments.settings), request, arguments.python)
 
 
 def _conduct(

@@ -49,7 +49,7 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
         no_oom=arguments.no_oom, confirmation_steps=arguments.proof_steps, fresh=arguments.fresh, wait=arguments.wait
     )
     with progress_when_slow("checking…"):
-        batch_plan = _plan(arguments, options)
+        batch_plan = _plan(arguments)
     if arguments.wait:
         began_ns += await_devices(batch_plan.plan, home)
     directory = open_batch(batch_plan, home, options)
@@ -60,12 +60,12 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
     return SEARCH_EXIT_CODES[ended.state]
 
 
-def _plan(arguments: argparse.Namespace, options: BatchSearchOptions) -> BatchPlan:
+def _plan(arguments: argparse.Namespace) -> BatchPlan:
     """Return the checked plan. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python, options)
+        return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    batch_plan = plan_preset_batch(spec, arguments.python, options)
+    batch_plan = plan_preset_batch(spec, arguments.python)
     _note_variants(arguments.preset, spec)
     return batch_plan
 

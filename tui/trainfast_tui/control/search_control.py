@@ -275,7 +275,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         from trainfast_tui.text.best_words import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line
 
         search_options = SearchOptions(fresh=options.is_fresh)
-        plan = plan_spec_best(spec, options.request or BestRequest(), search_options, self._python)
+        plan = plan_spec_best(spec, options.request or BestRequest(), self._python)
         best_estimate = estimate(plan, self._home, search_options)
         lines = [varied_line(best_estimate.vary, best_estimate.global_batch), *estimate_lines(best_estimate)]
         texts: list[Piece] = [(plain(line), "text") for line in lines]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -58,7 +56,8 @@ from trainfast_runner.search.conductor import (
 )
 from trainfast_runner.search.fitted_memory import SCRIPT_PHASE, free_gpu_bytes, smallest_limit, with_limits
 from trainfast_runner.search.journal import Conducted, EndState
-from trainfast_runner.search.searches import BatchSearchOptions, ScriptPlanner, incompatible_reason
+from trainfast_runner.search.searches import BatchSearchOptions, incompatible_reason
+from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.words import CONFIRMATION, PROBE
 
@@ -66,10 +65,21 @@ UNTIMED_CONFIRMATION_STEPS = 3
 """Steps of a confirmation run before the timed ones; fewer where that would leave none."""
 
 
+FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
+"""Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
+are slow."""
+LATER_PROBE_STEPS = {"cpu": 1, "cuda": 4}
+"""Optimizer steps of a process's later probes. A step under strict malloc thresholds is no faster the second time."""
+EXTRA_PREDICTION_WAIT_S = 5.0
+"""A search waits for its prediction as long as its first process took to be ready, and this longer."""
+GPU_PREDICTION_WAIT_S = 30.0
+"""A search on a GPU waits for its prediction at most this long before its first process takes the GPU."""
+
+
 class BatchConductor(Conductor[BatchLine, BatchEnded]):
     """Conducts a batch search: tries sizes, and confirms the largest that fits in a fresh process.
 
-    A preset's sizes and a script's are tried in different ways: `preset_conductor`, `script_conductor`.
+    A preset's sizes are tried in a warm process, each of a script's in a process of its own.
     """
 
     _options: BatchSearchOptions
@@ -91,26 +101,6 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         recorded = {line.run_id for line in lines if isinstance(line, Probe | ConfirmationRun)}
         self._orphans = OrphanedRuns(home, directory.name, recorded, PROBE, CONFIRMATION, is_new=len(lines) == 1)
 
-    @abstractmethod
-    def predict(self) -> None:
-        """Write the `Predicted` line from which the first size is chosen."""
-
-    @abstractmethod
-    def probe(self, batch_size: int) -> BatchEnded | None:
-        """Try one size and write its `Probe`; return the end if nothing more can be tried."""
-
-    @abstractmethod
-    def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
-        """Plan an ordinary run of one size."""
-
-    @abstractmethod
-    def nothing_fits(self, reason: str) -> BatchEnded:
-        """Return the end of a search in which a batch of 1 does not fit."""
-
-    @abstractmethod
-    def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
-        """Return the highest peaks of each rank of a confirmation run."""
-
     def conducted_line(self, conducted: Conducted) -> Conducted:
         """Return the line with this search's options."""
         return msgspec.structs.replace(
@@ -120,8 +110,15 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
         self._orphans.end_trying_runs()
-        if not any(isinstance(line, (Predicted, Probe)) for line in self._lines):
-            self.predict()
+        if any(isinstance(line, (Predicted, Probe)) for line in self._lines):
+            return
+        if self._plan_script_run is None:
+            self._predict()
+        else:
+            # Nothing is known of a script's memory yet: it starts with its own size.
+            own_batch = self._plan_script_run({}).spec.knobs.get("batch_size")
+            start = own_batch if isinstance(own_batch, int) else 1
+            self._write(Predicted(start=start, reason="the memory of a script is predicted from its probes"))
 
     def step(self) -> BatchEnded | None:
         """Decide and take one step."""
@@ -129,14 +126,15 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         step = decision.step
         self._write(step)
         if step.action == "probe" and step.batch_size is not None:
-            return self.probe(step.batch_size)
+            probe = self._probe if self._plan_script_run is None else self._probe_script
+            return probe(step.batch_size)
         self._runs.end_process()
         if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None
         assert decision.end_state is not None, "a decision to end has its state"
-        if decision.end_state == "nothing_fits":
-            return self.nothing_fits(step.why)
+        if decision.end_state == "nothing_fits" and self._plan_script_run is None:
+            return explain_nothing_fits(self._plan, self._home, self._state(), step.why, self._raise_if_cancelled)
         answer = answer_of(self._state()) if decision.end_state == "answered" else None
         return BatchEnded(state=decision.end_state, reason=step.why, answer=answer)
 
@@ -147,10 +145,10 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     def _confirm(self, batch_size: int) -> None:
         """Make the confirmation run, a normal run with data, or adopt that of a killed conductor."""
         began_s, steps = self._runs.clock_s(), self._options.confirmation_steps
-        plan = self.plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
+        plan = self._plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
         directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
         result = self._runs.wait_for_end(directory)
-        ranks = self.confirmed_peaks(directory)
+        ranks = self._confirmed_peaks(directory)
         seconds = self._runs.clock_s() - began_s
         self._write(confirmation_record(self._state(), ranks, result, batch_size, seconds))
 
@@ -173,33 +171,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     def _state(self) -> BatchState:
         return state_of_batch_journal(self._lines, no_oom=self._options.no_oom)
 
-
-def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
-    """Return a preset's plan on these GPUs, even if others are freer now; a script's plan unchanged.
-
-    Raises UserError if one of the GPUs is gone.
-    """
-    # A journal of a search on the CPU names none.
-    if plan.script is not None or not uuids or plan.device_uuids == uuids:
-        return plan
-    return planning.plan_run(plan.spec, plan.python, uuids)
-
-
-FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
-"""Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
-are slow."""
-LATER_PROBE_STEPS = {"cpu": 1, "cuda": 4}
-"""Optimizer steps of a process's later probes. A step under strict malloc thresholds is no faster the second time."""
-EXTRA_PREDICTION_WAIT_S = 5.0
-"""A search waits for its prediction as long as its first process took to be ready, and this longer."""
-GPU_PREDICTION_WAIT_S = 30.0
-"""A search on a GPU waits for its prediction at most this long before its first process takes the GPU."""
-
-
-class PresetBatchConductor(BatchConductor):
-    """Conducts the batch search of a preset."""
-
-    def predict(self) -> None:
+    def _predict(self) -> None:
         """Get a warm process and a prediction before the first size is chosen: both at once on a CPU."""
         cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
@@ -222,8 +194,8 @@ class PresetBatchConductor(BatchConductor):
             limit_bytes = smallest_limit(self._plan, process.available_bytes)
             self._write(prediction.result().against(self._plan, limit_bytes))
 
-    def probe(self, batch_size: int) -> BatchEnded | None:
-        """Try one size in the warm process."""
+    def _probe(self, batch_size: int) -> BatchEnded | None:
+        """Try one size in the warm process and write its `Probe`; return the end if nothing more can be tried."""
         process = self._runs.process or self._ready_process()
         if process is None:
             return None
@@ -252,19 +224,6 @@ class PresetBatchConductor(BatchConductor):
             self._runs.end_process()
         return None
 
-    def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
-        """Plan an ordinary run of one size."""
-        spec = self._plan.spec.with_overrides(batch_size=batch_size, steps=steps, timing_warmup=timing_warmup)
-        return replace(self._plan, spec=spec)
-
-    def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
-        """Return the highest peaks of each rank of a confirmation run."""
-        return peaks_of_run(directory)
-
-    def nothing_fits(self, reason: str) -> BatchEnded:
-        """Return the end of a search in which a batch of 1 does not fit."""
-        return explain_nothing_fits(self._plan, self._home, self._state(), reason, self._raise_if_cancelled)
-
     def _ready_process(self) -> WarmProcess | None:
         """Start the warm process and return it once all ranks are ready; None if it ended before, which is recorded."""
         process = self._runs.start_process(self._plan, PROBE)
@@ -279,34 +238,10 @@ class PresetBatchConductor(BatchConductor):
         self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
         return None
 
-
-class ScriptBatchConductor(BatchConductor):
-    """Conducts the batch search of a script."""
-
-    _plan_script_run: ScriptPlanner
-    """`conduct_batch` gives this class only plans that have one."""
-
-    def predict(self) -> None:
-        """Start with the script's own size: nothing is known of its memory yet."""
-        own_batch = self._plan_script_run({}).spec.knobs.get("batch_size")
-        start = own_batch if isinstance(own_batch, int) else 1
-        self._write(Predicted(start=start, reason="the memory of a script is predicted from its probes"))
-
-    def plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
-        """Plan a probe of one size, under the limit of the search."""
-        knobs = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
-        plan = self._plan_script_run(knobs)
-        limits_bytes = self._plan.memory_limit_bytes
-        if limits_bytes is not None:
-            plan = dataclasses.replace(plan, memory_limit_bytes=limits_bytes)
-        assert plan.script is not None
-        script = msgspec.structs.replace(plan.script, longest_first=True)
-        return dataclasses.replace(plan, script=script, search_id=self._plan.search_id)
-
-    def probe(self, batch_size: int) -> BatchEnded | None:
+    def _probe_script(self, batch_size: int) -> BatchEnded | None:
         """Try one size in a process of its own, or take the ended probe that a killed conductor left."""
         began_s = self._runs.clock_s()
-        plan = self.plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
+        plan = self._plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
         orphan = self._orphans.adopt_trying_run(plan)
         if orphan is not None:
             self._record_launch(orphan, PROBE)
@@ -324,16 +259,39 @@ class ScriptBatchConductor(BatchConductor):
         self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
         return None
 
-    def confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
-        """Return the peaks of each rank of a confirmation run as its limit counted them."""
+    def _plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
+        """Plan an ordinary run of one size, under the limit of the search."""
+        knobs: KnobValues = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
+        if self._plan_script_run is None:
+            return replace(self._plan, spec=self._plan.spec.with_overrides(**knobs))
+        plan = self._plan_script_run(knobs)
+        assert plan.script is not None
+        return replace(
+            plan,
+            script=msgspec.structs.replace(plan.script, longest_first=True),
+            search_id=self._plan.search_id,
+            memory_limit_bytes=self._plan.memory_limit_bytes or plan.memory_limit_bytes,
+        )
+
+    def _confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
+        """Return the highest peaks of each rank of a confirmation run; a script's as its limit counted them."""
+        if self._plan_script_run is None:
+            return peaks_of_run(directory)
         return [
             msgspec.structs.replace(peaks, peak_allocated_bytes=peaks.phase_peaks[SCRIPT_PHASE])
             for peaks in script_peaks(directory, free_gpu_bytes(self._plan))
         ]
 
-    def nothing_fits(self, reason: str) -> BatchEnded:
-        """Return the end of a search in which a batch of 1 does not fit."""
-        return BatchEnded(state="nothing_fits", reason=reason)
+
+def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
+    """Return a preset's plan on these GPUs, even if others are freer now; a script's plan unchanged.
+
+    Raises UserError if one of the GPUs is gone.
+    """
+    # A journal of a search on the CPU names none.
+    if plan.script is not None or not uuids or plan.device_uuids == uuids:
+        return plan
+    return planning.plan_run(plan.spec, plan.python, uuids)
 
 
 def conduct_batch(
@@ -347,8 +305,7 @@ def conduct_batch(
 
     Raises UserError when another process conducts the search, and when its device is in use.
     """
-    conductor_class = PresetBatchConductor if batch_plan.plan.script is None else ScriptBatchConductor
-    return conduct_alone(directory, lambda: conductor_class(directory, batch_plan, home, options, caller))
+    return conduct_alone(directory, lambda: BatchConductor(directory, batch_plan, home, options, caller))
 
 
 VOIDING_BYTES = 64 << 20

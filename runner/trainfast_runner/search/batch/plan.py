@@ -48,34 +48,31 @@ class BatchPlan:
     """Plans the probes of a script; None for a preset."""
 
 
-def plan_spec_batch(spec: RunSpec, python: str | None, options: BatchSearchOptions) -> BatchPlan:
+def plan_spec_batch(spec: RunSpec, python: str | None) -> BatchPlan:
     """Return the checked plan of a batch search of a preset or a script. Raises UserError."""
     if spec.script is None:
-        return plan_preset_batch(spec, python, options)
-    return plan_script_batch(spec.script, settings_of(spec.knobs, spec.overrides), python, options)
+        return plan_preset_batch(spec, python)
+    return plan_script_batch(spec.script, settings_of(spec.knobs, spec.overrides), python)
 
 
-def plan_preset_batch(spec: RunSpec, python: str | None, options: BatchSearchOptions) -> BatchPlan:
+def plan_preset_batch(spec: RunSpec, python: str | None) -> BatchPlan:
     """Return the checked plan of a preset's batch search. Raises UserError."""
     plan = planning.plan_run(spec, python)
-    _check_preset_plan(plan, options)
+    _check_preset_plan(plan)
     return BatchPlan(plan)
 
 
-def plan_script_batch(
-    preset: ScriptPreset, settings: Sequence[str], python: str | None, options: BatchSearchOptions
-) -> BatchPlan:
+def plan_script_batch(preset: ScriptPreset, settings: Sequence[str], python: str | None) -> BatchPlan:
     """Return the checked plan of a script's batch search. Raises UserError."""
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     plan = plan_script_run({"steps": SCRIPT_PROBE_STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
-    _check_options(plan, options)
     if plan.device == "cuda" and plan.memory_limit_bytes is None and free_gpu_bytes(plan) is None:
         raise limit_unknown_error()
     return BatchPlan(plan, plan_script_run)
 
 
-def _check_preset_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
-    """Raise UserError for a preset's plan or options with which sizes cannot be tried."""
+def _check_preset_plan(plan: RunPlan) -> None:
+    """Raise UserError for a preset's plan with which sizes cannot be tried."""
     knobs = plan.spec.knobs
     strategy = strategy_of(knobs)
     if not strategy.batch_searchable:
@@ -99,13 +96,6 @@ def _check_preset_plan(plan: RunPlan, options: BatchSearchOptions) -> None:
             key=malloc_names[0],
             advice=f"env -u {' -u '.join(malloc_names)} trainfast-tui search ...",
         )
-    _check_options(plan, options)
-
-
-def _check_options(plan: RunPlan, options: BatchSearchOptions) -> None:
-    """Raise UserError for a confirmation run that is too short."""
-    if options.confirmation_steps < 2:
-        raise UserError(f"--proof-steps {options.confirmation_steps}: at least 2", key="--proof-steps")
 
 
 def open_batch(batch_plan: BatchPlan, home: Home, options: BatchSearchOptions) -> Path:

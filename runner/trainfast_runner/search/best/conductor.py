@@ -1,11 +1,10 @@
-"""The parts that the best-fit searches of presets and scripts share: steps, cold runs, instructions and the end."""
+"""Take the steps of a best-fit search that `decide` chooses: trials, cold runs, instructions and the end."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,10 +80,16 @@ LIMIT_STEPS = 4
 """Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
 
 
+PREDICTIONS_WAIT_S = 30.0
+"""The first trial, its process ready, waits for predictions at most this long; no trace runs beside a trial."""
+OUTCOME_OF_END_STATE: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
+"""Outcome of a trial by the state in which its process ended without an answer; any other state is a failure."""
+
+
 class BestConductor(Conductor[BestLine, BestEnded]):
     """Conducts a best-fit search: trials, then cold runs.
 
-    The candidates of a preset and of a script are tried in different ways: `preset_conductor`, `script_conductor`.
+    A preset's candidates are tried in warm processes, each of a script's in a run of its own.
     """
 
     def __init__(
@@ -100,18 +105,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._survey = best_plan.survey
         self._space = best_plan.space
         self._orphans = OrphanedBestRuns(home, directory.name, self._lines)
-        self._previous_state: BestState | None = None
-
-    @abstractmethod
-    def list_candidates(self) -> None:
-        """Write the candidates before the first trial, with all their known figures."""
-
-    @abstractmethod
-    def try_candidate(self, decision: BestDecision, number: int) -> None:
-        """Measure a candidate in a trial and write the outcome."""
-
-    def update_candidates(self) -> None:
-        """Write the candidates again if trials changed their known figures. Does nothing for a preset."""
+        self._process_knobs: KnobValues = {}
+        self._process_uuids: list[str] = []
 
     def end_line(self, state: EndState, reason: str) -> BestEnded:
         """Return an end with the best answer so far, if anything was measured."""
@@ -126,10 +121,13 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             self._space = recorded_space
         for launch_line, directory in self._orphans.cold_runs():
             self._follow(launch_line, directory)
-        if recorded_space is None:
-            self.list_candidates()
-        else:
-            self.update_candidates()
+        survey = self._survey
+        if recorded_space is None and isinstance(survey, ModelSurvey):
+            self._predict_candidates(survey)
+        elif recorded_space is None:
+            self._write(self._space)  # their memory is unknown before two trials of like settings
+        elif isinstance(survey, ScriptSurvey):
+            self._update_candidates(survey)
 
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
@@ -141,10 +139,13 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if step.action == "end":
             return self._decided_end(decision)
         assert step.candidate_number is not None
-        if step.action == "trial":
-            self.try_candidate(decision, step.candidate_number)
-        else:
+        survey = self._survey
+        if step.action != "trial":
             self._take_cold_run(decision, step.candidate_number)
+        elif isinstance(survey, ModelSurvey):
+            self._try_warm(survey, decision, step.candidate_number)
+        elif isinstance(survey, ScriptSurvey):
+            self._try_script(survey, decision, step.candidate_number)
         return None
 
     def _check_budget(self) -> None:
@@ -253,44 +254,16 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _state(self) -> BestState:
         warm_run_id = None if self._runs.process is None else self._runs.process.directory.name
-        spent_s = worked_seconds(self._lines)
-        self._previous_state = state_of_best_journal(self._lines, spent_s, warm_run_id, self._previous_state)
-        return self._previous_state
+        return state_of_best_journal(self._lines, worked_seconds(self._lines), warm_run_id)
 
-
-PREDICTIONS_WAIT_S = 30.0
-"""The first trial, its process ready, waits for predictions at most this long; no trace runs beside a trial."""
-OUTCOME_OF_END_STATE: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
-"""Outcome of a trial by the state in which its process ended without an answer; any other state is a failure."""
-
-
-class PresetBestConductor(BestConductor):
-    """Conducts the best-fit search of a preset."""
-
-    _survey: ModelSurvey
-    """`conduct_best` gives this class only plans that have one."""
-
-    def __init__(
-        self,
-        directory: Path,
-        best_plan: BestPlan,
-        home: Home,
-        options: SearchOptions,
-        caller: SearchCaller[BestLine],
-    ) -> None:
-        super().__init__(directory, best_plan, home, options, caller)
-        self._ceiling = ceiling_here(home, best_plan.plan)
-        self._process_knobs: KnobValues = {}
-        self._process_uuids: list[str] = []
-
-    def list_candidates(self) -> None:
+    def _predict_candidates(self, survey: ModelSurvey) -> None:
         """Trace and predict while the baseline's process starts, then write the candidates.
 
         They come before the first trial, but after the record of a baseline's process that ended while it started.
         """
         cancelled = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            prediction = pool.submit(self._survey.predict_candidates, self._question, cancelled)
+            prediction = pool.submit(survey.predict_candidates, self._question, cancelled)
             try:
                 self._process_for(self._space.baseline_number)
                 wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
@@ -299,7 +272,7 @@ class PresetBestConductor(BestConductor):
         self._space = prediction.result()
         self._write(self._space)
 
-    def try_candidate(self, decision: BestDecision, number: int) -> None:
+    def _try_warm(self, survey: ModelSurvey, decision: BestDecision, number: int) -> None:
         """Measure a candidate in the warm process of its process knobs, or in a new one."""
         if decision.needs_new_process:
             self._runs.end_process()
@@ -325,19 +298,19 @@ class PresetBestConductor(BestConductor):
             return
         self._write(trial)
         if trial.step_ms:  # the setting took a step, with which its FLOPs are recorded
-            self._add_flops_bounds(process, candidate)
+            self._add_flops_bounds(survey, process, candidate)
         if process.ended_by_error:
             self._runs.wait_for_process_end()
-        elif not takes_warm_trials(candidate_spec(self._survey.spec, candidate.knobs).knobs):
+        elif not takes_warm_trials(candidate_spec(survey.spec, candidate.knobs).knobs):
             self._runs.end_process()
 
-    def _add_flops_bounds(self, process: WarmProcess, tried: Candidate) -> None:
+    def _add_flops_bounds(self, survey: ModelSurvey, process: WarmProcess, tried: Candidate) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of a tried one."""
-        if self._ceiling is None or any(candidate.least_s_per_sample for candidate in self._space.candidates):
+        if any(candidate.least_s_per_sample for candidate in self._space.candidates):
             return
-        if (flops := flops_of(process.directory)) is not None:
-            seq_len = seq_len_of(self._question, tried)
-            self._space = with_bounds(self._space, self._survey, flops, seq_len, self._ceiling)
+        ceiling, flops = ceiling_here(self._home, survey.plan), flops_of(process.directory)
+        if ceiling is not None and flops is not None:
+            self._space = with_bounds(self._space, survey, flops, seq_len_of(self._question, tried), ceiling)
             self._write(self._space)
 
     def _process_for(self, number: int) -> WarmProcess | None:
@@ -368,18 +341,7 @@ class PresetBestConductor(BestConductor):
         failure = oom_failure(result) if outcome == "oom" else Failure(f"{result.state}: {result.reason}")
         self._record_failure(number, result.run_id, outcome, failure, seconds)
 
-
-class ScriptBestConductor(BestConductor):
-    """Conducts the best-fit search of a script."""
-
-    _survey: ScriptSurvey
-    """`conduct_best` gives this class only plans that have one."""
-
-    def list_candidates(self) -> None:
-        """Write the candidates; their memory is unknown before two trials of like settings."""
-        self._write(self._space)
-
-    def try_candidate(self, decision: BestDecision, number: int) -> None:
+    def _try_script(self, survey: ScriptSurvey, decision: BestDecision, number: int) -> None:
         """Measure a candidate in its own run, or take the ended run that a killed conductor left.
 
         The noise so far decides the steps of a new run.
@@ -415,11 +377,11 @@ class ScriptBestConductor(BestConductor):
                 ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=process_start_s)
             )
         self._write(trial)
-        self.update_candidates()
+        self._update_candidates(survey)
 
-    def update_candidates(self) -> None:
+    def _update_candidates(self, survey: ScriptSurvey) -> None:
         """Write the candidates again if trials changed their known figures, also trials of a killed conductor."""
-        updated = self._survey.predict_from_trials(self._question, self._space, self._lines)
+        updated = survey.predict_from_trials(self._question, self._space, self._lines)
         if updated != self._space:
             self._space = updated
             self._write(updated)
@@ -433,8 +395,7 @@ def conduct_best(
     Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
     pay for the baseline.
     """
-    conductor_class = PresetBestConductor if best_plan.plan.script is None else ScriptBestConductor
-    return conduct_alone(directory, lambda: conductor_class(directory, best_plan, home, options, caller))
+    return conduct_alone(directory, lambda: BestConductor(directory, best_plan, home, options, caller))
 
 
 class OrphanedBestRuns(OrphanedRuns):

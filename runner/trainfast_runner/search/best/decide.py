@@ -40,8 +40,8 @@ from trainfast_runner.search.best.ruled_out import MAX_VOID_ATTEMPTS, UNUSABLE_O
 from trainfast_runner.search.best.state import WORTHWHILE_LOG_GAIN, WORTHWHILE_PERCENT, BestState, state_of_best_journal
 from trainfast_runner.search.best_journal import CONFIRM, RACE, TURN_BACK, UNDER_LIMIT, BestStep, ColdRole
 from trainfast_runner.search.journal import EndState
-from trainfast_runner.search.measured_speeds import KnobsKey, steps_for
-from trainfast_runner.search.searches import value_text
+from trainfast_runner.search.measured_speeds import steps_for
+from trainfast_runner.search.searches import KnobsKey, value_text
 from trainfast_runner.units import chance_text, duration
 
 HOPELESS_SHARE = 0.7
@@ -408,7 +408,7 @@ def count_drifted_if_budget_spent(state: BestState) -> BestState:
     """
     if not state.measured.void_run_ids or not Prospects(state, ColdCosts(state)).is_budget_spent:
         return state
-    return state_of_best_journal(state.journal.lines, state.spent_s, state.warm_run_id, state, voids_drifted=False)
+    return state_of_best_journal(state.journal.lines, state.spent_s, state.warm_run_id, voids_drifted=False)
 
 
 class Prospects:
@@ -504,7 +504,8 @@ class Prospects:
     def with_unseen_values(self) -> list[int]:
         """Open candidates with values of knobs that were never run."""
         state = self._state
-        points = state.posterior.levels.points
+        levels = state.posterior.levels
+        points = levels.points
         # A value that failed or did not fit was run, too.
         tried_numbers = {
             trial.candidate_number
@@ -513,9 +514,10 @@ class Prospects:
         }
         if not tried_numbers:
             return self.open_candidates
-        seen_levels = [set(levels) for levels in zip(*(points[number] for number in tried_numbers), strict=True)]
-        columns = state.posterior.levels.columns
-        unfinished = [index for index, levels in enumerate(seen_levels) if not levels.issuperset(columns[index])]
+        seen_levels = [set(column) for column in zip(*(points[number] for number in tried_numbers), strict=True)]
+        unfinished = [
+            index for index, name in enumerate(levels.names) if len(seen_levels[index]) < len(levels.values[name])
+        ]
         return [
             number
             for number in self.open_candidates

@@ -20,8 +20,8 @@ from trainfast_runner.search.best.opening import (
     trial_seconds,
 )
 from trainfast_runner.search.best.plan import BestPlan
-from trainfast_runner.search.measured_speeds import GUESSED_START_S, knobs_key
-from trainfast_runner.search.searches import SearchOptions
+from trainfast_runner.search.measured_speeds import GUESSED_START_S
+from trainfast_runner.search.searches import SearchOptions, knobs_key
 from trainfast_runner.settings.knob_values import KnobValue
 
 COLD_RUNS = 6

@@ -30,7 +30,7 @@ from trainfast_runner.search.best.candidates import (
 from trainfast_runner.search.best.survey import ModelSurvey, ScriptSurvey, Survey
 from trainfast_runner.search.best_journal import UNNAMED_REASON, BestQuestion, Space
 from trainfast_runner.search.fitted_memory import limits_of
-from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS, SearchOptions, candidate_spec, script_planner
+from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS, candidate_spec, script_planner
 from trainfast_runner.settings.device_counts import chosen_gpus, device_count
 from trainfast_runner.settings.knob_values import Knob, KnobValue
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob, settings_of
@@ -78,16 +78,14 @@ def question_of(spec: RunSpec, plan: RunPlan, request: BestRequest, **fields: An
     )
 
 
-def plan_spec_best(spec: RunSpec, request: BestRequest, options: SearchOptions, python: str | None = None) -> BestPlan:
+def plan_spec_best(spec: RunSpec, request: BestRequest, python: str | None = None) -> BestPlan:
     """Check a question about a preset or a script against this machine. Raises UserError; starts nothing."""
     if spec.script is None:
-        return plan_preset_best(spec, request, options, python)
-    return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), request, options, python)
+        return plan_preset_best(spec, request, python)
+    return plan_script_best(spec.script, settings_of(spec.knobs, spec.overrides), request, python)
 
 
-def plan_preset_best(
-    spec: RunSpec, request: BestRequest, options: SearchOptions, python: str | None = None
-) -> BestPlan:
+def plan_preset_best(spec: RunSpec, request: BestRequest, python: str | None = None) -> BestPlan:
     """Check a question against this machine and the training Python. Raises UserError; starts nothing.
 
     Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
@@ -129,11 +127,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
 
 
 def plan_script_best(
-    preset: ScriptPreset,
-    settings: Sequence[str],
-    request: BestRequest,
-    options: SearchOptions,
-    python: str | None = None,
+    preset: ScriptPreset, settings: Sequence[str], request: BestRequest, python: str | None = None
 ) -> BestPlan:
     """Check a question about a script against this machine. Raises UserError; starts nothing.
 

@@ -40,7 +40,8 @@ from trainfast_runner.search.best_journal import (
 )
 from trainfast_runner.search.followed_journal import FollowedJournal, SearchSnapshot, state_of_search
 from trainfast_runner.search.journal import Waiting, fields_of, first_fields, worked_seconds
-from trainfast_runner.search.measured_speeds import ProcessStarts, knobs_key, log_rate, measurements
+from trainfast_runner.search.measured_speeds import ProcessStarts, log_rate, measurements
+from trainfast_runner.search.searches import knobs_key
 
 SCRIPT_MEMORY = "the memory of a script is predicted from its trials of like settings"
 """The reason that `predicted_bytes` may be None for a script."""

@@ -23,19 +23,16 @@ from trainfast_runner.search.best_journal import (
     Space,
     Trial,
 )
-from trainfast_runner.search.effects import Levels, Posterior
-from trainfast_runner.search.fit_effects import fit_effects
+from trainfast_runner.search.effects import Levels, Posterior, fit_effects
 from trainfast_runner.search.measured_speeds import (
-    KnobsKey,
     Measurements,
     ProcessStarts,
-    earlier_observations,
-    knobs_key,
     log_rate,
     measurements,
     reference_of,
     switch_seconds,
 )
+from trainfast_runner.search.searches import KnobsKey, knobs_key
 
 WORTHWHILE_PERCENT = 2
 """The least gain that is worth further trials."""
@@ -204,16 +201,10 @@ class BestState:
 
 
 def state_of_best_journal(
-    lines: Sequence[BestLine],
-    spent_s: float,
-    warm_run_id: str | None = None,
-    previous_state: BestState | None = None,
-    *,
-    voids_drifted: bool = True,
+    lines: Sequence[BestLine], spent_s: float, warm_run_id: str | None = None, *, voids_drifted: bool = True
 ) -> BestState:
-    """Return the state after these lines. `previous_state` is the state at an earlier line.
+    """Return the state after these lines.
 
-    `previous_state` is used up: its posterior may be extended in place, so do not decide from it afterwards.
     Without `voids_drifted` the trials of processes that drifted count, with the drift as noise.
     """
     journal = BestJournal(tuple(lines))
@@ -221,18 +212,12 @@ def state_of_best_journal(
     assert question is not None, "a journal begins with its question"
     assert space is not None, "the candidates are listed before the first decision"
     measured = measurements(lines, voids_drifted=voids_drifted)
-    if previous_state is None:
-        levels = Levels([candidate.knobs for candidate in space.candidates])
-        keys: Sequence[KnobsKey] = [knobs_key(candidate.process_knobs) for candidate in space.candidates]
-    else:
-        levels, keys = previous_state.posterior.levels, previous_state.process_keys
-    baseline_knobs = space.candidates[space.baseline_number].knobs
     posterior = fit_effects(
-        levels,
-        earlier_observations(levels, question.earlier, baseline_knobs),
-        measured.observations(levels, per_joule=question.objective == "samples_per_joule"),
+        Levels([candidate.knobs for candidate in space.candidates]),
         measured,
-        None if previous_state is None else previous_state.posterior,
+        question.earlier,
+        space.candidates[space.baseline_number].knobs,
+        per_joule=question.objective == "samples_per_joule",
     )
     return BestState(
         journal=journal,
@@ -243,5 +228,5 @@ def state_of_best_journal(
         spent_s=spent_s,
         warm_run_id=warm_run_id,
         starts=ProcessStarts(lines),
-        process_keys=keys,
+        process_keys=[knobs_key(candidate.process_knobs) for candidate in space.candidates],
     )

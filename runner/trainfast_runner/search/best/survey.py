@@ -30,8 +30,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.candidates import enumerate_space, with_predictions
 from trainfast_runner.search.best_journal import BestLine, BestQuestion, Candidate, Space, Trial
 from trainfast_runner.search.fitted_memory import SCRIPT_PHASE, fit_lines, share_of_free
-from trainfast_runner.search.measured_speeds import KnobsKey, knobs_key
-from trainfast_runner.search.searches import BATCH_KNOBS, ScriptPlanner, candidate_spec
+from trainfast_runner.search.searches import BATCH_KNOBS, KnobsKey, ScriptPlanner, candidate_spec, knobs_key
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.device_counts import device_count
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
