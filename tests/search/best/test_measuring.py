@@ -14,7 +14,6 @@ from trainfast_runner.records.warm_process import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.candidates import StepRule
-from trainfast_runner.search.best.conditions import throttled_doubt
 from trainfast_runner.search.best.plan import read_budget
 from trainfast_runner.search.best.trial import (
     WantedTrial,
@@ -23,6 +22,7 @@ from trainfast_runner.search.best.trial import (
     override_reason,
     steps_to_add,
     take_trial,
+    throttled_doubt,
 )
 from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.worker.shared.words import CONTROL_FILE

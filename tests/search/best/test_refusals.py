@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock
 from trainfast_runner.search.__main__ import conduct_request
-from trainfast_runner.search.best import estimate
+from trainfast_runner.search.best import opening
 from trainfast_runner.search.best.opening import budget_error, open_best
 from trainfast_runner.search.best.plan import BestRequest, plan_preset_best
 from trainfast_runner.search.best.survey import with_bounds
@@ -74,7 +74,7 @@ def test_a_dry_run_counts_and_starts_nothing(cli):
 def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(tmp_path, monkeypatch, capsys):
     looks, cores = [], len(os.sched_getaffinity(0))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
-    monkeypatch.setattr(estimate, "others_cores", lambda seconds: looks.append(seconds) or cores / 2)
+    monkeypatch.setattr(opening, "others_cores", lambda seconds: looks.append(seconds) or cores / 2)
     monkeypatch.setattr(search_best, "conduct_best", lambda *arguments: BestEnded(t_ns=1, state="cancelled"))
     words = [*BEST, "--set", "devices=cpu", "--vary", "precision=fp32,bf16"]
     assert main(words) == 130
@@ -93,10 +93,10 @@ def test_a_quiet_cpu_and_a_gpu_are_not_estimated_before_a_search(monkeypatch):
     asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
     best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu"]), asked)
     looks: list[float] = []
-    monkeypatch.setattr(estimate, "others_cores", lambda seconds: looks.append(seconds))
+    monkeypatch.setattr(opening, "others_cores", lambda seconds: looks.append(seconds))
     for device in ("cpu", "cuda"):
         monkeypatch.setattr(best_plan.survey, "plan", replace(best_plan.plan, device=device))
-        assert estimate.estimate_beside_others(best_plan, Home(Path("/nonexistent"))) is None
+        assert opening.estimate_beside_others(best_plan, Home(Path("/nonexistent"))) is None
     assert len(looks) == 1, "a GPU needs no look"
 
 

@@ -13,8 +13,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.best.conductor import conduct_best
-from trainfast_runner.search.best.estimate import estimate, estimate_beside_others
-from trainfast_runner.search.best.opening import open_best
+from trainfast_runner.search.best.opening import estimate, estimate_beside_others, open_best
 from trainfast_runner.search.best.plan import BestPlan, BestRequest, plan_preset_best, plan_script_best, read_budget
 from trainfast_runner.search.best.report import BestSoFar, best_report
 from trainfast_runner.search.best_journal import BestEnded, ColdRun, Trial, read_best_journal

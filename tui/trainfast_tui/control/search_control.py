@@ -269,7 +269,7 @@ class BestControl(SearchControl["BestSnapshot"]):
         return self.request
 
     def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
-        from trainfast_runner.search.best.estimate import estimate
+        from trainfast_runner.search.best.opening import estimate
         from trainfast_runner.search.best.plan import BestRequest, plan_spec_best
         from trainfast_runner.search.searches import SearchOptions
         from trainfast_tui.text.best_words import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line

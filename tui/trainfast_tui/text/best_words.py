@@ -20,7 +20,7 @@ from trainfast_tui.text.next_run_words import typed_overrides
 from trainfast_tui.text.search_words import role_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.estimate import Estimate
+    from trainfast_runner.search.best.opening import Estimate
     from trainfast_runner.search.best.plan import BestRequest
     from trainfast_runner.search.best.report import BestSnapshot, BestSoFar
     from trainfast_runner.search.best_journal import BestAnswer, CandidateVerdict, Instruction, Interval, Space

@@ -12,7 +12,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.warm_process import ProbeLine
-from trainfast_runner.records.worker_lines import ScriptLine, WorkerLine
+from trainfast_runner.records.worker_lines import ScriptLine
 from trainfast_runner.search.batch.decide import BatchState, memory_fits_by_rank, tightest
 from trainfast_runner.search.batch_journal import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.search.conductor import end_text
@@ -60,7 +60,9 @@ def probe_of(
         alloc_retries=sum(reply.alloc_retries or 0 for reply in replies.values()),
         ranks=ranks,
     )
-    return _at_the_tightest(state, probe)
+    memory_fits = memory_fits_by_rank(dataclasses.replace(state, probes=(*state.probes, probe)))
+    tightest_rank = tightest(memory_fits, batch_size).rank if memory_fits else 0
+    return _with_peaks(probe, next(peaks for peaks in ranks if peaks.rank == tightest_rank))
 
 
 def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
@@ -77,14 +79,11 @@ def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: s
     )
 
 
-def _at_the_tightest(state: BatchState, probe: Probe) -> Probe:
-    """Add the phase and the peaks of the rank that was nearest to its limit."""
-    memory_fits = memory_fits_by_rank(dataclasses.replace(state, probes=(*state.probes, probe)))
-    rank = tightest(memory_fits, probe.batch_size).rank if memory_fits else 0
-    peaks = next(peaks for peaks in probe.ranks if peaks.rank == rank)
+def _with_peaks(probe: Probe, peaks: RankPeaks) -> Probe:
+    """Return the probe with the phase and the peaks of the rank that was nearest to its limit."""
     return msgspec.structs.replace(
         probe,
-        rank=rank,
+        rank=peaks.rank,
         phase=max(peaks.phase_peaks, key=lambda phase: peaks.phase_peaks[phase]),
         phase_peaks=peaks.phase_peaks,
         peak_allocated_bytes=peaks.peak_allocated_bytes,
@@ -176,8 +175,7 @@ def fitting_probe(
 ) -> Probe:
     """Return the record of a size that fitted, from the records of its run."""
     ranks = script_peaks(directory, available_bytes)
-    fullest = max(ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
-    return Probe(
+    probe = Probe(
         batch_size=batch_size,
         outcome="fits",
         run_id=result.run_id,
@@ -186,36 +184,28 @@ def fitting_probe(
         samples_per_s=result.throughput.samples_per_s.typical,
         alloc_retries=sum(peaks.alloc_retries or 0 for peaks in ranks),
         ranks=ranks,
-        rank=fullest.rank,
-        phase=SCRIPT_PHASE,
-        phase_peaks=fullest.phase_peaks,
-        peak_allocated_bytes=fullest.peak_allocated_bytes,
-        peak_reserved_bytes=fullest.peak_reserved_bytes,
     )
+    return _with_peaks(probe, max(ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0))
 
 
 def script_peaks(directory: Path, available_bytes: int | None) -> list[RankPeaks]:
-    """Return the peaks of each rank that took a step."""
-    records = read_records(directory)
-    return [
-        _script_rank_peaks(rank, steps, records.worker_lines.get(rank, []), available_bytes)
-        for rank, steps in sorted(records.steps.items())
-        if steps
-    ]
-
-
-def _script_rank_peaks(rank: int, steps: list[Step], lines: list[WorkerLine], available_bytes: int | None) -> RankPeaks:
-    peaks = highest_peaks(rank, steps)
-    allocated_bytes = peaks.peak_allocated_bytes or 0
-    script_lines = [line for line in lines if isinstance(line, ScriptLine)]
-    # malloc keeps freed blocks, so the limit counts a little more than the resident memory.
-    counted_bytes = highest(line.limit_peak_bytes for line in script_lines)
-    return msgspec.structs.replace(
-        peaks,
-        phase_peaks={SCRIPT_PHASE: counted_bytes or allocated_bytes},
-        peak_allocated_bytes=allocated_bytes,
-        peak_reserved_bytes=peaks.peak_reserved_bytes or 0,
-        limit_peak_bytes=counted_bytes,
-        available_bytes=available_bytes,
-        widths=script_lines[-1].widths if script_lines else None,
-    )
+    """Return the peaks of each rank that took a step, as its limit counts them."""
+    lines_by_rank = read_records(directory).worker_lines
+    ranks = []
+    for peaks in peaks_of_run(directory):
+        allocated_bytes = peaks.peak_allocated_bytes or 0
+        lines = [line for line in lines_by_rank.get(peaks.rank, []) if isinstance(line, ScriptLine)]
+        # malloc keeps freed blocks, so the limit counts a little more than the resident memory.
+        counted_bytes = highest(line.limit_peak_bytes for line in lines)
+        ranks.append(
+            msgspec.structs.replace(
+                peaks,
+                phase_peaks={SCRIPT_PHASE: counted_bytes or allocated_bytes},
+                peak_allocated_bytes=allocated_bytes,
+                peak_reserved_bytes=peaks.peak_reserved_bytes or 0,
+                limit_peak_bytes=counted_bytes,
+                available_bytes=available_bytes,
+                widths=lines[-1].widths if lines else None,
+            )
+        )
+    return ranks

@@ -27,7 +27,6 @@ from trainfast_runner.search.best.candidates import (
     oom_failure,
     seq_len_of,
 )
-from trainfast_runner.search.best.conditions import is_usually_disturbed
 from trainfast_runner.search.best.decide import BestDecision, decide
 from trainfast_runner.search.best.opening import budget_error
 from trainfast_runner.search.best.person_instructions import read_instructions
@@ -38,6 +37,7 @@ from trainfast_runner.search.best.trial import (
     UNTIMED_COLD_STEPS,
     WantedTrial,
     cold_run_of,
+    is_usually_disturbed,
     take_trial,
     trial_of_run,
     with_checked_samples,

@@ -1,29 +1,45 @@
-"""Measure one candidate in a warm process: order steps until their median is exact enough, or the pace is hopeless."""
+"""Measure one candidate: in a warm process by steps until their median is exact enough, or in a run of its own.
+
+A measurement is void if other processes took the CPU, or heat or a power brake throttled a GPU meanwhile. A GPU at its
+power limit is in its ordinary state under load, and voids nothing.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from trainfast_runner.errors import highest
+from trainfast_runner.machine.cpu import CpuWindow
 from trainfast_runner.records.result import Doubt, Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records, read_worker_lines
 from trainfast_runner.records.warm_process import TrialLine
+from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions import DeviceConditions, join_of
-from trainfast_runner.results.doubts import doubts
+from trainfast_runner.results.doubts import DOUBTFUL_THROTTLED_SHARE, THROTTLING_KINDS, doubts
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.results.verdict import first_difference
 from trainfast_runner.search.best.candidates import UNTIMED_TRIAL_STEPS, Failure, StepRule, failure_in, oom_failure
-from trainfast_runner.search.best.conditions import CpuDisturbance, throttled_doubt, void_reason
-from trainfast_runner.search.best_journal import TIMED_OUTCOMES, AttemptOutcome, BestLaunched, Candidate, ColdRun, Trial
+from trainfast_runner.search.best_journal import (
+    TIMED_OUTCOMES,
+    Attempt,
+    AttemptOutcome,
+    BestJournal,
+    BestLaunched,
+    BestLine,
+    Candidate,
+    ColdRun,
+    Trial,
+)
 from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.search.measured_speeds import relative_error
 from trainfast_runner.search.searches import incompatible_reason
@@ -193,24 +209,32 @@ def trial_of_run(
     With `keep_disturbed` a run that other processes or heat disturbed is not void. The losses are left out: a script's
     samples may come in another order.
     """
-    outcome, reason = outcome_of(result, candidate.knobs, keep_disturbed=keep_disturbed)
-    failure = oom_failure(result) if outcome == "oom" else Failure(reason)
     step_ms, samples = _timed_steps(directory)
     joules_per_sample = result.energy.joules_per_sample
     return Trial(
         candidate_number=number,
-        run_id=result.run_id,
-        outcome=outcome,
         warm=False,
         samples_per_step=samples,
         step_ms=step_ms,
         joules=None if joules_per_sample is None else joules_per_sample * samples * len(step_ms),
-        peak_allocated_bytes=result.memory.peak_allocated_bytes,
         seconds=seconds,
-        reason=failure.reason,
-        missing_bytes=failure.missing_bytes,
-        doubts=search_doubts(result),
+        **_fields_of_run(result, candidate.knobs, keep_disturbed=keep_disturbed),
     )
+
+
+def _fields_of_run(result: Result, knobs: Collection[str], *, keep_disturbed: bool) -> dict[str, Any]:
+    """Return the fields of an ended run that its line has as a trial or as a cold run."""
+    outcome, reason = outcome_of(result, knobs, keep_disturbed=keep_disturbed)
+    failure = oom_failure(result) if outcome == "oom" else Failure(reason)
+    return {
+        "run_id": result.run_id,
+        "outcome": outcome,
+        "peak_allocated_bytes": result.memory.peak_allocated_bytes,
+        "reason": failure.reason,
+        "missing_bytes": failure.missing_bytes,
+        # Few steps are no doubt: the intervals of a search count steps.
+        "doubts": [doubt for doubt in doubts(result) if doubt.kind != "few_steps"],
+    }
 
 
 def with_checked_samples(trial: Trial, candidate: Candidate) -> Trial:
@@ -247,33 +271,22 @@ def cold_run_of(
     """
     rate = result.throughput.samples_per_s
     joules_per_sample = result.energy.joules_per_sample
-    outcome, reason = outcome_of(result, knobs, keep_disturbed=keep_disturbed)
-    failure = oom_failure(result) if outcome == "oom" else Failure(reason)
-    has_losses = result.script is None
+    fields = _fields_of_run(result, knobs, keep_disturbed=keep_disturbed)
+    has_rate, has_losses = fields["outcome"] in ("measured", "void"), result.script is None
     return ColdRun(
         candidate_number=launch_line.candidate_number,
         role=launch_line.role,
-        run_id=result.run_id,
-        outcome=outcome,
         knob=launch_line.knob,
-        samples_per_s=rate.typical if outcome in ("measured", "void") else None,
-        mad=rate.mad if outcome in ("measured", "void") else None,
+        samples_per_s=rate.typical if has_rate else None,
+        mad=rate.mad if has_rate else None,
         samples_per_joule=1 / joules_per_sample if joules_per_sample else None,
         predicted=result.throughput.predicted,
         start_s=read_start_s(directory),
-        peak_allocated_bytes=result.memory.peak_allocated_bytes,
         first_loss=result.loss.first if has_losses else None,
         last_loss=result.loss.last if has_losses else None,
         seconds=result.seconds or 0.0,
-        reason=failure.reason,
-        missing_bytes=failure.missing_bytes,
-        doubts=search_doubts(result),
+        **fields,
     )
-
-
-def search_doubts(result: Result) -> list[Doubt]:
-    """Return the doubts about a run's figures; few steps are none, because the intervals of a search count steps."""
-    return [doubt for doubt in doubts(result) if doubt.kind != "few_steps"]
 
 
 def outcome_of(result: Result, knobs: Collection[str] = (), *, keep_disturbed: bool) -> tuple[AttemptOutcome, str]:
@@ -315,3 +328,54 @@ def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
     joules = [device.energy_joules for device in devices]
     known_joules = [value for value in joules if value is not None]
     return sum(known_joules) if joules and len(known_joules) == len(joules) else None
+
+
+VOIDING_KINDS = ("other_processes", *THROTTLING_KINDS.values())
+"""Kinds of doubt that void a measurement."""
+USUAL_DISTURBANCES, LAST_MEASUREMENTS = 2, 8
+"""Chosen, not measured: with this many disturbed measurements of a candidate, or among the last `LAST_MEASUREMENTS`,
+the next counts: the disturbance is the machine's normal noise."""
+
+
+class CpuDisturbance:
+    """The CPU time that processes other than the search's own take from now on."""
+
+    def __init__(self) -> None:
+        self._window = CpuWindow()
+
+    def doubt(self) -> Doubt | None:
+        """Return the share of the CPU that other processes took since; None if small or unknown."""
+        others = self._window.others_cores()
+        percent = None if others is None else 100 * others / len(os.sched_getaffinity(0))
+        if percent is None or percent < OTHERS_CPU_PERCENT:
+            return None
+        return Doubt(kind="other_processes", text=f"other processes took {percent:.0f} % of the CPU")
+
+
+def throttled_doubt(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> Doubt | None:
+    """Return the GPU that was throttled for too much of the time; None if none was."""
+    for device in devices:
+        for cause, kind in THROTTLING_KINDS.items():
+            share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
+            if share >= DOUBTFUL_THROTTLED_SHARE:
+                text = f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
+                return Doubt(kind=kind, text=text)
+    return None
+
+
+def void_reason(found: Iterable[Doubt]) -> str:
+    """Return the doubts that void a measurement, in words; empty if none does."""
+    return "; ".join(doubt.text for doubt in found if doubt.kind in VOIDING_KINDS)
+
+
+def is_usually_disturbed(lines: Sequence[BestLine], number: int) -> bool:
+    """True if so many of the last measurements, or of this candidate's, were disturbed that disturbance is normal."""
+    attempts = BestJournal(tuple(lines)).attempts
+    of_candidate = [line for line in attempts if line.candidate_number == number]
+    counts = [sum(map(_is_disturbed, attempts[-LAST_MEASUREMENTS:])), sum(map(_is_disturbed, of_candidate))]
+    return max(counts) >= USUAL_DISTURBANCES
+
+
+def _is_disturbed(line: Attempt) -> bool:
+    """True if a measurement is void, or counts although it was disturbed."""
+    return line.outcome == "void" or line.counts_disturbed
