@@ -17,7 +17,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import conductor
 from trainfast_runner.search.batch.conductor import BatchConductor, on_gpus
 from trainfast_runner.search.batch.decide import SizePrediction
-from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_preset_batch, plan_script_batch
+from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_script_batch, plan_spec_batch
 from trainfast_runner.search.batch_journal import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
 from trainfast_runner.search.conductor import SearchCaller, SearchRuns, WarmProcess
 from trainfast_runner.search.fitted_memory import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes
@@ -29,7 +29,7 @@ from trainfast_runner.settings.spec import resolve
 
 def test_only_a_continued_batch_search_lists_the_runs_of_the_home(tmp_path, monkeypatch):
     home, options = Home(tmp_path), BatchSearchOptions()
-    batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None)
+    batch_plan = plan_spec_batch(resolve("tiny-llama", ()), None)
     directory = open_batch(batch_plan, home, options)
     listed: list[Home] = []
     monkeypatch.setattr(Home, "run_ids", lambda home: listed.append(home) or [])
@@ -51,7 +51,7 @@ def untraced(_plan: RunPlan, _cancelled: threading.Event) -> SizePrediction:
 def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], BatchConductor]:
     """Make the conductor of a new search, whose first process ends in a state."""
     home, options = Home(tmp_path), BatchSearchOptions()
-    batch_plan = plan_preset_batch(resolve("tiny-llama", ()), None)
+    batch_plan = plan_spec_batch(resolve("tiny-llama", ()), None)
     monkeypatch.setattr(conductor, "predict_size", untraced)
 
     def make(state: str) -> BatchConductor:
@@ -85,7 +85,7 @@ def two(*used_gib: int) -> Machine:
 
 
 def planned(python: str, *settings: str) -> BatchPlan:
-    return plan_preset_batch(resolve("tiny-llama", settings), python)
+    return plan_spec_batch(resolve("tiny-llama", settings), python)
 
 
 def opened(python: str, home: Home, *settings: str) -> Path:

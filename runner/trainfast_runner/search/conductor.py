@@ -517,14 +517,7 @@ class OrphanedRuns:
     """
 
     def __init__(
-        self,
-        home: Home,
-        search_id: str,
-        recorded: set[str],
-        trying_role: str,
-        measuring_role: str,
-        *,
-        is_new: bool,
+        self, home: Home, search_id: str, recorded: set[str], trying_role: str, measuring_role: str, *, is_new: bool
     ) -> None:
         self._home = home
         # A new search has no runs: its home is not listed.

@@ -43,12 +43,7 @@ class SearchRequest(RecordedSpec, frozen=True, kw_only=True):
 
 
 def start_search(
-    spec: RunSpec,
-    home: Home,
-    python: str | None = None,
-    *,
-    fresh: bool = False,
-    best: BestRequest | None = None,
+    spec: RunSpec, home: Home, python: str | None = None, *, fresh: bool = False, best: BestRequest | None = None
 ) -> Path:
     """Start, or continue, the batch search of `spec`, or the best-fit search that `best` asks for.
 
@@ -57,12 +52,7 @@ def start_search(
     Raises the conductor's UserError.
     """
     request = SearchRequest(
-        home=str(home.path),
-        **spec.record_fields(),
-        python=python,
-        fresh=fresh,
-        best=best,
-        script=spec.script,
+        home=str(home.path), **spec.record_fields(), python=python, fresh=fresh, best=best, script=spec.script
     )
     answer = _conduct(request)
     if "error" in answer:

@@ -174,11 +174,7 @@ class Likelihood:
     """
 
     def __init__(
-        self,
-        levels: Levels,
-        observations: Sequence[Observation],
-        center: float,
-        fixed_covariances: Array | float = 0.0,
+        self, levels: Levels, observations: Sequence[Observation], center: float, fixed_covariances: Array | float = 0.0
     ) -> None:
         weights, points = _terms(observations)
         self._parts = weights @ levels.covariance_parts(points, points) @ weights.T

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.batch.answer import BatchFollower, batch_report
 from trainfast_runner.search.batch.conductor import conduct_batch
-from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_preset_batch, plan_script_batch
+from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_script_batch, plan_spec_batch
 from trainfast_runner.search.batch_journal import BatchEnded, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.searches import BatchSearchOptions
@@ -65,7 +65,7 @@ def _plan(arguments: argparse.Namespace) -> BatchPlan:
     if (script := script_preset.path_of(arguments.preset)) is not None:
         return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    batch_plan = plan_preset_batch(spec, arguments.python)
+    batch_plan = plan_spec_batch(spec, arguments.python)
     _note_variants(arguments.preset, spec)
     return batch_plan
 

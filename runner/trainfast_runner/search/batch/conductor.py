@@ -295,11 +295,7 @@ def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
 
 
 def conduct_batch(
-    directory: Path,
-    batch_plan: BatchPlan,
-    home: Home,
-    options: BatchSearchOptions,
-    caller: SearchCaller[BatchLine],
+    directory: Path, batch_plan: BatchPlan, home: Home, options: BatchSearchOptions, caller: SearchCaller[BatchLine]
 ) -> BatchEnded:
     """Conduct the search in `directory` to its end; record and return the end.
 

@@ -50,13 +50,8 @@ class BatchPlan:
 
 def plan_spec_batch(spec: RunSpec, python: str | None) -> BatchPlan:
     """Return the checked plan of a batch search of a preset or a script. Raises UserError."""
-    if spec.script is None:
-        return plan_preset_batch(spec, python)
-    return plan_script_batch(spec.script, settings_of(spec.knobs, spec.overrides), python)
-
-
-def plan_preset_batch(spec: RunSpec, python: str | None) -> BatchPlan:
-    """Return the checked plan of a preset's batch search. Raises UserError."""
+    if spec.script is not None:
+        return plan_script_batch(spec.script, settings_of(spec.knobs, spec.overrides), python)
     plan = planning.plan_run(spec, python)
     _check_preset_plan(plan)
     return BatchPlan(plan)

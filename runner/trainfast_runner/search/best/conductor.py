@@ -93,12 +93,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     """
 
     def __init__(
-        self,
-        directory: Path,
-        best_plan: BestPlan,
-        home: Home,
-        options: SearchOptions,
-        caller: SearchCaller[BestLine],
+        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: SearchCaller[BestLine]
     ) -> None:
         super().__init__(directory, best_plan.plan, home, read_best_journal(directory), options, caller)
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -56,14 +55,23 @@ class BestPlan:
         return self.survey.plan
 
 
-def global_batch_of(request: BestRequest, preset_batch: int) -> int | None:
-    """Return the samples of every candidate's optimizer step: as requested, else `preset_batch`; None if free."""
-    is_free = request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS)
-    return None if is_free else request.global_batch or preset_batch
+def _question(
+    spec: RunSpec,
+    survey: Survey,
+    request: BestRequest,
+    limits_bytes: Sequence[int],
+    entries: Iterable[Knob] = KNOBS,
+    unnamed: dict[str, str] | None = None,
+) -> BestQuestion:
+    """Return the first line of a search's journal, without its id and key; `spec` are the settings it records.
 
-
-def question_of(spec: RunSpec, plan: RunPlan, request: BestRequest, **fields: Any) -> BestQuestion:
-    """Return the first line of a search's journal, without its id and key; `fields` are further fields of the line."""
+    Every candidate keeps the preset's global batch, or the requested one, unless the batch is varied. `unnamed` are the
+    knobs left alone because their present value is missing; without a present batch the global batch is free.
+    """
+    preset_batch = default_global_batch(survey.spec, survey.machine)
+    batch = request.global_batch or preset_batch
+    vary, left_alone = vary_of(survey.spec, request.vary, survey.machine, batch, survey.refuse, entries)
+    is_varied = request.global_batch is None and any(name in request.vary for name in BATCH_KNOBS)
     return BestQuestion(
         search_id="",
         key="",
@@ -71,10 +79,13 @@ def question_of(spec: RunSpec, plan: RunPlan, request: BestRequest, **fields: An
         objective=request.objective,
         for_steps=request.for_steps,
         budget_s=request.budget_s,
-        device=plan.device,
-        device_names=plan.device_names,
+        vary=vary,
+        left_alone=left_alone | (unnamed or {}),
+        global_batch=batch if survey.has_batch and not is_varied else None,
+        device=survey.plan.device,
+        device_names=survey.plan.device_names,
+        limits_bytes=list(limits_bytes),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
-        **fields,
     )
 
 
@@ -95,17 +106,7 @@ def plan_preset_best(spec: RunSpec, request: BestRequest, python: str | None = N
     plan = planning.plan_run(candidate_spec(spec, {}), python)
     check_request(request, plan)
     survey = ModelSurvey(spec, plan)
-    preset_batch = default_global_batch(spec, survey.machine)
-    vary, left_alone = vary_of(spec, request.vary, survey.machine, request.global_batch or preset_batch, survey.refuse)
-    question = question_of(
-        spec,
-        plan,
-        request,
-        vary=vary,
-        left_alone=left_alone,
-        global_batch=global_batch_of(request, preset_batch),
-        limits_bytes=list(plan.memory_limit_bytes or ()),
-    )
+    question = _question(spec, survey, request, plan.memory_limit_bytes or ())
     space = survey.space(question)
     uuids = _gpus_of(survey, space)
     if uuids:
@@ -139,28 +140,15 @@ def plan_script_best(
     machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
     survey = ScriptSurvey(preset, plan, machine, plan_script_run)
     _check_answerable(request, survey.named, preset)
-    preset_batch = default_global_batch(survey.spec, machine)
-    has_batch = all(name in survey.named for name in BATCH_KNOBS)
-    entries = [KNOBS_BY_NAME[name] for name in survey.named if has_batch or name not in BATCH_KNOBS]
-    batch = request.global_batch or preset_batch
-    vary, left_alone = vary_of(survey.spec, request.vary, machine, batch, survey.refuse, entries)
-    if not request.vary:
-        left_alone |= _unnamed_knobs(preset, survey.named, has_batch=has_batch)
-    if not vary:
+    entries = [KNOBS_BY_NAME[name] for name in survey.named if survey.has_batch or name not in BATCH_KNOBS]
+    unnamed = {} if request.vary else _unnamed_knobs(preset, survey)
+    question = _question(plan.spec, survey, request, limits_of(plan).by_rank, entries, unnamed)
+    if not question.vary:
         raise UserError(
             f"{preset.name} names the present value of no knob that keeps its training the same",
             key="--vary",
             option=f"trainfast-tui search best {preset.name} --set batch_size=8 --vary batch_size=4,8,16",
         )
-    question = question_of(
-        plan.spec,
-        plan,
-        request,
-        vary=vary,
-        left_alone=left_alone,
-        global_batch=global_batch_of(request, preset_batch) if has_batch else None,
-        limits_bytes=list(limits_of(plan).by_rank),
-    )
     return BestPlan(question, survey, survey.space(question))
 
 
@@ -187,19 +175,19 @@ def _check_answerable(request: BestRequest, named_knobs: Sequence[str], preset: 
         )
 
 
-def _unnamed_knobs(preset: ScriptPreset, named_knobs: Sequence[str], *, has_batch: bool) -> dict[str, str]:
+def _unnamed_knobs(preset: ScriptPreset, survey: ScriptSurvey) -> dict[str, str]:
     """Return the mapped knobs that are left alone because a present value is missing, with the reasons."""
     reasons = {
         name: UNNAMED_REASON
         for name in preset.flag_words
-        if name not in named_knobs and KNOBS_BY_NAME[name].search_values
+        if name not in survey.named and KNOBS_BY_NAME[name].search_values
     }
-    if not has_batch:
+    if not survey.has_batch:
         other_knob = {"batch_size": "grad_accum", "grad_accum": "batch_size"}
         reasons |= {
             name: f"without a named {other} another value changes the global batch"
             for name, other in other_knob.items()
-            if name in named_knobs
+            if name in survey.named
         }
     return reasons
 

@@ -48,6 +48,9 @@ class Survey(ABC):
     batch also where `--global-batch` gives the baseline another.
     """
 
+    has_batch = True
+    """True if the present batch and accumulation are known."""
+
     def __init__(self, spec: RunSpec, plan: RunPlan, machine: Machine) -> None:
         self.spec, self.plan, self.machine = spec, plan, machine
 
@@ -212,6 +215,7 @@ class ScriptSurvey(Survey):
         super().__init__(dataclasses.replace(plan.spec, knobs={**defaults(), **named_knobs, **ranks}), plan, machine)
         self.named = tuple(named_knobs)
         """The knobs whose present value the preset or a setting names."""
+        self.has_batch = all(name in self.named for name in BATCH_KNOBS)
         self._preset, self._plan_script_run = preset, plan_script_run
 
     def refuse(self, spec: RunSpec) -> UserError | None:
