@@ -42,7 +42,7 @@ class NoRecorder:
 def rows(pairs: int = 30) -> list[Row]:
     """The share by which records lengthen a step of tiny-llama: what, measured, budget, held."""
     recorder, clock = (
-        importlib.import_module(f"trainfast_worker.{name}") for name in ("records.recorder", "records.clock")
+        importlib.import_module(f"trainfast_worker.{name}") for name in ("records.step_log", "records.clock")
     )
     with tempfile.TemporaryDirectory() as folder:
         prepared = _training(Path(folder), (2 * pairs + 2) * BLOCK_STEPS)

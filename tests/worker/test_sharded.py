@@ -42,7 +42,7 @@ import importlib, importlib.util, sys
 spec = importlib.util.spec_from_file_location("bootstrap", {bootstrap!r})
 bootstrap = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(bootstrap)
-slices = importlib.import_module("trainfast_worker.strategies.tensor_slices")
+slices = importlib.import_module("trainfast_worker.strategies.tensor_plan")
 slices._Sum.forward = staticmethod(lambda ctx, value, group: value.clone())
 importlib.import_module("trainfast_worker.main").main(sys.argv[1])
 """

@@ -209,7 +209,9 @@ def _with_limit(facts: EndFacts, verdict: Verdict) -> Verdict:
     error = f"{verdict.error and verdict.error.type}: {verdict.reason}"
     output = facts.output_tail if verdict.state == "failed_to_start" else ""
     words = limit_words(facts.run.limits, error, output)
-    in_vain = words and verdict.state == "oom" and verdict.error is not None and verdict.error.phase in EARLY_PHASES
+    phase = verdict.error and verdict.error.phase
+    is_early = phase in EARLY_PHASES or (facts.run.script is None and not any(facts.worker_lines.values()))
+    in_vain = words and verdict.state == "oom" and is_early
     return replace(verdict, state="failed_to_start" if in_vain else verdict.state, reason=verdict.reason + words)
 
 

@@ -283,7 +283,7 @@ EndT = TypeVar("EndT")
 
 
 class Told(NamedTuple):
-    """What a line of a journal tells a person."""
+    """The words of one journal line for a person, and what it begins."""
 
     words: str = ""
     """Empty if nothing is printed."""
