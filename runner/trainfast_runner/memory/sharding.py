@@ -1,10 +1,11 @@
 """Memory rules of the strategies: from one process's live bytes to those that each rank keeps and exchanges.
 
 The rules are read from torch 2.13's DistributedDataParallel and fully_shard and from DeepSpeed 0.19's stages as this
-product configures them (`zero_config.py`), and held against real ranks by `benchmarks/memory_prediction.py`. A trace
-cannot replace them: torch 2.13's fake process group refuses DDP, and gives FSDP2 1,210 MiB where 1,057 ran. Those of
-one process with several GPUs are read from torch 2.13's `nn/parallel` (replicate.py, parallel_apply.py,
-scatter_gather.py, _functions.py) and from the worker's `spread`; no run has been held against them.
+product configures them (`strategies/deepspeed_zero.py`), and held against real ranks by
+`benchmarks/memory_prediction.py`. A trace cannot replace them: torch 2.13's fake process group refuses DDP, and gives
+FSDP2 1,210 MiB where 1,057 ran. Those of one process with several GPUs are read from torch 2.13's `nn/parallel`
+(replicate.py, parallel_apply.py, scatter_gather.py, _functions.py) and from the worker's `spread`; no run has been held
+against them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The precisions of a training, one entry each: the number formats, and the names in other tools.
 
-The formats as the worker sets them are in `worker/model/precision.py`, and `door/` has the names of other tools as it
+The formats as the worker sets them are in `worker/model/optimizer.py`, and `door/` has the names of other tools as it
 reads them in a script: neither may import this package.
 """
 

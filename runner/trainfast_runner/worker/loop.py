@@ -1,6 +1,6 @@
 """The training loop on one page: data, forward, backward, optimizer step, all-reduce.
 
-`strategies/` says how ranks share each of these, `records/recorder.py` turns the phases named here into step records.
+`strategies/` says how ranks share each of these, `records/step_log.py` turns the phases named here into step records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decide the next step of a best-fit search from its state, with the reason in words. Touches nothing.
 
 The baseline is tried first; then, in its process, the largest batch, and each warm knob's other values at that batch.
-From then on the next trial is that of the greatest expected improvement a second (`prospects.py`), until no candidate
+From then on the next trial is that of the greatest expected improvement a second, until no candidate
 is likely to be 2 % better and every value of every knob was run once, or the budget ends. Cold runs choose among the
 leaders and confirm the winner.
 """

@@ -107,7 +107,7 @@ def _finite(value: Any) -> Any:
 
 
 TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
-"""Kept equal to the door's (`ending.py`): the door imports nothing of the worker while a script runs."""
+"""Kept equal to the door's (`install.py`): the door imports nothing of the worker while a script runs."""
 SETTLE_S = 10.0
 """Seconds for retries, as long as the supervisor tries to write the result."""
 RETRY_EVERY_S = 0.1

@@ -39,4 +39,4 @@ PIPELINE_OBJECTIVES: Mapping[str, tuple[str, ...]] = {
     "gpt2": ("causal-lm",),
     "bert": ("masked-lm", "sequence-classification"),
 }
-"""The objectives with which each family can be cut into stages; the cuts are in `strategies/pipeline_stages.py`."""
+"""The objectives with which each family can be cut into stages; the cuts are in `strategies/pipeline.py`."""
