@@ -1,6 +1,6 @@
 """NVML and its binding `pynvml`: imported, opened and opened again, and its failures in plain words with the cure.
 
-The codes are `nvmlReturn_t` of nvml.h; a binding of any version may lack functions, each of which loses one reading.
+The codes are `nvmlReturn_t` of nvml.h. A binding may lack functions; each missing function loses one reading.
 """
 
 from __future__ import annotations

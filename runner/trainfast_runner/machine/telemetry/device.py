@@ -250,7 +250,7 @@ class FieldCall:
 
     def ask(self, nv: ModuleType, handle: Handle) -> list[Entry]:
         """The driver's answers, in order. Raises NvmlError when the call as a whole fails."""
-        # What a driver leaves out must not look like the answer of the time before.
+        # A field that the driver leaves out must not keep its previous answer.
         ctypes.memmove(self._answers, self._blank, len(self._blank))
         call = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
         code = call(handle, ctypes.c_int32(len(self.fields)), ctypes.byref(self._answers))
