@@ -53,7 +53,7 @@ COMMANDS = [
 ]
 SEQUENCES = ["\x1b]52;c;eA==\x07", "\x1b[2J", "\x9b31m", "\x9d52;c;eA==\x9c", "\u202e", "\x85", "\r", "\x7f", "\x08"]
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-UNFILLED = ("script", "host", "number", "provisional", "search_id", "role", "tried")
+UNFILLED = ("script", "host", "number", "search_id", "role", "tried")
 """Fields that make another run of it."""
 JsonPath = tuple[str | int, ...]
 

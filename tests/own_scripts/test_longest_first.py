@@ -149,7 +149,7 @@ def test_kind_e_batches_stay_where_no_lengths_differ(run, dataset):
 def test_case_07_batch_search_heeds_the_longest_sample(cli, work, source):
     preset_of(cli, *written(work, SCRIPT.replace("SOURCE", source)))
     done = cli("search", "max-batch", "mine", "--set", "memory_limit=128MiB", "--proof-steps=4", "--json")
-    assert done.code == 0, done.err
+    assert done.code == 0, done.json or done.err
     answer, search = done.json, BatchFollower(cli.home / "searches" / done.json["search_id"]).poll()
     printed = "\n".join(batch_answer_lines(search, search.ended))
     seen = answer["widths"]

@@ -1,18 +1,17 @@
-"""A bug in the analysis of a run costs its figures: the verdict is there before, and the run is listed."""
+"""The settling of a run in a process of its own: a bug or a death there costs neither the verdict nor the run."""
 
 import os
 import shutil
-import signal
 
 from cli.command import until
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import is_unfinished, read_result, read_written_result
+from trainfast_runner.records.run_directory import is_unfinished, read_result
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import iter_rows
 from trainfast_runner.running.present_state import run_state
-from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.settling import recover_result
 
 from .conftest import Run
 
@@ -35,7 +34,7 @@ def test_a_bug_in_the_analysis_leaves_state_and_reason(run, tmp_path):
     run.supervise(env=with_a_bug(tmp_path, "raise ZeroDivisionError('of a test')"))
     result = run.end()
     assert (result.state, result.reason) == ("finished", "took all 5 steps")
-    assert (result.preset, result.provisional) == ("stand-in", False)
+    assert result.preset == "stand-in"
     assert (result.throughput.samples_per_s.median, result.troubles) == (None, [FAILURE])
 
 
@@ -48,33 +47,30 @@ def test_a_bug_in_reading_the_records_leaves_state_and_reason(run, tmp_path):
     run.prepare(TRAINING)
     run.supervise(env={**os.environ, "PYTHONPATH": str(tmp_path)})
     result = run.end()
-    assert (result.state, result.reason, result.provisional) == ("finished", "finished without a recorded step", False)
+    assert (result.state, result.reason) == ("finished", "finished without a recorded step")
     assert result.troubles[0].startswith("the records of this run could not be read: ZeroDivisionError: of a test")
 
 
-def test_the_verdict_is_on_the_disk_before_the_analysis(run, tmp_path):
-    """Nobody takes it for the whole result while the supervisor is at work on that."""
+def test_the_verdict_is_told_before_the_analysis(run, tmp_path):
     run.prepare(TRAINING)
     wait = f"\n        while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
     run.supervise(env=with_a_bug(tmp_path, wait))
-    written = until(lambda: read_written_result(run.directory), "the verdict")
-    assert (written.state, written.reason, written.provisional) == ("finished", "took all 5 steps", True)
-    assert read_result(run.directory) is None
+    state = until(lambda: (state := run_state(run.directory)).ended and state, "the verdict")
+    assert (state.state, state.reason) == ("finished", "took all 5 steps")
     assert recover_result(run.directory) is None
-    assert run_state(run.directory).state == "finished"
     assert is_unfinished(run.directory), "another launch waits until the analysis is done"
     (tmp_path / "go").touch()
     assert run.end().throughput.samples_per_s.median == 400
     assert not is_unfinished(run.directory)
 
 
-def test_a_supervisor_killed_in_its_analysis_has_given_its_verdict(run, tmp_path):
-    """Whoever looks next completes the result: a launch, the list of runs, or a follower."""
+def test_run_whose_analysis_dies_is_settled_by_its_next_reader(run, tmp_path):
+    """A launch, the list of runs, or a follower, each by the facts that the supervisor recorded."""
     run.prepare(TRAINING)
     run.supervise(env=with_a_bug(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"))
-    assert run.supervisor.wait(60) == -signal.SIGKILL
-    until(lambda: not is_alive(run.directory), "the lock to be free")
-    assert read_written_result(run.directory).provisional
+    assert run.supervisor.wait(60) == 0, "the supervisor is not taken down"
+    assert not is_alive(run.directory)
+    assert read_result(run.directory) is None
     assert run_state(run.directory).state == "finished"
     home = Home(tmp_path / "home").create()
     shutil.copytree(run.directory, home.directory(run.directory.name))

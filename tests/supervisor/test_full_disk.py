@@ -148,4 +148,4 @@ def test_a_real_training_ends_well_though_no_step_can_be_written(run: Run) -> No
     run.supervise()
     result = run.end()
     assert (result.state, result.steps.measured) == ("finished", 0)
-    assert result.troubles == ["rank 0: steps.jsonl cannot be written: No space left on device; the training goes on"]
+    assert "rank 0: steps.jsonl cannot be written: No space left on device; the training goes on" in result.troubles

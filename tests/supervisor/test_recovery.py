@@ -19,7 +19,7 @@ from trainfast_runner.records.file_locks import is_alive, shared_lock
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.present_state import run_state
-from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.settling import recover_result
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
 
@@ -130,17 +130,6 @@ def test_a_reader_that_comes_before_the_lock_is_free_sees_a_live_run(run):
     until(lambda: run.worker("started"), "the rank")
     assert recover_result(run.directory) is None
     assert run_state(run.directory).state == "starting"
-
-
-def test_supervisor_that_fell_between_its_verdict_and_the_result(run):
-    run.prepare("")
-    (run.directory / "alive.lock").touch()
-    (run.directory / "events.jsonl").write_text(
-        '{"t_ns": 1, "kind": "state", "state": "oom", "reason": "CUDA out of memory"}\n{"t_ns": 2, "ki'
-    )
-    result = recover_result(run.directory)
-    assert result.state == "lost"
-    assert result.reason.endswith("the supervisor's own verdict was oom: CUDA out of memory")
 
 
 def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run):

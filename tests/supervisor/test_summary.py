@@ -19,7 +19,7 @@ from trainfast_runner.results.comparison import compared_conditions
 from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.summary import read_joined_steps
-from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.settling import recover_result
 from trainfast_runner.search.batch.probe_record import fitting_probe
 
 GPU = "GPU-0001"

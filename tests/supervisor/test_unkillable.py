@@ -8,12 +8,13 @@ import signal
 import pytest
 
 from cli.command import until
-from trainfast_runner.machine.processes import UnkillableProcess
 from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_lines import TrainingEnd, UnendedProcess
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
-from trainfast_runner.running.supervision.supervisor import SupervisorBounds, unkillable_reason
+from trainfast_runner.running.settling import unended_reason
+from trainfast_runner.running.supervision.supervisor import SupervisorBounds
 
 PTRACE_SEIZE, PR_SET_PTRACER, WALL = 0x4206, 0x59616D61, 0x40000000
 MAY_BE_TRACED = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)\n"
@@ -101,11 +102,11 @@ def test_the_reason_names_pid_state_and_gpu():
         device_samples={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
     )
     stuck = [
-        UnkillableProcess(101, "python", "D"),
-        UnkillableProcess(100, "python", "D"),
-        UnkillableProcess(7, "pt_data_worker", "D"),
+        UnendedProcess(101, "python", "D"),
+        UnendedProcess(100, "python", "D"),
+        UnendedProcess(7, "pt_data_worker", "D"),
     ]
-    assert unkillable_reason(stuck, records, 60.0) == (
+    assert unended_reason(TrainingEnd(unended=stuck, unkillable_s=60.0), records) == (
         "pid 101 (rank 1, GPU 3) is in state D (uninterruptible sleep);"
         " pid 100 (rank 0, GPU-a) is in state D (uninterruptible sleep);"
         " pid 7 (pt_data_worker) is in state D (uninterruptible sleep)"

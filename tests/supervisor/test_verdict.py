@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from trainfast_runner.records.run_file import ClockAnchor, RunFile, ScriptAsked
+from trainfast_runner.records.run_lines import TrainingEnd
 from trainfast_runner.records.worker_lines import ActualLine, WorkerLine
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
 
@@ -43,7 +44,13 @@ def life(*kinds, t_ns=10, **last):
 
 def judged(run=RUN, exit_code=1, **facts):
     """The verdict on a training of two ranks that ended with status 1, unless they are others."""
-    return judge(EndFacts(run=run, exit_code=exit_code, **facts))
+    return judge(end_facts(run=run, exit_code=exit_code, **facts))
+
+
+def end_facts(**facts):
+    """The supervisor's own facts and those of the records, told apart by their names."""
+    end = {name: facts.pop(name) for name in TrainingEnd.__struct_fields__ if name in facts}
+    return EndFacts(end=TrainingEnd(**end), **facts)
 
 
 PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598] Connection closed by peer"}
@@ -207,9 +214,9 @@ def test_a_training_that_could_not_end_after_it_had_finished():
 def test_what_ran_is_not_what_was_asked(field, asked, ran):
     run = RunFile(run_id="r", preset="p", world_size=2, knobs=asked, clock=RUN.clock)
     honest = {0: life("actual", "finished"), 1: life("actual", "finished")}
-    assert judge(EndFacts(run=run, exit_code=0, worker_lines=honest)).state == "finished"
+    assert judge(end_facts(run=run, exit_code=0, worker_lines=honest)).state == "finished"
     actual = ActualLine(t_ns=5, **ran)
-    verdict = judge(EndFacts(run=run, exit_code=0, worker_lines={0: honest[0], 1: [*life("finished"), actual]}))
+    verdict = judge(end_facts(run=run, exit_code=0, worker_lines={0: honest[0], 1: [*life("finished"), actual]}))
     assert verdict.state == "failed"
     assert verdict.reason.startswith(field)
     assert "rank 1" in verdict.reason
@@ -252,7 +259,7 @@ def script_of(steps, ranks=2):
 
 def aborted():
     """A script of two ranks that took its ten steps, and whose rank 1 then aborted."""
-    return EndFacts(
+    return end_facts(
         run=script_of(10),
         exit_code=1,
         worker_lines={0: life("finished"), 1: life("finished")},
@@ -264,7 +271,7 @@ def aborted():
 def test_script_whose_group_aborts_after_its_last_step_has_finished():
     ended = aborted()
     assert judge(ended) == Verdict("finished", "took the 10 steps asked for; then rank 1 died of SIGABRT")
-    alone = replace(ended, run=script_of(10, ranks=1), exit_code=-6, output_tail="")
+    alone = replace(ended, run=script_of(10, ranks=1), end=TrainingEnd(exit_code=-6), output_tail="")
     assert judge(alone) == Verdict("finished", "took the 10 steps asked for; then its process died of SIGABRT")
 
 
@@ -273,7 +280,7 @@ def test_the_steps_taken_are_counted_in_words(steps):
     words = {1: "1 step", 1000: "1,000 steps"}[steps]
     alone = replace(aborted(), run=script_of(steps), last_step={0: steps, 1: steps})
     assert judge(alone).reason.startswith(f"took the {words} asked for; ")
-    preset = EndFacts(run=None, exit_code=0, worker_lines={0: life("finished")}, last_step={0: steps})
+    preset = end_facts(run=None, exit_code=0, worker_lines={0: life("finished")}, last_step={0: steps})
     assert judge(preset).reason == {1: "took 1 step", 1000: "took all 1,000 steps"}[steps]
 
 

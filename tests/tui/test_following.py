@@ -19,7 +19,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import RESULT_FILE
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import StartedLine
-from trainfast_runner.running.stopping import STOP_GRACE_S
+from trainfast_runner.running.present_state import STOP_GRACE_S
 from trainfast_tui.cli import launching
 from trainfast_tui.cli.launching import LOOK_EVERY_S, follow
 from trainfast_tui.cli.signals import Signals

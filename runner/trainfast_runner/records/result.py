@@ -422,8 +422,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     unreadable_lines: int = 0
     troubles: list[str] = []
     """Records and figures that could not be written, read or computed beside the training, which went on."""
-    provisional: bool = False
-    """True while the figures are missing: the supervisor writes the verdict first, then the whole result."""
 
     @property
     def name(self) -> str:

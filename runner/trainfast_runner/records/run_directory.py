@@ -29,10 +29,6 @@ POLL_S = 0.02
 """Chosen, not measured: seconds between two looks at its end."""
 
 
-class _ProvisionalFlag(msgspec.Struct, frozen=True):
-    provisional: bool = False
-
-
 def rank_file(directory: Path, name: str, rank: int) -> Path:
     """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
     return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")
@@ -71,22 +67,13 @@ def unreadable_reason(directory: Path) -> str | None:
 
 
 def read_result(directory: Path) -> Result | None:
-    """`result.json`, or None when the run has not ended, or the file is damaged or not this user's to read.
-
-    Also None while the supervisor computes the figures of a provisional result.
-    """
-    result = read_written_result(directory)
-    return None if result is not None and result.provisional and is_alive(directory) else result
-
-
-def read_written_result(directory: Path) -> Result | None:
-    """`result.json`, a provisional one included, or None when it is missing, damaged, or not this user's to read."""
+    """`result.json`, or None when the run has not ended, or the file is damaged or not this user's to read."""
     return _decoded_file(directory / RESULT_FILE, Result)
 
 
 def is_unfinished(directory: Path) -> bool:
-    """True while a process of the run is alive and its result, figures included, is not written."""
-    return is_alive(directory) and unreadable_reason(directory) is None and not _has_whole_result(directory)
+    """True while a process of the run is alive and its result is not written."""
+    return is_alive(directory) and unreadable_reason(directory) is None and not (directory / RESULT_FILE).exists()
 
 
 def is_alive_after_grace(directory: Path) -> bool:
@@ -97,13 +84,6 @@ def is_alive_after_grace(directory: Path) -> bool:
             return True
         time.sleep(POLL_S)
     return False
-
-
-def _has_whole_result(directory: Path) -> bool:
-    """False for a provisional `result.json`; True for an unreadable one, which a newer version may have written."""
-    path = directory / RESULT_FILE
-    head = _decoded_file(path, _ProvisionalFlag)
-    return path.exists() if head is None else not head.provisional
 
 
 def _decoded_file(path: Path, record: type[T]) -> T | None:

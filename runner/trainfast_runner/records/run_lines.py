@@ -87,13 +87,47 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: Any = None
 
 
+class UnendedProcess(msgspec.Struct, frozen=True):
+    """A process that outlived SIGKILL; `state` is the kernel's letter."""
+
+    pid: int
+    name: str
+    state: str
+
+
+class TrainingEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a training's end that only its supervisor sees; the ranks' own records tell the rest."""
+
+    exit_code: int | None = None
+    """Exit code of the direct child, negative for a signal; None when it never started."""
+    spawn_error: str | None = None
+    """The reason that the training did not start; None if it did."""
+    lost_ranks: tuple[int, ...] = ()
+    """Ranks that exited unasked without recording their end, the first seen first."""
+    oom_kills: int = 0
+    """The kernel's out-of-memory kills during the run."""
+    stop_ns: int | None = None
+    """Time of a requested stop (CLOCK_MONOTONIC); None without a request."""
+    sigkill: bool = False
+    """True if the stop took SIGKILL, after `grace_s`."""
+    grace_s: float = 0.0
+    """Seconds from SIGTERM to SIGKILL; 0 if SIGKILL was asked for at once."""
+    torn_down_reason: str | None = None
+    """The reason that the supervisor ended the remaining ranks; None if it did not."""
+    full_disk_text: str | None = None
+    """The disk that the run offloads to, with its free space, if that disk is full."""
+    unended: list[UnendedProcess] = []
+    unkillable_s: float = 0.0
+    """Seconds that the processes of `unended` were given after SIGKILL."""
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `events.jsonl`.
 
-    `kind` is supervisor, launched and exited (the training's direct child), state, stop_requested, kill_sent,
-    throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, steps_trimmed,
-    telemetry_thinned, rank_gone, no_step (a script has reported none for long)
-    or trouble (the supervisor could not write or read a file).
+    `kind` is supervisor, launched and exited (the training's direct child), ended (nothing of the training is left;
+    the facts are in `end`), state, stop_requested, kill_sent, throttle_on, throttle_off, xid, foreign_process,
+    gpu_lost, gpu_back, output_trimmed, steps_trimmed, telemetry_thinned, rank_gone, no_step (a script has reported
+    none for long) or trouble (the supervisor could not write or read a file).
     """
 
     t_ns: Count
@@ -110,6 +144,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Exit code of the direct child, in events of kind `exited`; negative for a signal."""
     memory_used_bytes: int | None = None
     """Device memory of a process on a GPU when it was seen."""
+    end: TrainingEnd | None = None
 
 
 @dataclass

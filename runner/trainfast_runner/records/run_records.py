@@ -133,7 +133,7 @@ def read_records(directory: Path) -> RunRecords:
     """Every readable record of a run, of a long one a share; unreadable lines are counted, never raised."""
     records = RunRecords(run=read_run_file(directory))
     records.worker_lines = read_worker_lines(directory, records)
-    records.events = list(_readable_records(Tail(directory / EVENTS_FILE, Event), records))
+    records.events = read_events(directory, records)
     records.tried = read_knobs_tried(directory / CONTROL_FILE, records.run)
     steps = _read_steps(directory, records)
     ticks = _read_ticks(directory, records)
@@ -146,6 +146,11 @@ def read_records(directory: Path) -> RunRecords:
             ticks_looked_at=len(records.host_samples),
         )
     return records
+
+
+def read_events(directory: Path, records: RunRecords) -> list[Event]:
+    """The supervisor's events; unreadable lines are counted in `records`."""
+    return list(_readable_records(Tail(directory / EVENTS_FILE, Event), records))
 
 
 def read_worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:

@@ -18,6 +18,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_directory import NO_STEP
 from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_lines import TrainingEnd
 from trainfast_runner.records.worker_lines import (
     ActualLine,
     ExceptionLine,
@@ -147,33 +148,16 @@ _PEER_LOST = re.compile(
 _TRAINING_STACK = re.compile(r"No module named '(torch|transformers|tokenizers|numpy)\b")
 
 
-@dataclass
+@dataclass(frozen=True)
 class EndFacts:
     """Everything known about a run once its last process is gone."""
 
     run: RunFile | None = None
-    exit_code: int | None = None
-    """Exit code of the direct child, negative for a signal; None when it never started."""
-    spawn_error: str | None = None
-    """The reason that the training did not start; None if it did."""
+    end: TrainingEnd = field(default_factory=TrainingEnd)
     worker_lines: dict[int, list[WorkerLine]] = field(default_factory=dict)
     last_step: dict[int, int] = field(default_factory=dict)
     """The last step of each rank that took one."""
-    lost_ranks: tuple[int, ...] = ()
-    """Ranks that exited unasked without recording their end, the first seen first."""
-    oom_kills: int = 0
-    """The kernel's out-of-memory kills during the run."""
     output_tail: str = ""
-    stop_ns: int | None = None
-    """Time of a requested stop (CLOCK_MONOTONIC); None without a request."""
-    sigkill: bool = False
-    """True if the stop took SIGKILL, after `grace_s`."""
-    grace_s: float = 0.0
-    """Seconds from SIGTERM to SIGKILL; 0 if SIGKILL was asked for at once."""
-    torn_down_reason: str | None = None
-    """The reason that the supervisor ended the remaining ranks; None if it did not."""
-    full_disk_text: str | None = None
-    """The disk that the run offloads to, with its free space, if that disk is full."""
     no_step_reason: str | None = None
     """The reason that a user's own script has reported no step, used only if no step was recorded.
 
@@ -193,11 +177,13 @@ class Verdict:
 def judge(facts: EndFacts) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
     verdict = _with_limit(facts, _first_verdict(facts))
-    has_failed = verdict.state in ("failed", "failed_to_start") or (verdict.state == "killed" and facts.stop_ns is None)
-    if facts.full_disk_text is None or not has_failed:
+    has_failed = verdict.state in ("failed", "failed_to_start") or (
+        verdict.state == "killed" and facts.end.stop_ns is None
+    )
+    if facts.end.full_disk_text is None or not has_failed:
         return verdict
     # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.
-    return replace(verdict, reason=f"{facts.full_disk_text}: {verdict.reason}")
+    return replace(verdict, reason=f"{facts.end.full_disk_text}: {verdict.reason}")
 
 
 def _with_limit(facts: EndFacts, verdict: Verdict) -> Verdict:
@@ -217,8 +203,8 @@ def _with_limit(facts: EndFacts, verdict: Verdict) -> Verdict:
 
 def _first_verdict(facts: EndFacts) -> Verdict:
     """The verdict of the first rule that has one, else the verdict by the exit code."""
-    if facts.spawn_error is not None:
-        return Verdict("failed_to_start", facts.spawn_error, RunError(message=facts.spawn_error))
+    if facts.end.spawn_error is not None:
+        return Verdict("failed_to_start", facts.end.spawn_error, RunError(message=facts.end.spawn_error))
     for rule in (
         _script_finished,
         _finished,
@@ -246,7 +232,7 @@ def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
 
 def _finished(facts: EndFacts) -> Verdict | None:
     """The verdict if the exit status is 0, every rank recorded that it finished, and the asked settings ran."""
-    if facts.exit_code != 0 or not all(_has(lines, FinishedLine) for lines in _all_ranks(facts)):
+    if facts.end.exit_code != 0 or not all(_has(lines, FinishedLine) for lines in _all_ranks(facts)):
         return None
     if difference := first_difference(facts.run, facts.worker_lines):
         return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
@@ -258,13 +244,13 @@ def _finished(facts: EndFacts) -> Verdict | None:
 
 def _script_finished(facts: EndFacts) -> Verdict | None:
     """The verdict on a user's own script that ended with status 0, or trained on after the steps asked for."""
-    if facts.run is None or facts.run.script is None or facts.stop_ns is not None:
+    if facts.run is None or facts.run.script is None or facts.end.stop_ns is not None:
         return None
     steps = max(facts.last_step.values(), default=0)
     if any(_has(lines, IgnoredStopLine) for lines in facts.worker_lines.values()):
         took = f"took the {counted(steps, 'step')} asked for"
         return Verdict("finished", f"{took}; the script caught SystemExit and was ended")
-    if facts.exit_code != 0:
+    if facts.end.exit_code != 0:
         return _script_aborted(facts, facts.run.script.steps)
     return Verdict("finished", f"took {counted(steps, 'step')}" if steps else f"{NO_STEP}: {facts.no_step_reason}")
 
@@ -274,7 +260,7 @@ def _script_aborted(facts: EndFacts, asked_steps: int | None) -> Verdict | None:
 
     The hooks end a script within its loop, before it leaves its process group; gloo's threads sometimes abort then.
     """
-    codes = list(reported_codes(facts.output_tail).values()) or [facts.exit_code or 0]
+    codes = list(reported_codes(facts.output_tail).values()) or [facts.end.exit_code or 0]
     if asked_steps is None or max(codes) >= 0:
         return None
     for rank, lines in enumerate(_all_ranks(facts)):
@@ -294,7 +280,7 @@ def _refused(facts: EndFacts) -> Verdict | None:
 
 def _ended_from_outside(facts: EndFacts) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
-    if facts.stop_ns is not None or facts.torn_down_reason or facts.lost_ranks:
+    if facts.end.stop_ns is not None or facts.end.torn_down_reason or facts.end.lost_ranks:
         return None
     first_signal = next(_lines_before_stop(facts, SignalLine), None)
     first_exception = next(_lines_before_stop(facts, ExceptionLine), None)
@@ -319,7 +305,7 @@ def _raised(facts: EndFacts) -> Verdict | None:
     if lost is not None:
         exceptions = [(rank, line) for rank, line in exceptions if not any(map(_PEER_LOST.search, _chain_texts(line)))]
     for rank, line in exceptions:
-        if facts.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
+        if facts.end.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
             point = _failure_point(facts, rank, line)
             reason = f"{KERNEL_KILLER} ended a data loader process: host memory was full ({point})"
             return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
@@ -332,13 +318,13 @@ def _raised(facts: EndFacts) -> Verdict | None:
 
 def _kernel_killed(facts: EndFacts) -> Verdict | None:
     """The verdict if the kernel's out-of-memory killer killed during the run, and a process died of its signal."""
-    if not facts.oom_kills or facts.stop_ns is not None:
+    if not facts.end.oom_kills or facts.end.stop_ns is not None:
         return None
     rank, code = _lost_rank(facts)
     if code not in (None, -signal.SIGKILL):
         return None
     if rank is None:
-        if facts.exit_code != -signal.SIGKILL:
+        if facts.end.exit_code != -signal.SIGKILL:
             return None
         rank = 0
     point = _failure_point(facts, rank)
@@ -347,21 +333,21 @@ def _kernel_killed(facts: EndFacts) -> Verdict | None:
 
 
 def _stopped(facts: EndFacts) -> Verdict | None:
-    if facts.stop_ns is None:
+    if facts.end.stop_ns is None:
         return None
     steps = max(facts.last_step.values(), default=0)
     after = f"after {counted(steps, 'step')}"
-    if not facts.sigkill:
+    if not facts.end.sigkill:
         return Verdict("stopped", f"stopped as asked, {after}")
-    if facts.grace_s <= 0:
+    if facts.end.grace_s <= 0:
         return Verdict("killed", f"killed as asked, {after}")
-    return Verdict("killed", f"asked to stop, did not within {facts.grace_s:g} s and was killed, {after}")
+    return Verdict("killed", f"asked to stop, did not within {facts.end.grace_s:g} s and was killed, {after}")
 
 
 def _rank_lost(facts: EndFacts) -> Verdict | None:
     """The verdict if a rank exited without recording its end, while the launcher was not killed."""
     rank, code = _lost_rank(facts)
-    if rank is None or (facts.exit_code is not None and facts.exit_code < 0 and not facts.torn_down_reason):
+    if rank is None or (facts.end.exit_code is not None and facts.end.exit_code < 0 and not facts.end.torn_down_reason):
         return None
     end = "exited without reporting an error" if code is None else exit_text(code)
     reason = f"rank {rank} {end} ({_failure_point(facts, rank, names_rank=False)})"
@@ -370,7 +356,7 @@ def _rank_lost(facts: EndFacts) -> Verdict | None:
 
 def _printed_oom(facts: EndFacts) -> Verdict | None:
     """The verdict if no rank recorded an exception, and the last output reports that memory ran out."""
-    if facts.exit_code in (0, None, -signal.SIGKILL, -signal.SIGTERM):
+    if facts.end.exit_code in (0, None, -signal.SIGKILL, -signal.SIGTERM):
         return None
     for line in reversed(facts.output_tail.splitlines()):
         if is_out_of_memory([line]):
@@ -382,9 +368,9 @@ def _printed_oom(facts: EndFacts) -> Verdict | None:
 
 def _by_exit_code(facts: EndFacts) -> Verdict:
     """The verdict by the direct child's exit code, when no record tells more."""
-    code = facts.exit_code if facts.exit_code is not None else 0
-    if facts.torn_down_reason:
-        return Verdict("failed", facts.torn_down_reason, RunError(message=facts.torn_down_reason))
+    code = facts.end.exit_code if facts.end.exit_code is not None else 0
+    if facts.end.torn_down_reason:
+        return Verdict("failed", facts.end.torn_down_reason, RunError(message=facts.end.torn_down_reason))
     point = _failure_point(facts, 0)
     if code < 0:
         all_finished = all(_has(lines, FinishedLine) for lines in _all_ranks(facts))
@@ -421,7 +407,7 @@ def _lines_before_stop(facts: EndFacts, line_type: type[LineT]) -> Iterator[tupl
         (line.t_ns, rank, line)
         for rank, lines in facts.worker_lines.items()
         for line in lines
-        if isinstance(line, line_type) and (facts.stop_ns is None or line.t_ns <= facts.stop_ns)
+        if isinstance(line, line_type) and (facts.end.stop_ns is None or line.t_ns <= facts.end.stop_ns)
     ]
     yield from ((rank, line) for _, rank, line in sorted(timed_lines, key=lambda item: item[:2]))
 
@@ -455,9 +441,9 @@ def _lost_rank(facts: EndFacts) -> tuple[int | None, int | None]:
     """The first rank that exited unasked, and its exit code if torchrun printed one; (None, None) without one."""
     codes = reported_codes(facts.output_tail)
     if not codes:
-        return (facts.lost_ranks[0], None) if facts.lost_ranks else (None, None)
+        return (facts.end.lost_ranks[0], None) if facts.end.lost_ranks else (None, None)
     # A rank that is missing in the report was ended by torchrun itself, after another one had failed.
-    failed_ranks = [rank for rank in facts.lost_ranks if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
+    failed_ranks = [rank for rank in facts.end.lost_ranks if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
     return (failed_ranks[0], codes[failed_ranks[0]]) if failed_ranks else (None, None)
 
 

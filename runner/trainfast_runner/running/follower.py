@@ -48,8 +48,8 @@ from trainfast_runner.records.worker_lines import (
 )
 from trainfast_runner.results.bottleneck import LiveDiagnosis
 from trainfast_runner.results.device_conditions import StepConditions, StepJoin
-from trainfast_runner.running.present_state import StateEvents, is_whole, run_state
-from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.present_state import StateEvents, run_state
+from trainfast_runner.running.settling import recover_result
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
@@ -217,7 +217,7 @@ class Follower:
         result = recover_result(self.directory) if state.ended and not alive else read_result(self.directory)
         grew = self._read()
         # The supervisor records the end before it writes the result: while it lives, the result may still come.
-        self._has_ended = (is_whole(result) or (state.ended and not alive)) and not grew
+        self._has_ended = (result is not None or (state.ended and not alive)) and not grew
         if self._join is not None:
             self._conditions.extend(self._join.joined(final=self._has_ended))
         previous = self._snapshot

@@ -15,7 +15,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, name_of
 from trainfast_runner.records.warm_process import WARM_ROLES
 from trainfast_runner.running.present_state import other_host, run_state
-from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.settling import recover_result
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -95,7 +95,6 @@ class ResultHead(msgspec.Struct, frozen=True):
     memory: _Memory = _Memory()
     conditions: _Clean = _Clean()
     doubts: list[Doubt] | None = None
-    provisional: bool = False
     script: _Script | None = None
 
 
@@ -148,12 +147,12 @@ def row_of(home: Home, run_id: str) -> RunRow:
 
 
 def _ended_row(home: Home, run_id: str) -> RunRow | None:
-    """The row of a `result.json`; None when there is none, it is provisional, or it is damaged."""
+    """The row of a `result.json`; None when there is none, or it is damaged."""
     try:
         head = _decoder.decode(read_regular(f"{home.runs}/{run_id}/{RESULT_FILE}"))
     except (OSError, *DAMAGE):
         return None
-    return None if head.provisional else _row_of_head(head, run_id)
+    return _row_of_head(head, run_id)
 
 
 def _row_of_head(head: ResultHead, run_id: str) -> RunRow:

@@ -15,7 +15,6 @@ from trainfast_runner.machine.processes import Identity, boot_id, descendants, h
 from trainfast_runner.records.file_locks import READERS_WITHIN_S, is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE, Tail, read_regular, remaining_records
-from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import (
     END_STATES,
     EVENTS_FILE,
@@ -35,6 +34,8 @@ BEING_MADE_S = 10.0
 """Greatest age of a directory without `run.json` that counts as a run being launched."""
 ABANDONED_S = 86400.0
 """Chosen, not measured: time without a write after which another machine's run may be deleted here."""
+STOP_GRACE_S = 30.0
+"""Time between SIGTERM and SIGKILL of a stop."""
 LEFT_BEHIND = "the supervisor ended before the run did"
 
 
@@ -67,7 +68,7 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
     run = run or read_run_file(directory)
     is_being_made = not (directory / RUN_FILE).exists() and _is_young(directory)
     result = read_result(directory)
-    if not is_whole(result):
+    if result is None:
         if (host := other_host(run)) is not None:
             return _recorded_state(host, (events or StateEvents(directory)).read())
         if is_alive(directory):
@@ -84,12 +85,10 @@ def run_state(directory: Path, run: RunFile | None = None, events: StateEvents |
         return RunState(state="lost", reason="result.json was written by a newer trainfast-tui: update this one")
     if run is None:
         return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
+    judged = _last_state((events or StateEvents(directory)).read())
+    if judged is not None and judged.state in END_STATES:
+        return RunState(state=judged.state, reason=judged.reason)
     return RunState(state="lost", reason=LEFT_BEHIND)
-
-
-def is_whole(result: Result | None) -> bool:
-    """True for a result with its figures: a supervisor that was killed leaves a provisional one."""
-    return result is not None and not result.provisional
 
 
 def is_result_newer(directory: Path) -> bool:
@@ -122,7 +121,7 @@ def other_host(run: RunFile | None) -> str | None:
 
 def unfinished_host(directory: Path, run: RunFile | None) -> str | None:
     """The name of the other machine that a run without an end is on; None for any other run."""
-    return None if is_whole(read_result(directory)) else other_host(run)
+    return None if read_result(directory) is not None else other_host(run)
 
 
 def is_abandoned(directory: Path) -> bool:
@@ -152,7 +151,8 @@ def refuse_left_alone(directory: Path, *, deletes: bool = False) -> None:
 
 def _recorded_state(host: str, events: list[Event]) -> RunState:
     """The state of a run of another machine, as it recorded it last."""
-    state = next((event.state for event in reversed(events) if event.kind == "state" and event.state), "starting")
+    event = _last_state(events)
+    state = event.state if event and event.state else "starting"
     is_live = state not in END_STATES
     return RunState(state if is_live else "stopping", supervised=True, reason=f"on host {host}, as recorded")
 
@@ -166,7 +166,7 @@ def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:
         if not any(event.kind == "supervisor" for event in events):
             return RunState(state="starting")
         return RunState(state="running", reason="its supervisor is gone; the training goes on without it")
-    state = next((event for event in reversed(events) if event.kind == "state" and event.state), None)
+    state = _last_state(events)
     stop = next((event for event in reversed(events) if event.kind == "stop_requested"), None)
     return RunState(
         state=state.state if state and state.state else "starting",
@@ -175,6 +175,10 @@ def _live_state(run: RunFile | None, state_events: StateEvents) -> RunState:
         reason=state.reason if state else None,
         stop_deadline_ns=stop.deadline_ns if stop else None,
     )
+
+
+def _last_state(events: list[Event]) -> Event | None:
+    return next((event for event in reversed(events) if event.kind == "state" and event.state), None)
 
 
 def _is_still_alive(directory: Path) -> bool:

@@ -19,12 +19,10 @@ from trainfast_runner.running.present_state import (
     running_ranks,
     supervisor_of,
 )
-from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.settling import recover_result
 
 POLL_S = 0.1
 """Chosen, not measured: seconds between two looks at the processes."""
-STOP_GRACE_S = 30.0
-"""Time between SIGTERM and SIGKILL of a stop."""
 KILLED_WITHIN_S = 10.0
 """Time for killed processes to end before `stop_unsupervised` gives up."""
 

@@ -37,7 +37,7 @@ from trainfast_runner.records.warm_process import (
 )
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.settling import recover_result
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 from trainfast_runner.search.journal import (
     CANCELLED_REASON,

@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, newest_search_directories
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import read_run_file, read_written_result
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import SCHEMA, RecordedSpec, RunFile
 from trainfast_runner.records.warm_process import WARM_ROLES
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
@@ -257,7 +257,7 @@ def measured_speeds(home: Home, spec: RunSpec, device: SpeedDevice) -> list[Earl
 
 def _speeds_of_runs(home: Home, device: SpeedDevice) -> Iterator[EarlierSpeed]:
     for run_id in home.newest_run_ids(RUNS_READ_FOR_SPEEDS):
-        result = read_written_result(home.directory(run_id))
+        result = read_result(home.directory(run_id))
         if result is None or not is_comparable(result):
             continue
         run = read_run_file(home.directory(run_id))

@@ -28,9 +28,7 @@ from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
 RULE = StepRule(min_steps=4, max_steps=25, standard_error=0.012)
-FINISHED = Result(
-    run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=10.0, mad=0.1)), provisional=False
-)
+FINISHED = Result(run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=10.0, mad=0.1)))
 
 
 def test_noisy_steps_ask_for_more_and_never_beyond_the_most():

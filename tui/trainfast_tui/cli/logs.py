@@ -13,7 +13,7 @@ from trainfast_runner.records.home import Home, conducted_search_of, has_journal
 from trainfast_runner.records.run_directory import is_unfinished, read_run_file, state_text
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.present_state import refuse_left_alone
-from trainfast_runner.running.recovery import result_or_none_while_live
+from trainfast_runner.running.settling import result_or_none_while_live
 from trainfast_tui.cli.arguments import add_run, directory_of, whole
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching import stop_run

@@ -18,7 +18,7 @@ from trainfast_runner.running import planning
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.present_state import run_state, unfinished_host
-from trainfast_runner.running.recovery import result_or_none_while_live
+from trainfast_runner.running.settling import result_or_none_while_live
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import preset_files

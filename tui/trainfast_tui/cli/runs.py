@@ -23,7 +23,7 @@ from trainfast_runner.results.comparison import ComparisonRow, compare
 from trainfast_runner.results.summary import read_joined_steps, step_record
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.running.history import RunRow, iter_rows
-from trainfast_runner.running.recovery import final_result, result_or_none_while_live
+from trainfast_runner.running.settling import final_result, result_or_none_while_live
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import without_search_settings
 from trainfast_runner.worker.shared.words import STEP_PHASES

@@ -101,7 +101,8 @@ class RunControl:
             self._giving_up = None
 
     def _stop(self, directory: Path) -> messages.Notified:
-        from trainfast_runner.running.stopping import STOP_GRACE_S, request_stop, stop_unsupervised
+        from trainfast_runner.running.present_state import STOP_GRACE_S
+        from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
         if request_stop(directory):
             return messages.Notified("The run was asked to stop.")
@@ -288,7 +289,7 @@ def _error_of(run: RunSnapshot) -> RunError | None:
 
 def compared_runs(home: Home, a: str, b: str) -> messages.RunsCompared:
     """Return the results of two runs. Raises UserError for a run that has not ended."""
-    from trainfast_runner.running.recovery import final_result
+    from trainfast_runner.running.settling import final_result
 
     return messages.RunsCompared(final_result(home, a), final_result(home, b))
 
@@ -298,7 +299,7 @@ def compared_with_previous(home: Home, run_id: str) -> messages.RunsCompared:
 
     Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
     """
-    from trainfast_runner.running.recovery import final_result, recover_result
+    from trainfast_runner.running.settling import final_result, recover_result
 
     ids = home.run_ids()
     before = [other_id for other_id in ids if other_id < run_id]

@@ -247,7 +247,7 @@ class NextRunSpeed(msgspec.Struct, frozen=True):
 def measured_speed(run: RunSnapshot | None) -> MeasuredSpeed | None:
     """Return the speed of the ended run on the screen; None for a live one, and where it ranks against no other run."""
     result = run.result if run is not None else None
-    if result is None or result.provisional or result.measured_under is not None:
+    if result is None or result.measured_under is not None:
         return None
     rate = result.throughput.samples_per_s.typical
     return None if rate is None else MeasuredSpeed(rate, result.throughput.predicted)

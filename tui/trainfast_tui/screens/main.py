@@ -288,7 +288,7 @@ class MainScreen(AppScreen):
             self._ask_about(run, question, "stop them", partial(self._clean_up, run.directory))
 
     def _clean_up(self, directory: Path) -> None:
-        from trainfast_runner.running.stopping import STOP_GRACE_S
+        from trainfast_runner.running.present_state import STOP_GRACE_S
 
         self.notify(f"Stopping the run's processes; SIGKILL after {STOP_GRACE_S:.0f} s…")
         self.session.run_control.request_stop(directory)

@@ -29,7 +29,7 @@ from trainfast_runner.records.worker_lines import (
     TroubleLine,
     WorkerTail,
 )
-from trainfast_runner.results.summary import no_step_reason
+from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.running.scripts.log_steps import LogSteps
 
 
@@ -309,8 +309,4 @@ class ScriptWatch:
         self._notified = True
         is_busy = work.cpu_s > BUSY_SHARE * waited_s
         busy_text = f"its processes used {work.cpu_s:.0f} s of processor time, so it may still load or compile; "
-        self._notify(f"{unseen}: {busy_text if is_busy else ''}{self.no_step_reason()}")
-
-    def no_step_reason(self) -> str:
-        """The reason that the hooks have reported no step."""
-        return no_step_reason(self._directory, self._run)
+        self._notify(f"{unseen}: {busy_text if is_busy else ''}{no_step_reason(self._directory, self._run)}")

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from trainfast_runner.machine.processes import (
     Identity,
@@ -25,27 +26,12 @@ from trainfast_runner.machine.processes import (
 )
 from trainfast_runner.machine.resource_limits import oom_kills
 from trainfast_runner.machine.training_python import own_environment
-from trainfast_runner.memory.corrections import record_correction
-from trainfast_runner.memory.headroom import with_prediction
-from trainfast_runner.records.capped_file import CAP_BYTES, OUTPUT_FILE, read_log
+from trainfast_runner.records.capped_file import CAP_BYTES
 from trainfast_runner.records.file_locks import shared_lock
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_records import RunRecords
-from trainfast_runner.records.worker_lines import StartedLine
-from trainfast_runner.results.verdict import EndFacts, Verdict, judge
-from trainfast_runner.running.recovery import (
-    add_trouble,
-    lost_verdict,
-    read_records_or_note_trouble,
-    result_with_figures,
-    write_provisional_result,
-    write_result,
-)
-from trainfast_runner.running.scripts.contained import remove_sandbox
-from trainfast_runner.running.stopping import STOP_GRACE_S
+from trainfast_runner.records.run_lines import Event, TrainingEnd, UnendedProcess
+from trainfast_runner.running.present_state import STOP_GRACE_S
 from trainfast_runner.running.supervision.ranks import NO_STEP_S, LostRank, Ranks, ScriptWatch, StopLadder, StopRequests
 from trainfast_runner.running.supervision.record_files import CappedRecords, EventLog, TelemetryLog
 from trainfast_runner.settings.spec import offload_folder
@@ -70,8 +56,6 @@ TICK_S = 0.25
 """Chosen, not measured: seconds between two looks at the training."""
 ENDING_TICK_S = 0.05
 """Chosen, not measured: seconds between two looks at leftover processes that are about to end."""
-RESULT_RETRIES = 40
-"""Tries to write the result on a full disk: 10 s at TICK_S."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +75,10 @@ class SupervisorBounds:
 class Supervisor:
     """Supervises one run from `starting` to `result.json`; `run` calls the other methods in this order."""
 
-    def __init__(self, directory: Path, run_file: RunFile, bounds: SupervisorBounds) -> None:
+    def __init__(self, directory: Path, run_file: RunFile, bounds: SupervisorBounds, lock_fd: int) -> None:
+        """`lock_fd` is the descriptor of the run's lock, held by this process."""
         self._directory = directory
+        self._lock_fd = lock_fd
         self._run_file = run_file
         self._requests = StopRequests()
         self._events = EventLog(directory)
@@ -108,7 +94,7 @@ class Supervisor:
         )
         self._ladder = StopLadder(bounds.grace_s, self._events.append)
         self._state = ""
-        self._end = TrainingEnd(unkillable_s=bounds.unkillable_s)
+        self._end = TrainingWatch(unkillable_s=bounds.unkillable_s)
         self._script: ScriptWatch | None = None
         if run_file.script is not None:
             self._script = ScriptWatch(
@@ -227,8 +213,7 @@ class Supervisor:
         if self._ladder.begun:
             return
         for lost in lost_ranks:
-            self._end.first_lost = self._end.first_lost or lost
-            self._end.lost_ranks = (*self._end.lost_ranks, lost.rank)
+            self._end.lost_ranks.append(lost)
             self._events.record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
 
     def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
@@ -249,7 +234,7 @@ class Supervisor:
             # Its own launcher ends its ranks.
             return "the script caught SystemExit and trained on" if ranks.ignored_stop else None
         now_ns = time.monotonic_ns()
-        lost = self._end.first_lost
+        lost = next(iter(self._end.lost_ranks), None)
         if lost is not None and now_ns > lost.t_ns + REPORT_S * 1e9:
             return f"rank {lost.rank} exited without reporting an error"
         if ranks.first_exception_ns is not None and now_ns > ranks.first_exception_ns + EXCEPTION_S * 1e9:
@@ -293,42 +278,33 @@ class Supervisor:
             )
 
     def _finish(self) -> None:
-        """Write the verdict, the figures and `result.json`, and remove the temporary files."""
-        ended_ns = time.monotonic_ns()
+        """Record the facts of the end, have the run settled by a process of its own, and remove offloaded files."""
         self._telemetry.stop()
         self._files.compact()
-        records = read_records_or_note_trouble(self._directory)
-        if self._script is not None:
-            self._end.no_step_reason = self._script.no_step_reason()
-        verdict = self._end.verdict(self._directory, self._run_file, records, self._ladder, self._events)
-        self._enter(verdict.state, verdict.reason)
-        with suppress(OSError):  # the result itself is tried for longer
-            write_provisional_result(self._directory, records, verdict, ended_ns)
-        result = result_with_figures(self._directory, records, verdict, ended_ns)
-        with suppress(Exception):  # the next prediction is then as good as the last
-            # Before result.json: the app predicts the next run as soon as it appears.
-            record_correction(Home.of_run(self._directory).path, with_prediction(records), result)
-        # Before result.json: a run without one is settled by its next reader, which removes these files too.
-        remove_sandbox(self._directory)
-        if not self._try_write_result(result):
-            # The offloaded states may be on the same disk.
-            self._remove_offloaded()
-            for _ in range(RESULT_RETRIES):
-                # A full disk may have space again in a moment; else a reader judges the run by its records.
-                if self._try_write_result(result):
-                    break
-                self._requests.wait(TICK_S)
-        # After the result: another process may lock the user's directory, and gigabytes take time.
+        facts = self._end.facts(self._run_file, self._ladder)
+        ended = Event(t_ns=time.monotonic_ns(), kind="ended", end=facts)
+        self._events.append(ended)
+        settling = self._start_settling(ended)
+        # Meanwhile: the offloaded states may be on the same full disk, and gigabytes take time.
         self._remove_offloaded()
+        if settling is not None:
+            settling.wait()
 
-    def _try_write_result(self, result: Result) -> bool:
-        """Write `result.json`; False when the disk does not take it."""
+    def _start_settling(self, ended: Event) -> subprocess.Popen[bytes] | None:
+        """Start the process that writes `result.json`; None where this user may have no further process.
+
+        It holds the run's lock too. Where it fails, the run's next reader settles the run by the same records.
+        """
         try:
-            write_result(self._directory, result)
+            event = msgspec.json.encode(ended)
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "trainfast_runner.running.settling", str(self._directory), event],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[self._lock_fd],
+            )
         except OSError as error:
-            self._events.record_trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
-            return False
-        return True
+            self._events.record_trouble(f"the result cannot be computed by a process of its own: {error.strerror}")
+            return None
 
     def _remove_offloaded(self) -> None:
         """Delete files that the run offloaded and could not delete itself."""
@@ -349,101 +325,45 @@ def supervise(directory: Path, bounds: SupervisorBounds) -> None:
     run = read_run_file(directory)
     if run is None:
         sys.exit(f"{directory} has no readable run.json")
-    with shared_lock(directory):
+    with shared_lock(directory) as lock_fd:
         if (directory / RESULT_FILE).exists():
             # The launcher died before this process had the lock, and a reader wrote the result of a lost run.
             sys.exit(f"{directory} has ended already")
-        Supervisor(directory, run, bounds).run()
-
-
-TAIL_LINES = 400
-"""Lines at the end of the output that the verdict looks through."""
-KERNEL_STATES = {
-    "D": "state D (uninterruptible sleep)",
-    "Z": "state Z (ended, but its tracer keeps it)",
-}
+        Supervisor(directory, run, bounds, lock_fd).run()
 
 
 @dataclass
-class TrainingEnd(EndFacts):
-    """The facts that only the supervisor sees, noted as they come; `verdict` joins them with the records."""
+class TrainingWatch:
+    """Facts of the training's end, noted as the supervisor sees them."""
 
     unkillable_s: float = UNKILLABLE_S
     """Seconds that a process may take to end after SIGKILL."""
-    first_lost: LostRank | None = None
-    """The first of `lost_ranks`, with the time at which it was seen."""
+    exit_code: int | None = None
+    spawn_error: str | None = None
+    torn_down_reason: str | None = None
+    lost_ranks: list[LostRank] = field(default_factory=list)
+    """Ranks that exited unasked without recording their end, the first seen first."""
     unended: list[UnkillableProcess] = field(default_factory=list)
     """Processes that outlived SIGKILL by more than `unkillable_s`."""
     oom_kills_before: int | None = field(default_factory=oom_kills)
     """The kernel's out-of-memory kills before the training."""
 
-    def verdict(
-        self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder, events: EventLog
-    ) -> Verdict:
-        """Judge the run: lost if a process cannot be ended, unless every rank had finished.
-
-        Then the hanging process is recorded as a trouble in `events` and `records`.
-        """
-        facts = self._facts(directory, run, records, ladder)
-        if not self.unended:
-            return judge(facts)
-        reason = unkillable_reason(self.unended, records, self.unkillable_s)
-        # A hanging process keeps its parent from exiting with status 0: the ranks' own records count.
-        verdict = judge(replace(facts, exit_code=0))
-        if verdict.state != "finished":
-            return lost_verdict(records, reason)
-        events.record_trouble(reason)
-        add_trouble(records, reason)
-        return verdict
-
-    def _facts(self, directory: Path, run: RunFile, records: RunRecords, ladder: StopLadder) -> EndFacts:
+    def facts(self, run: RunFile, ladder: StopLadder) -> TrainingEnd:
+        """The facts for the record, once nothing of the training is left."""
         kills_before, kills_after = self.oom_kills_before, oom_kills()
-        return replace(
-            self,
-            run=run,
-            worker_lines=records.worker_lines,
-            last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
+        return TrainingEnd(
+            exit_code=self.exit_code,
+            spawn_error=self.spawn_error,
+            lost_ranks=tuple(lost.rank for lost in self.lost_ranks),
             oom_kills=kills_after - kills_before if kills_before is not None and kills_after is not None else 0,
-            output_tail="\n".join(read_log(directory / OUTPUT_FILE, TAIL_LINES)),
             stop_ns=ladder.asked_ns,
             sigkill=ladder.killing,
             grace_s=ladder.granted_s,
+            torn_down_reason=self.torn_down_reason,
             full_disk_text=full_disk_text(offload_folder(run.knobs)),
+            unended=[UnendedProcess(one.pid, one.name, one.state) for one in self.unended],
+            unkillable_s=self.unkillable_s,
         )
-
-
-def unkillable_reason(processes: Iterable[UnkillableProcess], records: RunRecords, waited_s: float) -> str:
-    """A sentence for the run's reason or troubles: each process with its pid, state and GPU.
-
-    A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
-    """
-    ranks = {
-        line.pid: rank
-        for rank, lines in records.worker_lines.items()
-        for line in lines
-        if isinstance(line, StartedLine)
-    }
-    sentences = []
-    for process in processes:
-        rank = ranks.get(process.pid)
-        label = process.name if rank is None else ", ".join([f"rank {rank}", *_gpu_labels(rank, records)])
-        sentences.append(
-            f"pid {process.pid} ({label}) is in {KERNEL_STATES.get(process.state, f'state {process.state}')}"
-        )
-    return f"{'; '.join(sentences)} and did not end within {waited_s:g} s of SIGKILL"
-
-
-def _gpu_labels(rank: int, records: RunRecords) -> list[str]:
-    """The GPUs of a rank by NVML index, by UUID where telemetry gave none; empty on a CPU."""
-    run = records.run
-    if run is None:
-        return []
-    uuids = run.device_uuids if run.world_size == 1 else run.device_uuids[rank : rank + 1]
-    indexes = [
-        next((sample.index for _, sample in records.device_samples.get(uuid, []) if sample.index is not None), None)
-        for uuid in uuids
-    ]
-    return [uuid if index is None else f"GPU {index}" for uuid, index in zip(uuids, indexes, strict=True)]
 
 
 DISK_ANSWERS_S = 5.0

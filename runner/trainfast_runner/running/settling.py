@@ -1,0 +1,297 @@
+"""Settle an ended run: judge its end by its records, compute its figures, and write `result.json`.
+
+`python -P -m trainfast_runner.running.settling RUN_DIR EVENT` does so for the supervisor, in a process of its own, so
+that no analysis can take the supervisor down or swell it; EVENT is the one of kind `ended`, for a full disk takes none.
+A run that was left without a result is settled by its next reader. A bug in the analysis costs the figures only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.memory.corrections import record_correction
+from trainfast_runner.memory.headroom import with_prediction
+from trainfast_runner.records.capped_file import OUTPUT_FILE, read_log
+from trainfast_runner.records.file_locks import is_alive, open_lock, try_exclusive_lock
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import Appender, write_atomically
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import (
+    EVENTS_FILE,
+    EXIT_CODES,
+    RESULT_FILE,
+    read_result,
+    read_run_file,
+    unreadable_reason,
+)
+from trainfast_runner.records.run_lines import Event, TrainingEnd
+from trainfast_runner.records.run_records import RunRecords, read_events, read_records, read_worker_lines
+from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, StartedLine, error_of
+from trainfast_runner.results.script_steps import no_step_reason
+from trainfast_runner.results.summary import summarise, without_figures
+from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
+from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, other_host, run_state
+from trainfast_runner.running.scripts.contained import remove_sandbox
+from trainfast_runner.units import counted
+from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
+
+NO_FIGURES = "the figures of this run could not be computed"
+TAIL_LINES = 400
+"""Lines at the end of the output that the verdict looks through."""
+KERNEL_STATES = {
+    "D": "state D (uninterruptible sleep)",
+    "Z": "state Z (ended, but its tracer keeps it)",
+}
+
+
+def settle(directory: Path, ended: Event | None = None, on_verdict: Callable[[Verdict], None] | None = None) -> Result:
+    """Return the result of an ended run, computed from its records. Removes a trial's sandbox; writes no result.
+
+    `ended` is the event of that kind, by default read from the records. `on_verdict` gets the verdict before the
+    analysis begins. Nothing of the run may write any more.
+    """
+    records = _read_records_or_note_trouble(directory)
+    ended = ended or next((event for event in reversed(records.events) if event.kind == "ended"), None)
+    if ended is None or ended.end is None:
+        verdict, ended_ns = _lost_verdict(records, LEFT_BEHIND), records.last_t_ns()
+    else:
+        verdict, ended_ns = _verdict(directory, records, ended.end), ended.t_ns
+    if on_verdict is not None:
+        on_verdict(verdict)
+    try:
+        records = with_prediction(records)
+        result = summarise(directory, records, verdict, ended_ns)
+    except Exception as error:
+        result = without_figures(directory, records, verdict, ended_ns)
+        result = msgspec.structs.replace(result, troubles=[*result.troubles, _failure(NO_FIGURES, error)])
+    with suppress(Exception):  # the next prediction is then as good as the last
+        record_correction(Home.of_run(directory).path, records, result)
+    remove_sandbox(directory)
+    return result
+
+
+def _read_records_or_note_trouble(directory: Path) -> RunRecords:
+    """The records of a run; if reading them fails, the ranks' and the supervisor's lines alone, and a trouble."""
+    try:
+        return read_records(directory)
+    except Exception as error:
+        records = RunRecords(run=read_run_file(directory))
+        with suppress(Exception):
+            records.events = read_events(directory, records)
+            records.worker_lines = read_worker_lines(directory, records)
+        _add_trouble(records, _failure("the records of this run could not be read", error))
+        return records
+
+
+def _add_trouble(records: RunRecords, sentence: str) -> None:
+    """Add a trouble that is not on the disk, for the result to name."""
+    records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=sentence))
+
+
+def _verdict(directory: Path, records: RunRecords, end: TrainingEnd) -> Verdict:
+    """Judge the run: lost if a process cannot be ended, unless every rank had finished.
+
+    Then the hanging process is recorded as a trouble in `records`.
+    """
+    run = records.run
+    facts = EndFacts(
+        run=run,
+        # A hanging process keeps its parent from exiting with status 0: the ranks' own records count.
+        end=msgspec.structs.replace(end, exit_code=0) if end.unended else end,
+        worker_lines=records.worker_lines,
+        last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
+        output_tail="\n".join(read_log(directory / OUTPUT_FILE, TAIL_LINES)),
+        no_step_reason=no_step_reason(directory, run) if run is not None and run.script is not None else None,
+    )
+    verdict = judge(facts)
+    if not end.unended:
+        return verdict
+    reason = unended_reason(end, records)
+    if verdict.state != "finished":
+        return _lost_verdict(records, reason)
+    _add_trouble(records, reason)
+    return verdict
+
+
+def unended_reason(end: TrainingEnd, records: RunRecords) -> str:
+    """A sentence for the run's reason or troubles: each unended process with its pid, state and GPU.
+
+    A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
+    """
+    ranks = {
+        line.pid: rank
+        for rank, lines in records.worker_lines.items()
+        for line in lines
+        if isinstance(line, StartedLine)
+    }
+    sentences = []
+    for process in end.unended:
+        rank = ranks.get(process.pid)
+        label = process.name if rank is None else ", ".join([f"rank {rank}", *_gpu_labels(rank, records)])
+        state = KERNEL_STATES.get(process.state, f"state {process.state}")
+        sentences.append(f"pid {process.pid} ({label}) is in {state}")
+    return f"{'; '.join(sentences)} and did not end within {end.unkillable_s:g} s of SIGKILL"
+
+
+def _gpu_labels(rank: int, records: RunRecords) -> list[str]:
+    """The GPUs of a rank by NVML index, by UUID where telemetry gave none; empty on a CPU."""
+    run = records.run
+    if run is None:
+        return []
+    uuids = run.device_uuids if run.world_size == 1 else run.device_uuids[rank : rank + 1]
+    indexes = [
+        next((sample.index for _, sample in records.device_samples.get(uuid, []) if sample.index is not None), None)
+        for uuid in uuids
+    ]
+    return [uuid if index is None else f"GPU {index}" for uuid, index in zip(uuids, indexes, strict=True)]
+
+
+def _failure(subject: str, error: Exception) -> str:
+    """The error, with the file and line that raised it, in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{subject}: {message} ({Path(frame.filename).name}, line {frame.lineno})"
+
+
+def recover_result(directory: Path) -> Result | None:
+    """The result of a run that has ended, written now from its records when its supervisor could not.
+
+    None while anything of it is alive, where a file is unreadable, on another machine than the run's, and where a newer
+    version wrote the result in a way that this one cannot read. In a home that cannot be written the result is given
+    all the same.
+    """
+    result = read_result(directory)
+    run = read_run_file(directory)
+    if result is not None or run is None or other_host(run) is not None or unreadable_reason(directory) is not None:
+        return result
+    with _exclusive_lock(directory) as is_ours:
+        if not is_ours:
+            return read_result(directory)
+        # The last holder of the lock may have written the result.
+        result = read_result(directory)
+        if result is not None or is_result_newer(directory):
+            return result
+        result = settle(directory)
+        with suppress(OSError):  # A full or read-only disk: the next reader tries again.
+            _write_result(directory, result)
+        return result
+
+
+def _lost_verdict(records: RunRecords, reason: str) -> Verdict:
+    """The verdict on a run whose supervisor did not see its end: `reason`, and the end that its records show."""
+    steps = max((steps_of_rank[-1].step for steps_of_rank in records.steps.values() if steps_of_rank), default=0)
+    parts = [f"{counted(steps, 'step')} recorded"]
+    world_size = records.run.world_size if records.run else 1
+    ends = {
+        rank: line
+        for rank, lines in records.worker_lines.items()
+        for line in lines
+        if isinstance(line, FinishedLine | ExceptionLine | InvalidLine)
+    }
+    first_failure = next(((rank, line) for rank, line in ends.items() if not isinstance(line, FinishedLine)), None)
+    error = None
+    if first_failure is not None:
+        rank, line = first_failure
+        error = error_of(line, rank)
+        parts.append(f"rank {rank} had recorded {error.type}: {one_line(error.message or '')}")
+    elif len(ends) >= world_size:
+        parts.append("every rank had recorded that it finished")
+    else:
+        parts.append("no end was recorded")
+    return Verdict("lost", f"{reason}: {'; '.join(parts)}", error)
+
+
+@contextlib.contextmanager
+def _exclusive_lock(directory: Path) -> Iterator[bool]:
+    """Hold the run's lock for this reader alone; yield False if another process keeps it longer than a reader would."""
+    try:
+        fd = open_lock(directory / ALIVE_LOCK_FILE)
+    except FileNotFoundError:
+        # Without a lock file no process can hold it.
+        yield True
+        return
+    try:
+        yield try_exclusive_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def result_or_none_while_live(directory: Path) -> Result | None:
+    """Return the result, or None while the run is alive; raises UserError for a directory without records."""
+    result = recover_result(directory)
+    if result is None and (state := run_state(directory)).ended:
+        is_unreadable = state.state == "unreadable"
+        if not is_unreadable and is_alive(directory):
+            return None  # its supervisor is about to write the result
+        # It may have ended between the two looks.
+        result = recover_result(directory)
+        if result is None:
+            raise UserError(
+                f"{directory.name} has no result: {state.reason}",
+                key=directory.name,
+                exit_code=EXIT_CODES["unreadable" if is_unreadable else "lost"],
+            )
+    return result
+
+
+def final_result(home: Home, run_id: str, command: str = "compare") -> Result:
+    """Return the result of an ended run.
+
+    Raises UserError while the run is alive, advising to repeat `command` after its end.
+    """
+    result = result_or_none_while_live(home.directory(run_id))
+    if result is None:
+        raise UserError(
+            f"{run_id} is still running: its figures are not final",
+            key=run_id,
+            advice=f"trainfast-tui attach {run_id}, then {command}",
+        )
+    return result
+
+
+RESULT_TRIES = 40
+"""Tries to write the result: 10 s on a full disk, which may have space again in a moment."""
+PAUSE_S = 0.25
+"""Seconds between two tries."""
+
+
+def main(directory: Path, ended: Event) -> int:
+    """Settle the run of the supervisor that waits for this process; 1 if the disk takes no result."""
+
+    def record(kind: str, **fields: str | None) -> None:
+        with suppress(OSError):
+            event = msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event)
+            Appender(directory / EVENTS_FILE).write(event)
+
+    result = settle(directory, ended, lambda verdict: record("state", state=verdict.state, reason=verdict.reason))
+    for attempt in range(RESULT_TRIES):
+        try:
+            _write_result(directory, result)
+        except OSError as error:
+            if not attempt:
+                sentence = f"{RESULT_FILE} cannot be written: {error.strerror}"
+                print(sentence, file=sys.stderr)
+                record("trouble", detail=sentence)
+            time.sleep(PAUSE_S)
+        else:
+            return 0
+    return 1
+
+
+def _write_result(directory: Path, result: Result) -> None:
+    """Write `result.json`. Raises OSError."""
+    write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Event)))
