@@ -2,7 +2,7 @@
 
     python -m benchmarks.best_fit [--seeds 200]
 
-The real decision code runs under a fake clock. Grids are those of `benchmarks/grids`, recorded by `best_fit_record.py`.
+The real decision code runs under a fake clock. Grids are those of `benchmarks/grids`.
 Synthetic spaces are labelled as such: they judge the code, not a machine. A grid whose own winner of one pass is more
 than 1 % off in another pass cannot judge "within 2 %": its figures are printed and not judged. Exits 1 when a budget is
 not held.

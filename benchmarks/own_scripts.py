@@ -1,13 +1,12 @@
-"""The cost of the hooks of `run -- COMMAND` to a script, at each step and at `import torch`.
+"""The cost of the hooks of `run -- COMMAND` to a script, at each step.
 
-    python -m benchmarks.own_scripts [--pairs 7]
+    python -m benchmarks.own_scripts
 
 The hooks' own time is CPU time of the thread that trains, in one process that takes the hooks off and puts them back
 every few steps. Other load only ever adds to a block of steps: the figure is the difference between the least disturbed
 tenth of the blocks with the hooks and of those without, the quartiles are of neighbours' differences. Beside them, in
 blocks of its own, stands the least that any script can do to report a step: a hook that writes one line of JSON.
-Imports, each in a process of its own, alternate as A B B A; the part that the hooks do not touch, 2 s that vary by a
-tenth, is not timed. Whole runs are those of `script_speeds.py`.
+Whole runs are those of `script_speeds.py`.
 """
 
 import json
@@ -16,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ HOOKS_US = 15.0
 PEER_US = 9.0
 """One line of JSON and one write a step, on the machine that the bound was set on (torch 2.13)."""
 TRAINER_PERCENT = 0.3
-IMPORT_MS = 20.0
 ALTERNATION = """
 import json, os, statistics, time, torch
 from torch.optim import optimizer as optimizers
@@ -145,35 +142,13 @@ print_blocks(alternation.times, ORDER)
 """
 )
 """Prints the microseconds of a Trainer's steps, by block."""
-IMPORT = """
-import json, os, sys, time
-os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-import torch
-del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
-names = [name for name in sys.modules if "." not in name]
-begun_ns = time.process_time_ns()
-torch._import_device_backends()
-finder = sys.path_importer_cache.get(sys.argv[1])
-if finder:
-    for name in names:
-        finder.find_spec(name)
-print((time.process_time_ns() - begun_ns) / 1e6)
-"""
-"""Prints the milliseconds of what the hooks touch in `import torch`: its end, which looks for entry points and calls
-them, and the search of the hooks' folder, the first of the path, for each module that the rest imports."""
 
 
-def rows(pairs: int = 7) -> list[Row]:
-    """The budgets; `pairs` are of imports."""
+def rows() -> list[Row]:
+    """The budgets."""
     with tempfile.TemporaryDirectory() as folder:
         empty = _printed(EMPTY, _hooked(Path(folder, "empty")))
         trainer = _printed(TRAINER, _hooked(Path(folder, "trainer")))
-        longer_ms = []
-        for pair in range(pairs):
-            sides = {"hooked": _hooked(Path(folder, f"import-{pair}")), "bare": _bare()}
-            order = list(sides)[:: 1 if pair % 2 else -1]
-            times = {name: _printed(IMPORT, sides[name]) for name in order}
-            longer_ms.append(times["hooked"] - times["bare"])
     step_us, line_us = statistics.median(trainer["hooks"]), _added(empty, "line")
     beside = "the same, beside a hook that writes a line a step"
     return [
@@ -182,19 +157,15 @@ def rows(pairs: int = 7) -> list[Row]:
             beside, _added(empty, "hooks") / line_us, HOOKS_US / PEER_US, "x", digits=2, more=f" ({line_us:.2f} us)"
         ),
         _hooks_row(f"hooks of a Trainer's step, {step_us / 1e3:.1f} ms", trainer, 100 / step_us, TRAINER_PERCENT, "%"),
-        _spread_row("import torch, longer by", statistics.median(longer_ms), longer_ms, IMPORT_MS, "ms"),
     ]
 
 
 def _hooks_row(what: str, times: dict[str, list[float]], unit_us: float, most: float, unit: str) -> Row:
     """The time that the hooks add to a step, in units of `unit_us` a microsecond."""
     neighbours = [(hooked - bare) * unit_us for hooked, bare in zip(times["hooks"], times["bare"], strict=False)]
-    return _spread_row(what, _added(times, "hooks") * unit_us, neighbours, most, unit)
-
-
-def _spread_row(what: str, figure: float, measured: Sequence[float], most: float, unit: str) -> Row:
-    low, _, high = statistics.quantiles(measured, n=4)
-    return at_most(what, figure, most, unit, digits=2, more=f" (quartiles {low:.2f} to {high:.2f})")
+    low, _, high = statistics.quantiles(neighbours, n=4)
+    more = f" (quartiles {low:.2f} to {high:.2f})"
+    return at_most(what, _added(times, "hooks") * unit_us, most, unit, digits=2, more=more)
 
 
 def _added(times: dict[str, list[float]], side: str) -> float:
@@ -206,13 +177,7 @@ def _hooked(directory: Path) -> dict[str, str]:
     """The environment of a script with the hooks, whose records go to this new directory."""
     directory.mkdir()
     (directory / "run.json").write_text(json.dumps({"script": {"timing_warmup": 3}}))
-    return {**_bare(), "PYTHONPATH": str(HOOKS_FOLDER), "TRAINFAST_RUN": str(directory)}
-
-
-def _bare() -> dict[str, str]:
-    """The environment of a script without the hooks; Python keeps bytecode, as pip does when it installs."""
-    without = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
-    return {name: value for name, value in os.environ.items() if name not in without}
+    return {**os.environ, "PYTHONPATH": str(HOOKS_FOLDER), "TRAINFAST_RUN": str(directory)}
 
 
 def _printed(script: str, environment: dict[str, str]) -> Any:
@@ -223,4 +188,5 @@ def _printed(script: str, environment: dict[str, str]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(print_table(rows(options(__doc__, pairs=7).parse_args().pairs)))
+    options(__doc__).parse_args()
+    sys.exit(print_table(rows()))

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 from benchmarks.best_fit import CLOSE, MAX_NOISE
-from benchmarks.best_fit_record import RECIPES, space_of
 from benchmarks.best_fit_replay import replay
-from benchmarks.best_fit_spaces import Recorded, cold_grid_s, groups, recorded, regret
+from benchmarks.best_fit_spaces import RECIPES, Recorded, cold_grid_s, groups, recorded, regret, space_of
 
 from trainfast_runner.settings.spec import resolve
 
