@@ -1,6 +1,6 @@
-"""Predicted memory against the whole model traced, and against the memory of real runs on this CPU.
+"""Predicted memory against the memory of real runs on this CPU.
 
-python -m benchmarks.memory_prediction [--presets 3] [--tables speed traced measured ranks]
+python -m benchmarks.memory_prediction [--tables speed measured ranks]
 """
 
 import os
@@ -14,12 +14,10 @@ from statistics import median
 
 from benchmarks.meter import Row, at_most, cli, options, print_table, settings_of
 
-from trainfast_runner.memory.tracing import cached_model, trace_model, trace_uncached
-from trainfast_runner.settings import presets
+from trainfast_runner.memory.tracing import cached_model, trace_model
 from trainfast_runner.settings.spec import resolve
 
-BATCHES = (1, 8, 64)
-TRACED_WITHIN, MEASURED_WITHIN = 0.01, 0.05
+MEASURED_WITHIN = 0.05
 RANKS_WITHIN = 0.10
 """For several processes: freed blocks that the C library keeps, 20 to 80 MiB a process, are not the training's."""
 FIRST_ANSWER_S, AFTER_A_KNOB_MS = 6.0, 50.0
@@ -27,11 +25,6 @@ ANSWERS = 3
 """The median counts."""
 DEEP = ("bert-large", ("batch_size=56", "seq_len=128", "precision=fp32"))
 """24 layers, for the time that a first answer takes."""
-NARROW = {
-    "llama-8b": ("model.hidden_size=512", "model.intermediate_size=1792", "model.head_dim=16"),
-    "gpt2-xl": ("model.n_embd=400",),
-}
-"""Widths of the presets whose full size only makes the comparison slow; depth and vocabulary are the preset's."""
 MEASURED: Sequence[tuple[str, Sequence[str], Sequence[int]]] = (
     ("tiny-llama", (), (32, 64)),
     ("bert-base", ("model.num_hidden_layers=4", "workers=0"), (8, 16)),
@@ -56,24 +49,6 @@ RANKS: Sequence[Sequence[str]] = (
 """tiny-llama of 52 MiB of weights in two processes or four, each way of sharing it."""
 
 
-def traced_rows(some: int | None) -> Iterator[Row]:
-    """Put together from three layers, against the whole depth traced, at three batch sizes.
-
-    Every shipped preset that trains on text, its variants left out: they are the same models.
-    """
-    for path in sorted(presets.shipped_directory().glob("*.toml"))[:some]:
-        spec = resolve(path.stem, NARROW.get(path.stem, ()))
-        if spec.data["objective"] == "image-classification":
-            continue
-        with _empty_home():
-            model, whole = trace_uncached(spec), trace_uncached(spec, whole=True)
-        for batch in BATCHES:
-            here = replace(spec, knobs={**spec.knobs, "batch_size": batch, "strategy": "single"})
-            yield _row(
-                f"{spec.name} b{batch}", model.predict(here).total_bytes, whole.predict(here).total_bytes, TRACED_WITHIN
-            )
-
-
 def measured_rows() -> Iterator[Row]:
     """Before any run of the machine is known, against `peak_allocated_bytes` of real runs of five steps."""
     for preset, settings, batches in MEASURED:
@@ -81,7 +56,7 @@ def measured_rows() -> Iterator[Row]:
             chosen = [*settings, f"batch_size={batch}", "steps=5"]
             spec = resolve(preset, chosen)
             with _empty_home():
-                predicted, measured = trace_uncached(spec).predict(spec).total_bytes, _run(preset, chosen)
+                predicted, measured = trace_model(spec).predict(spec).total_bytes, _run(preset, chosen)
             yield _row(f"{preset} b{batch}", predicted, measured, MEASURED_WITHIN)
 
 
@@ -92,7 +67,7 @@ def rank_rows() -> Iterator[Row]:
         spec = resolve("tiny-llama", chosen)
         words = " ".join(setting.partition("=")[2] for setting in settings if "degree" not in setting)
         with _empty_home():
-            predicted = trace_uncached(spec).predict(spec, int(str(spec.knobs["devices"]))).total_bytes
+            predicted = trace_model(spec).predict(spec, int(str(spec.knobs["devices"]))).total_bytes
             measured = _run("tiny-llama", chosen)
         yield _row(words, predicted, measured, RANKS_WITHIN)
 
@@ -151,12 +126,11 @@ def _run(preset: str, settings: Sequence[str]) -> int:
 
 
 def main() -> int:
-    """Print each table; 1 when a bound is not held. `--presets` cuts the list of those that are traced."""
-    asked = options(__doc__, presets=0, tables=[]).parse_args()
+    """Print each table; 1 when a bound is not held."""
+    asked = options(__doc__, tables=[]).parse_args()
     held = True
     for name, title, rows in (
         ("speed", "speed of a prediction", speed_rows()),
-        ("traced", "three layers traced and put together, for all layers traced", traced_rows(asked.presets or None)),
         ("measured", "real runs on this CPU: predicted, for peak_allocated_bytes", measured_rows()),
         ("ranks", "two or four processes on this CPU: predicted, for the fullest one's peak", rank_rows()),
     ):
