@@ -439,6 +439,7 @@ def _offloading(facts: Facts) -> Refusals:
         sentence = f"{offloads} {'is a file' if is_file else 'does not exist'}; strategy={strategy} needs a directory"
         instead = f"offload_path={folder.parent}" if is_file else f"mkdir -p {path}"
         yield refusal("offload_path", f"{sentence} to put states in", instead)
+        return
     if (reason := _closed_to_us(folder)) is not None:
         sentence = f"{offloads} {reason}, and strategy={strategy} writes there"
         yield refusal("offload_path", sentence, "a directory of your own on the NVMe disk")
