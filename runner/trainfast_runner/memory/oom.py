@@ -246,7 +246,8 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
     }
     for process in oom_run.run.foreign_processes:
         size = "memory" if process.memory_used_bytes is None else mebibytes(process.memory_used_bytes)
-        others.setdefault(process.pid or 0, f"process {process.pid} held {size} from the start")
+        if process.pid is not None:
+            others.setdefault(process.pid, f"process {process.pid} held {size} from the start")
     present: dict[tuple[int | None, int | None], Event] = {}
     for event in oom_run.events:
         if event.kind == "foreign_process":
