@@ -7,16 +7,13 @@ import pytest
 from layered_model import model_of, spec_with
 
 from on_disk import run_file
-from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.corrections import record_correction
-from trainfast_runner.memory.headroom import predict_headroom
 from trainfast_runner.memory.oom import models_of
-from trainfast_runner.records.result import MemoryFigures, Result, RunConditions, RunError
+from trainfast_runner.records.result import MemoryFigures, Result, RunConditions
 from trainfast_runner.records.run_lines import Step, StepTotals
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 
-CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 BEYOND = {"forward_backward": 7000, "optimizer": -300}
 
@@ -137,57 +134,16 @@ def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path):
     assert corrections.read_corrections(tmp_path) == {}
 
 
-LIMIT = 400 << 20
-OUT = RunError(rank=0, phase="backward", type="RuntimeError", message="can't allocate memory")
-
-
-def a_failed_run(spec, limit=LIMIT, **changes):
-    return RunRecords(run=a_run(spec, memory_limit_bytes=[limit], **changes).run)
-
-
-def most_in(home, limit="400MiB", **knobs):
-    """The largest batch that is offered under a limit."""
-    spec = spec_with(**knobs, memory_limit=limit)
-    most = predict_headroom(known_of(home), spec, CPU, 1, None).max_batch
-    for batch, fits in ((most, True), (most + 1, False)):
-        assert predict_headroom(known_of(home), spec.with_overrides(batch_size=batch), CPU, 1, None).fits is fits
-    return most
-
-
-def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_again(tmp_path):
-    before = most_in(tmp_path)
-    failed = before * 9 // 10
-    out = msgspec.structs.replace(ended("oom"), error=OUT)
-    record_correction(tmp_path, a_failed_run(spec_with(batch_size=failed)), out)
-    assert most_in(tmp_path) == failed - 1
-    assert most_in(tmp_path, "300MiB") < most_in(tmp_path, "380MiB") < failed - 1
-    assert most_in(tmp_path, grad_accum=2) < failed, "the same program"
-    record_correction(tmp_path, a_failed_run(spec_with(batch_size=failed + 5)), out)
-    [machine] = corrections.read_corrections(tmp_path).values()
-    assert len(machine.failed_by_case) == 1, "that a larger one runs out is no news"
-    assert most_in(tmp_path) == failed - 1
-    plain = known_of(tmp_path).predict(spec_with(batch_size=failed))
-    assert plain.phases == MODEL.predict(spec_with(batch_size=failed)).phases, "what is predicted is what is measured"
-    record_correction(
-        tmp_path, a_failed_run(spec_with(batch_size=failed // 2)), msgspec.structs.replace(out, error=None)
-    )
-    assert most_in(tmp_path) == failed - 1, "that was not the training's"
-    record_correction(tmp_path, a_run(spec_with(batch_size=failed), memory_limit_bytes=[LIMIT]), ended())
-    assert most_in(tmp_path) >= failed, "it finished after all"
-
-
-def test_a_compiled_run_that_finished_where_a_larger_one_failed_refutes_the_failure(tmp_path):
-    compiled = spec_with(compile="default")
-    failed = most_in(tmp_path, compile="default")
-    out = msgspec.structs.replace(ended("oom"), error=OUT)
-    record_correction(tmp_path, a_failed_run(compiled.with_overrides(batch_size=failed), limit=LIMIT), out)
-    smaller = compiled.with_overrides(batch_size=failed // 2)
-    assert (
-        predict_headroom(known_of(tmp_path), smaller.with_overrides(memory_limit="240MiB"), CPU, 1, None).fits is False
-    )
-    record_correction(tmp_path, a_run(smaller, memory_limit_bytes=[240 << 20]), ended())
-    [machine] = corrections.read_corrections(tmp_path).values()
-    assert machine.failed_by_case == {}
+def test_the_same_settings_keep_their_prediction_and_a_larger_step_corrects_it(tmp_path):
+    spec, larger = spec_with(batch_size=5000), spec_with(batch_size=6000)
+    record_correction(tmp_path, a_run(spec), ended())
+    first = known_of(tmp_path).predict(spec)
+    record_correction(tmp_path, a_run(spec, {"forward_backward": 9000, "optimizer": 0}), ended())
+    record_correction(tmp_path, a_run(spec_with(batch_size=50), {"forward_backward": 9000, "optimizer": 0}), ended())
+    assert known_of(tmp_path).predict(spec) == first
+    record_correction(tmp_path, a_run(larger, {"forward_backward": 9000, "optimizer": 0}), ended())
+    beyond = known_of(tmp_path).predict(larger).phases["forward_backward"]["total"]
+    assert beyond - MODEL.predict(larger).traced_bytes["forward_backward"] == 9000
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff", b'{"cpu": {"device": "\xff"}}'])

@@ -116,7 +116,7 @@ def test_what_has_not_been_traced_stands_after_what_is_known_to_fit():
     changes = explain(run, error("backward"), ON_CPU, only_as_it_ran).changes
     assert changes[0].settings == {"batch_size": "16", "grad_accum": "4"}
     assert [change.predicted_bytes for change in changes[1:]] == [None, None]
-    assert changes[1].saves == "frees about half of the activations; probably not enough alone"
+    assert changes[1].saves == "frees about half of the activations"
     without = explain(run, error("backward"), ON_CPU, lambda spec: None)
     assert (without.needed_bytes, without.missing_bytes) == (None, None)
     assert without.grown == "activations", "what a phase fills is known without a model"
@@ -169,9 +169,9 @@ def test_where_two_changes_are_not_enough_all_of_them_are_proposed():
 
 def test_where_no_change_is_enough_the_closest_are_listed_with_what_they_miss():
     found = explain(a_run(200 * MIB), error("optimizer"), ON_CPU, Stubborn.model)
-    assert [change.predicted_bytes for change in found.changes] == [280 * MIB, 330 * MIB, 380 * MIB]
+    assert [change.predicted_bytes for change in found.changes] == [280 * MIB, 330 * MIB, 330 * MIB]
     room = int(0.97 * 200 * MIB) - (32 << 20)
-    assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 330 * MIB - room, 380 * MIB - room]
+    assert [change.missing_bytes for change in found.changes] == [280 * MIB - room, 330 * MIB - room, 330 * MIB - room]
     assert found.changes[0].saves == (
         "predicted peak 280 MiB of 200 MiB, 118 MiB over with 38 MiB kept free for prediction error"
     )
@@ -203,30 +203,6 @@ def test_where_one_change_is_not_enough_all_are_traced_together_the_strongest_fi
     assert strongest == {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
     assert "adamw-8bit" in [other["optimizer"] for other in rest], "which optimizer takes least is not known"
     assert not any(name in other for other in rest for name in ("batch_size", "seq_len"))
-
-
-def test_no_more_than_six_changes_are_priced():
-    asked = []
-
-    class Counting(Stubborn):
-        def predict(self, spec, ranks=1):
-            asked.append(spec.knobs)
-            return super().predict(spec, ranks)
-
-    run = a_run(200 * MIB, attention="eager", engine="trainer", compile="default")
-    assert explain(run, error("optimizer"), ON_CPU, Counting.model).changes
-    combined = [knobs for knobs in asked if knobs["engine"] == "native" and knobs["checkpointing"] == "full"]
-    assert combined == [], "the single changes leave no room"
-
-
-def test_before_the_optimizer_step_states_too_small_to_matter_are_not_proposed():
-    def of_batches_only(spec):
-        return known(spec) if spec.knobs["optimizer"] == "adamw" else None
-
-    ample = explain(a_run(8000 * MIB, batch_size=1024), error("backward"), ON_CPU, of_batches_only).changes
-    assert not [change for change in ample if "optimizer" in change.settings]
-    tight = explain(a_run(300 * MIB), error("backward"), ON_CPU, of_batches_only).changes
-    assert [change for change in tight if "optimizer" in change.settings]
 
 
 def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned():
@@ -327,13 +303,10 @@ def test_the_prediction_of_the_run_is_the_one_that_its_record_has():
     assert explain(run, error("backward"), ON_CPU, known).needed_bytes == 900 * MIB
 
 
-def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fits_is_named_too():
+def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fits_is_named():
     changes = explain(a_run(512 * MIB + BEYOND, batch_size=23), error("backward"), ON_CPU, known).changes
-    assert [change.settings for change in changes][:2] == [
-        {"batch_size": "1", "grad_accum": "23"},
-        {"batch_size": "18"},
-    ]
-    assert changes[1].costs == "little; the global batch goes from 23 to 18 a rank"
+    assert changes[0].settings == {"batch_size": "18"}
+    assert changes[0].costs == "little; the global batch goes from 23 to 18 a rank"
 
 
 def test_a_pipeline_s_smaller_batches_are_whole_micro_batches():

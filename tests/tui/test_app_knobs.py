@@ -205,7 +205,7 @@ async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_one_after_
         await pilot.press("ctrl+u", *"mine", "enter")
         saved = presets / "mine.toml"
         assert "batch_size = 16" in saved.read_text()
-        assert "# a transformers model_type" in saved.read_text(), "comments stay"
+        assert 'family = "llama"' in saved.read_text(), "the preset is whole"
         saved.write_text("")
         for answer, is_replaced in (("n", False), ("y", True)):
             text = await pilot.press("w", *"mine", "enter")

@@ -182,7 +182,6 @@ async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
         await typed(pilot, "bf16: --half, fp32: nothing")
         (row,) = (row for row in app.text.splitlines() if row.startswith("▸ precision "))
         assert "bf16: --half, fp32: nothing" in row
-        assert row.rstrip().endswith("now fp32"), "a correction keeps the present value"
         await saved(pilot, "mine")
     preset = tomllib.loads((home.path.parent / "config/trainfast-tui/presets/mine.toml").read_text())
     assert preset["script"]["knobs"] == {

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tomlkit
 
@@ -19,11 +18,11 @@ from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_ra
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, not_at_default, trainer_fields
-from trainfast_runner.settings.saving import script_preset_text
+from trainfast_runner.settings.saving import preset_text, script_preset_text
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import BY_ENVIRONMENT, LAUNCH_KNOBS
 from trainfast_runner.settings.spec import RunSpec, from_preset, read_toml_value, strategy_of
-from trainfast_runner.units import comments, escaped, file_name, shell_line
+from trainfast_runner.units import comments, file_name, shell_line
 
 MAX_WORD_BYTES = (128 << 10) - 1
 """Longest word of a command, without its closing null byte (MAX_ARG_STRLEN in Linux's binfmts.h)."""
@@ -45,18 +44,7 @@ def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportTex
         if KNOBS_BY_NAME[name].applies(knobs) and not (name == "devices" and alone)
     }
     text = preset_text(run.title or run.preset, run.model, run.data, changed_knobs)
-    return ExportText(text, [], file_name(run.preset, ".toml"))
-
-
-def preset_text(title: str, model: dict[str, Any], data: dict[str, Any], knobs: KnobValues) -> str:
-    """A whole preset as TOML; a knob without a value is left out."""
-    document = tomlkit.document()
-    document["schema"] = presets.SCHEMA
-    document["title"] = title
-    document["model"] = model
-    document["data"] = data
-    document["knobs"] = {name: value for name, value in knobs.items() if value is not None}
-    return escaped(tomlkit.dumps(document).strip())
+    return ExportText(text.strip(), [], file_name(run.preset, ".toml"))
 
 
 def _trainfast_command(run: RunFile, knobs: KnobValues) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +14,6 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
-from trainfast_runner.memory.corrections import WHOLE_STEP, correction_key
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.model_size import limit_below_weights_error
 from trainfast_runner.memory.prediction import Prediction
@@ -173,27 +171,14 @@ def predict_headroom(
 
 
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:
-    """Bytes a limit of a CPU must have beside the predicted peak: as earlier runs took them, else by the constants.
-
-    After a run out of memory under a limit, the margin is large enough that the same size no longer fits that limit.
-    """
-    correction = model.correction_for(spec, ranks)
-    failed_correction = model.corrections.failed_by_case.get(correction_key(predicted.trace, spec.knobs, ranks))
+    """Bytes a limit of a CPU must have beside the predicted peak: as earlier runs took them, else by the constants."""
     compiles = spec.knobs["compile"] != "off"
-    if correction is None:
-        program_bytes = COMPILER_BYTES if compiles else 0
-        program_bytes += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
-        least_bytes = program_bytes + max(
-            UNCORRECTED_MARGIN_BYTES, int(UNCORRECTED_MARGIN_SHARE * predicted.total_bytes)
-        )
-    else:
+    if (correction := model.correction_for(spec, ranks)) is not None:
         grown_bytes = max(0, predicted.traced_bytes["forward_backward"] - (correction.step_bytes or 0))
-        least_bytes = UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown_bytes) + (COLD_COMPILER_BYTES if compiles else 0)
-    if failed_correction is None:
-        return least_bytes
-    traced_bytes = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-    beyond_bytes = failed_correction.share(spec.knobs, traced_bytes) * failed_correction.beyond_bytes[WHOLE_STEP]
-    return max(least_bytes, ceil(traced_bytes + beyond_bytes) - predicted.total_bytes)
+        return UNTOUCHED_BYTES + int(EXTRAPOLATED_SHARE * grown_bytes) + (COLD_COMPILER_BYTES if compiles else 0)
+    program_bytes = COMPILER_BYTES if compiles else 0
+    program_bytes += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
+    return program_bytes + max(UNCORRECTED_MARGIN_BYTES, int(UNCORRECTED_MARGIN_SHARE * predicted.total_bytes))
 
 
 @dataclass(frozen=True)

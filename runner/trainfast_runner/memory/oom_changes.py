@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from trainfast_runner.errors import UserError
@@ -15,37 +14,27 @@ from trainfast_runner.memory.headroom import COMPILER_BYTES, TRAINER_BYTES, marg
 from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
-from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, strategy_or_single, with_setting
 from trainfast_runner.units import compared_size, largest_fitting, mebibytes
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
+MODEL_PHASE, BATCH_PHASES, OPTIMIZER_PHASE = "model", ("forward", "backward"), "optimizer"
 MAX_CHANGES = 3
 KEEPS_GLOBAL_BATCH = "the global batch stays"
-MUCH_LARGER = 1.5
-"""The largest batch that fits is named if it is this many times the batch that keeps the global one."""
+MUCH_LARGER = 4
+"""The largest batch that fits is proposed if it is this many times the one that keeps the global batch."""
 SPARE_SHARE = 0.03
 """Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
-NEGLIGIBLE_SHARE = 0.1
-"""Share of the limit under which all weights and states together are not the reason that a run ran out of memory."""
 PROGRAM_KNOBS = ("compile", "engine")
 """Knobs that change the memory of the process beside the traced step."""
+MIN_SEQ_LEN = 64
+"""The shortest sequence that is proposed."""
 ModelOf = Callable[[RunSpec], MemoryModel | None]
-
-
-@dataclass(frozen=True)
-class MemoryNeed:
-    """A prediction, and the bytes that must stay free beside it."""
-
-    prediction: Prediction
-    margin_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of both together."""
-        return self.prediction.total_bytes + self.margin_bytes
+"""Returns the memory model of a spec, None if there is none."""
+Settings = dict[str, str]
+"""The text of each changed knob."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +48,6 @@ class FitTarget:
     phase: str | None
     """The phase in which memory ran out."""
     model_of: ModelOf
-    """Returns the memory model of a spec, None if there is none."""
     untouched_bytes: int = 0
     """Bytes that the limit counts beyond the held memory."""
     beyond_bytes: int = 0
@@ -79,35 +67,37 @@ class FitTarget:
         """Batch size and accumulation."""
         return whole_number(self.spec.knobs, "batch_size"), whole_number(self.spec.knobs, "grad_accum")
 
-    def need(self, settings: Settings) -> MemoryNeed | None:
-        """The run's need with these settings; None if one is refused, or without a model."""
+    def need(self, settings: Settings) -> tuple[Prediction, int] | None:
+        """The run's prediction with these settings, and the bytes that must stay free beside it.
+
+        None if a setting is refused, or without a model.
+        """
         spec = spec_with(self.spec, settings)
         model_and_prediction = None if spec is None else predict_if_traced(self.model_of, spec, self.ranks)
         if spec is None or model_and_prediction is None:
             return None
         model, predicted = model_and_prediction
-        needed_margin_bytes = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
-        needed_margin_bytes = max(needed_margin_bytes, self.untouched_bytes)
-        if any(name in settings for name in PROGRAM_KNOBS):
-            return MemoryNeed(predicted, needed_margin_bytes)
-        # The same program takes as much beyond its trace as the run did, and a little more.
-        corrected_bytes = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
-        return MemoryNeed(
-            predicted,
-            max(needed_margin_bytes, self.beyond_bytes - corrected_bytes) + int(SPARE_SHARE * self.limit_bytes),
-        )
+        free_bytes = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
+        free_bytes = max(free_bytes, self.untouched_bytes)
+        if not any(name in settings for name in PROGRAM_KNOBS):
+            # The same program takes as much beyond its trace as the run did, and a little more.
+            corrected_bytes = predicted.total_bytes - max(
+                predicted.traced_bytes.values(), default=predicted.total_bytes
+            )
+            free_bytes = max(free_bytes, self.beyond_bytes - corrected_bytes) + int(SPARE_SHARE * self.limit_bytes)
+        return predicted, free_bytes
 
     def change(self, settings: Settings, costs: str) -> OomChange | None:
         """The change with its predicted and missing bytes; None without a prediction."""
         need = self.need(settings)
         if need is None:
             return None
-        predicted = need.prediction
+        predicted, free_bytes = need
         saves = f"predicted peak {compared_size(predicted.total_bytes)} of {compared_size(self.limit_bytes)}"
-        missing_bytes = need.total_bytes - self.limit_bytes
+        missing_bytes = predicted.total_bytes + free_bytes - self.limit_bytes
         if missing_bytes > 0:
-            saves += f", {compared_size(missing_bytes)} over"
-            saves += f" with {compared_size(need.margin_bytes)} kept free for prediction error"
+            kept = f"{compared_size(free_bytes)} kept free for prediction error"
+            saves += f", {compared_size(missing_bytes)} over with {kept}"
         return OomChange(
             settings=settings,
             saves=saves,
@@ -121,7 +111,7 @@ class FitTarget:
 
         def fits(batch: int) -> bool:
             need = self.need({**settings, "batch_size": str(batch)})
-            return need is not None and need.total_bytes <= self.limit_bytes
+            return need is not None and sum((need[0].total_bytes, need[1])) <= self.limit_bytes
 
         return largest_fitting(fits, self.batch[0] - 1, batch_multiple(self.spec.knobs))
 
@@ -148,27 +138,33 @@ def predict_if_traced(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[Mem
 
 
 def best_changes(target: FitTarget) -> list[OomChange]:
-    """Return up to MAX_CHANGES that fit, of one knob or several, the cheapest first.
+    """Return up to MAX_CHANGES that fit, the cheapest first.
 
-    Changes that are enough by the model come before untraced ones, which are one of each knob. If there are neither,
-    the closest are returned, each with its missing bytes.
+    Each changes one knob. Where none is enough, a smaller batch comes with each of them, and then all that keep the
+    task (a shorter sequence does not) together. Untraced changes, which may be enough as well, follow those that are.
+    If there are neither, the closest are returned, each with its missing bytes.
     """
-    changes_by_cost = _changes_that_matter(target)
     priced: list[OomChange] = []
     untraced: list[KnobChange] = []
-    for knob in dict.fromkeys(change.knob for change in changes_by_cost):
-        values = [change for change in changes_by_cost if change.knob == knob]
+    for knob in dict.fromkeys(change.knob for change in target.applicable_changes):
+        values = [change for change in target.applicable_changes if change.knob == knob]
         if knob == "batch_size":
-            priced += _batch_changes(target)
+            priced += _smaller_batch(target, {}, "little")
             untraced += values if target.need({"batch_size": "1"}) is None else []
         else:
             priced += _first_enough(target, values, untraced)
-    for change in islice(_combinations(target, changes_by_cost, priced), max(0, MAX_PRICED - len(priced))):
-        priced.append(change)
-    # Untraced changes may be enough as well: they follow the ones known to be.
-    unpredicted = [unpredicted_change(change, target) for change in best_of_each_knob(untraced, target.phase)]
+    if not any(map(is_enough, priced)):
+        priced += [pair for change in priced for pair in _smaller_batch(target, change.settings, change.costs)]
+    for settings in combined_settings(target.applicable_changes):
+        if any(is_enough(change) and "seq_len" not in change.settings for change in priced):
+            break
+        costs = "; ".join(one.costs for one in target.applicable_changes if settings.get(one.knob) == one.value)
+        together = target.change(settings, costs)
+        if together is not None:
+            priced += ([] if is_enough(together) else _smaller_batch(target, settings, costs)) or [together]
+    estimates = [unpredicted_change(change) for change in best_of_each_knob(untraced, target.phase)]
     closest = sorted(priced, key=lambda change: change.predicted_bytes or 0)
-    return ([*filter(is_enough, priced), *unpredicted] or closest)[:MAX_CHANGES]
+    return ([*filter(is_enough, priced), *estimates] or closest)[:MAX_CHANGES]
 
 
 def _first_enough(target: FitTarget, values: list[KnobChange], untraced: list[KnobChange]) -> list[OomChange]:
@@ -185,37 +181,22 @@ def _first_enough(target: FitTarget, values: list[KnobChange], untraced: list[Kn
     return predicted
 
 
-def _combinations(target: FitTarget, changes_by_cost: list[KnobChange], priced: list[OomChange]) -> Iterator[OomChange]:
-    """Yield the changes of several knobs that are worth their cost beside the `priced` ones, the cheapest first.
+def _smaller_batch(target: FitTarget, settings: Settings, costs: str) -> list[OomChange]:
+    """The settings with the largest batch that fits and divides the global batch, which accumulation keeps.
 
-    A change that is not enough alone comes with a smaller batch if that leaves the batch larger than it would be alone.
-    All knobs come together unless a change that keeps the task, which a shorter sequence does not, is enough.
+    With the largest of all if that is MUCH_LARGER; empty if no smaller batch fits.
     """
-    alone = list(priced)
-    if sum(map(is_enough, alone)) < MAX_CHANGES:
-        largest_alone = max(map(_batch_in, filter(is_enough, alone)), default=0)
-        for change in alone:
-            if not is_enough(change):
-                smaller = _with_smaller_batch(target, change.settings, change.costs)
-                yield from (pair for pair in smaller if _batch_in(pair) > largest_alone)
-    for settings in combined_settings(changes_by_cost):
-        if any(is_enough(change) and "seq_len" not in change.settings for change in priced):
-            return
-        costs = "; ".join(change.costs for change in changes_by_cost if settings.get(change.knob) == change.value)
-        together = target.change(settings, costs)
-        if together is not None:
-            smaller = [] if is_enough(together) else _with_smaller_batch(target, settings, costs)
-            yield from smaller or [together]
-
-
-def _changes_that_matter(target: FitTarget) -> list[KnobChange]:
-    """The knob changes; before the optimizer's step without those of weights and states too small to matter."""
-    base = target.need({}) if target.phase in BATCH_PHASES else None
-    if base is None:
-        return target.applicable_changes
-    states_bytes = base.prediction.params_bytes + base.prediction.grads_bytes + base.prediction.optimizer_bytes
-    states_matter = states_bytes >= NEGLIGIBLE_SHARE * target.limit_bytes
-    return [knob_change for knob_change in target.applicable_changes if states_matter or not knob_change.frees_states]
+    batch, accumulation = target.batch
+    largest = target.largest_batch(settings)
+    sizes = range(largest, 0, -batch_multiple(target.spec.knobs))
+    keeping = next((size for size in sizes if batch * accumulation % size == 0), 0)
+    batch_knobs = {"batch_size": str(keeping), "grad_accum": str(batch * accumulation // max(1, keeping))}
+    costs_of_batch = KEEPS_GLOBAL_BATCH
+    if largest >= MUCH_LARGER * max(1, keeping):
+        batch_knobs = {"batch_size": str(largest)}
+        costs_of_batch = f"the global batch goes from {batch * accumulation} to {largest * accumulation} a rank"
+    change = target.change({**batch_knobs, **settings}, f"{costs}; {costs_of_batch}") if largest else None
+    return [change] if change is not None and is_enough(change) else []
 
 
 def spec_with(spec: RunSpec, settings: Settings) -> RunSpec | None:
@@ -233,52 +214,10 @@ def is_enough(change: OomChange) -> bool:
     return change.predicted_bytes is not None and change.missing_bytes is None
 
 
-def unpredicted_change(knob_change: KnobChange, target: FitTarget | None = None) -> OomChange:
-    """The change in words, without a prediction; with a doubt if the run's own prediction leaves little hope."""
-    base, saves = None if target is None else target.need({}), knob_change.saves
-    if target is not None and base is not None and knob_change.leaves < 1:
-        freed_bytes = (1 - knob_change.leaves) * base.prediction.activations_bytes
-        saves += "; probably not enough alone" if base.prediction.total_bytes - freed_bytes > target.limit_bytes else ""
-    return OomChange(settings={knob_change.knob: knob_change.value}, saves=saves, costs=knob_change.costs)
-
-
-def _batch_in(change: OomChange) -> int:
-    return int(change.settings.get("batch_size", 0))
-
-
-def _batch_changes(target: FitTarget) -> list[OomChange]:
-    """The largest batch that keeps the global batch; and the largest that fits, if the other is much smaller."""
-    keeping = _with_smaller_batch(target, {}, "little")
-    batch, accumulation = target.batch
-    largest_batch = target.largest_batch({})
-    if largest_batch < MUCH_LARGER * max([1, *map(_batch_in, keeping)]):
-        return keeping
-    costs = f"little; the global batch goes from {batch * accumulation} to {largest_batch * accumulation} a rank"
-    largest = target.change({"batch_size": str(largest_batch)}, costs)
-    return [*keeping, *([largest] if largest is not None and is_enough(largest) else [])]
-
-
-def _with_smaller_batch(target: FitTarget, settings: Settings, costs: str) -> list[OomChange]:
-    """The settings with the largest batch that fits and divides the global batch, which accumulation keeps."""
-    batch, accumulation = target.batch
-    for smaller in range(target.largest_batch(settings), 0, -batch_multiple(target.spec.knobs)):
-        if batch * accumulation % smaller == 0:
-            batch_knobs = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
-            change = target.change({**batch_knobs, **settings}, f"{costs}; {KEEPS_GLOBAL_BATCH}")
-            if change is not None and is_enough(change):
-                return [change]
-    return []
-
-
-OPTIMIZER_PHASE = "optimizer"
-BATCH_PHASES = ("forward", "backward")
-MODEL_PHASE = "model"
-MAX_PRICED = 6
-"""The most changes that are priced: single ones first, combinations as far as there is room."""
-Settings = dict[str, str]
-"""The text of each changed knob."""
-MIN_SEQ_LEN = 64
-"""The shortest sequence that is proposed."""
+def unpredicted_change(knob_change: KnobChange) -> OomChange:
+    """The change in words, without a prediction."""
+    settings = {knob_change.knob: knob_change.value}
+    return OomChange(settings=settings, saves=knob_change.saves, costs=knob_change.costs)
 
 
 @dataclass(frozen=True)
@@ -290,7 +229,7 @@ class KnobChange:
     saves: str
     costs: str
     leaves: float = 1.0
-    """About this share of the activations is left."""
+    """The share of the batch that is left."""
 
     @property
     def frees_states(self) -> bool:
@@ -332,11 +271,6 @@ def knob_changes(
         for change in in_phase
         if change.knob != "optimizer" or OPTIMIZERS[change.value].refusal(strategy) is None
     ]
-
-
-def knob_changes_of_run(run: RunFile, knobs: Mapping[str, Any], phase: str | None) -> list[KnobChange]:
-    """Return the `knob_changes` of a run with these knobs on its devices."""
-    return knob_changes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
 
 
 def changed_global_batch(share: float) -> str:
@@ -411,9 +345,9 @@ def _listed_changes(
     if not precision.computes_in_half:
         saves = "frees about half of the activations"
         if has_bf16:
-            yield KnobChange("precision", "bf16", saves, bf16_speed, 0.6)
+            yield KnobChange("precision", "bf16", saves, bf16_speed)
         else:
-            yield KnobChange("precision", "fp16", saves, "faster on tensor cores (Volta and later)", 0.6)
+            yield KnobChange("precision", "fp16", saves, "faster on tensor cores (Volta and later)")
     if optimizer.state_tensors >= 2 and not optimizer.eight_bit:
         yield KnobChange("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")
         yield KnobChange("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
@@ -421,10 +355,10 @@ def _listed_changes(
         costs = f"{bf16_speed}; updates lose precision"
         yield KnobChange("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
     if knobs["checkpointing"] == "off":
-        yield KnobChange("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower", 0.4)
+        yield KnobChange("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower")
     seq_len = int(knobs["seq_len"] or 0)
     share = 0.5
     while (shorter := int(seq_len * share)) >= MIN_SEQ_LEN:
         costs = "none; the model trains on shorter sequences"
-        yield KnobChange("seq_len", str(shorter), f"activations to {100 * share:.2g} %", costs, share)
+        yield KnobChange("seq_len", str(shorter), f"activations to {100 * share:.2g} %", costs)
         share /= 2

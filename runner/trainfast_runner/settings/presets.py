@@ -121,28 +121,24 @@ def _file_of(name: str, reference: str) -> Path:
     raise UserError(f"there is no preset {name!r}", key=name, allowed=files, nearest=nearest(name, files))
 
 
-def _read(path: Path) -> tuple[TomlSource, dict[str, Any]]:
-    """Return the file of a preset of a model. Raises UserError unless it is TOML of this schema."""
+def read_preset_file(path: Path, keys: tuple[str, ...]) -> tuple[TomlSource, dict[str, Any]]:
+    """Return a preset's file and its table. Raises UserError unless it is TOML of this schema with these keys."""
     source, raw = read_toml(path)
-    if "script" in raw:
+    if "script" in raw and "script" not in keys:
         takes = "trainfast-tui run, bench --vary and search take it"
         raise source.error_at(("script",), f"{path.stem} is the preset of a script: {takes}")
-    source.refuse_unknown_keys(raw, TOP_KEYS)
+    source.refuse_unknown_keys(raw, keys)
     if "schema" not in raw:
         raise source.error_at(("schema",), f"schema is missing: add schema = {SCHEMA}")
-    if not is_schema(raw["schema"]):
+    # `true` and 1.0 equal the number, but are other values of TOML.
+    if type(raw["schema"]) is not int or raw["schema"] != SCHEMA:
         raise source.error_at(("schema",), f"schema must be {SCHEMA}", allowed=[str(SCHEMA)])
     return source, raw
 
 
-def is_schema(value: object) -> bool:
-    """True for the number of this schema; `true` and 1.0 equal it, but are other values of TOML."""
-    return type(value) is int and value == SCHEMA
-
-
 def _load_file(path: Path, extended_by: tuple[Path, ...] = ()) -> Preset:
     """Read one file and all it extends. `extended_by` are the files that led here, to refuse a circle."""
-    source, raw = _read(path)
+    source, raw = read_preset_file(path, TOP_KEYS)
     preset = Preset(
         name=path.stem,
         title=source.text(raw, "title") or path.stem,

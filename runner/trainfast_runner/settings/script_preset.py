@@ -20,7 +20,6 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES, PRECISIONS
-from trainfast_runner.settings.presets import TomlSource, read_toml
+from trainfast_runner.settings.presets import read_toml
 from trainfast_runner.worker.catalog import OPTIMIZERS
 
 TOP_KEYS = ("schema", "title", "script", "knobs")
@@ -99,10 +98,7 @@ def path_of(reference: str) -> Path | None:
 def load(path: str | Path) -> ScriptPreset:
     """Read a preset file that has `[script]`. Raises UserError naming file, line and key."""
     file = Path(os.path.expanduser(path))
-    source, raw = read_toml(file)
-    source.refuse_unknown_keys(raw, TOP_KEYS)
-    if not presets.is_schema(raw.get("schema")):
-        raise source.error_at(("schema",), f"schema must be {presets.SCHEMA}")
+    source, raw = presets.read_preset_file(file, TOP_KEYS)
     script = source.table(raw, "script")
     source.refuse_unknown_keys(script, SCRIPT_KEYS, ("script",))
     by_knob = source.table(script, "knobs", ("script",))
@@ -114,8 +110,11 @@ def load(path: str | Path) -> ScriptPreset:
     cwd, framework = (source.text(script, key, ("script",)) for key in ("cwd", "framework"))
     if framework and framework not in FRAMEWORKS:
         raise source.error_at(("script", "framework"), f"there is no framework {framework!r}", allowed=FRAMEWORKS)
+    command = script.get("command", [])
+    if not isinstance(command, list) or not all(isinstance(word, str) and "\0" not in word for word in command):
+        raise source.error_at(("script", "command"), "command must be a list of words")
     return ScriptPreset(
-        _command_of(script, source),
+        tuple(command),
         by_knob,
         source.knobs(source.table(raw, "knobs"), ("knobs",)),
         name=file.stem,
@@ -218,14 +217,6 @@ def _check_flag_words(name: str, flag_words: object) -> None:
         entry.read(value)
 
 
-def _command_of(script: dict[str, Any], source: TomlSource) -> tuple[str, ...]:
-    """Return the words of the command; empty if the preset has none. Raises UserError."""
-    command = script.get("command", [])
-    if not isinstance(command, list) or not all(isinstance(word, str) and "\0" not in word for word in command):
-        raise source.error_at(("script", "command"), "command must be a list of words")
-    return tuple(command)
-
-
 NUMBER_FLAGS = {
     "batch_size": (
         *("per_device_train_batch_size", "per_gpu_train_batch_size", "train_micro_batch_size_per_gpu"),
@@ -276,6 +267,8 @@ FP16_WORD = re.compile(r"\bf(?:loat|p)16\b", re.IGNORECASE)
 KEPT_KNOBS = ("batch_size", "grad_accum", "precision", "workers", "checkpointing")
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
 OPTIMIZER_FLAGS = ("optim", "optimizer", "opt")
+TRAINER_OPTIMIZERS = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
+"""The values of the Trainer's `--optim`."""
 NOT_TRAINING_WORDS = {"eval", "val", "valid", "validation", "test", "dev", "predict", "inference"}
 MAX_CHOICES_LISTED = 8
 """Choices that a reason lists; of a flag with more it gives the default."""
@@ -288,7 +281,7 @@ class FlagMapping:
     knob: str
     flag_words: FlagWords
     value: KnobValue
-    """None if the present value is none of the knob's."""
+    """None if the present value is none of the knob's, or the words by value were typed."""
     reason: str
     """The reason for this flag."""
 
@@ -297,7 +290,8 @@ def propose(flags: Sequence[Flag]) -> list[FlagMapping]:
     """The knobs that these flags seem to take, one flag each."""
     mappings = [_number_mapping(name, names, flags) for name, names in NUMBER_FLAGS.items()]
     mappings += [_switch_mapping(name, names, flags) for name, names in SWITCH_FLAGS.items()]
-    mappings += [_precision_mapping(flags) or _half_mapping(flags), _optimizer_mapping(flags)]
+    mappings.append(_word_mapping("precision", PRECISION_FLAGS, PRECISION_FAMILIES, flags) or _half_mapping(flags))
+    mappings.append(_word_mapping("optimizer", OPTIMIZER_FLAGS, [TRAINER_OPTIMIZERS], flags))
     return [mapping for mapping in mappings if mapping is not None]
 
 
@@ -328,19 +322,21 @@ def present_value(name: str, flag: Flag) -> KnobValue:
     return ON_VALUES[name] if flag.value is True else "off"
 
 
-def _precision_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
-    """A flag that takes the name of a precision."""
-    for flag, word in _flags_named(PRECISION_FLAGS, flags):
+def _word_mapping(
+    name: str, names: Sequence[str], families: Sequence[Mapping[str, str]], flags: Sequence[Flag]
+) -> FlagMapping | None:
+    """A flag that takes the knob's value by a name of another tool: of the family that most of its values are in."""
+    for flag, word in _flags_named(names, flags):
         flag_values = flag.choices or [str(flag.default), str(flag.value)]
-        families = [
-            {precision: value for precision, value in family.items() if not flag.choices or value in flag_values}
-            for family in PRECISION_FAMILIES
+        taken = [
+            {value: text for value, text in family.items() if not flag.choices or text in flag_values}
+            for family in families
         ]
-        values = max(families, key=lambda family: len({*family.values()} & {*flag_values}))
-        if flag.type in ("str", "int") and {*values.values()} & {*flag_values}:
-            words = {precision: flag_words_of(flag, word).replace("{}", value) for precision, value in values.items()}
-            value_now = next((precision for precision, value in values.items() if value == str(flag.value)), None)
-            return FlagMapping("precision", words, value_now, _reason("precision", flag, word))
+        values = max(taken, key=lambda family: len({*family.values()} & {*flag_values}))
+        if {*values.values()} & {*flag_values}:
+            words = {value: flag_words_of(flag, word).replace("{}", text) for value, text in values.items()}
+            value_now = next((value for value, text in values.items() if text == str(flag.value)), None)
+            return FlagMapping(name, words, value_now, _reason(name, flag, word))
     return None
 
 
@@ -367,18 +363,6 @@ def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
 
 def _half_meant(flag: Flag) -> str:
     return "bf16" if BF16_WORD.search(flag.help) and not FP16_WORD.search(flag.help) else "fp16"
-
-
-def _optimizer_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
-    """The Trainer's `--optim`, whose values are known."""
-    values = {name: entry.trainer_name for name, entry in OPTIMIZERS.items() if entry.trainer_name}
-    for flag, word in _flags_named(OPTIMIZER_FLAGS, flags):
-        by_name = {name: value for name, value in values.items() if not flag.choices or value in flag.choices}
-        if {*by_name.values()} & {str(flag.default), *flag.choices}:
-            words = {name: flag_words_of(flag, word).replace("{}", value) for name, value in by_name.items()}
-            value_now = next((name for name, value in by_name.items() if value == str(flag.value)), None)
-            return FlagMapping("optimizer", words, value_now, _reason("optimizer", flag, word))
-    return None
 
 
 def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
@@ -464,8 +448,7 @@ def mapping_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, exa
     """
     typed = typed.strip()
     if WORDS_BY_VALUE.match(typed):
-        table = _words_by_value(name, typed, flags)
-        return FlagMapping(name, table, _value_in_force(name, table, flags), reason)
+        return FlagMapping(name, _words_by_value(name, typed, flags), None, reason)
     parts = split_words(typed, name)
     word = parts[0].partition("=")[0] if parts else ""
     flag = _flag_of(word, flags)
@@ -504,24 +487,3 @@ def _words_by_value(name: str, typed: str, flags: Sequence[Flag]) -> dict[str, s
             _flag_of(first.partition("=")[0], flags)
         words_by_value[knob(name).text_of(knob(name).read(value.strip()))] = words
     return words_by_value
-
-
-def _value_in_force(name: str, table: Mapping[str, str], flags: Sequence[Flag]) -> KnobValue:
-    """The value whose words the command has, else the one without words; None if there is neither."""
-    in_force = [value for value, words in table.items() if _are_in_force(split_words(words, name), flags)]
-    values_without_words = [value for value, words in table.items() if not words]
-    return next((knob(name).read(value) for value in (*in_force, *values_without_words)), None)
-
-
-def _are_in_force(words: Sequence[str], flags: Sequence[Flag]) -> bool:
-    """True if the command gives every flag in these words its value there."""
-    by_name = {name: flag for flag in flags for name in flag.names}
-    in_force: list[bool] = []
-    for word, next_word in zip_longest(words, words[1:], fillvalue=""):
-        first, equals, value = word.partition("=")
-        if (flag := by_name.get(first)) is None:
-            continue
-        value = value if equals or next_word.partition("=")[0] in by_name else next_word
-        typed_value = value or str("off" not in flag.type and first != flag.off)
-        in_force.append(str(flag.value).lower() == typed_value.lower())
-    return bool(in_force) and all(in_force)
