@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from .data.batches import Samples, batches_of, mean_tokens
-from .data.samples import Batch
-from .data.whole_texts import CountedBatches, WholeTexts
-from .engines import make_engine
+from .data.samples import Batch, CountedBatches, WholeTexts
+from .engines.base import make_engine
 from .model.build import SdpaBackend, attention_of, attention_reason, build_model
 from .model.compilation import CompileWatch, unwrap
 from .model.flops import SampleFlops, flops_per_sample
@@ -22,7 +21,7 @@ from .records.actual_record import ComputeDtype, actual_fields
 from .records.record_file import WorkerLog
 from .records.step_log import StepLog
 from .spec import RankSpec
-from .strategies import make_strategy
+from .strategies.base import make_strategy
 
 
 class TrainState:

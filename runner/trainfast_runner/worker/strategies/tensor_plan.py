@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ..catalog import OUR_TENSOR_PLANS
 from ..invalid import InvalidInput
 from ..model.weights import Part
-from ..shared.parallel_plans import OUR_TENSOR_PLANS
 
 GATHERED_STYLES = ("colwise_gather_output", "colwise_rep")
 """Styles of transformers' plans that cut a matrix and make its output whole again."""
