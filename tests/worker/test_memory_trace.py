@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,6 @@ from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace import serve, step_timeline
 from trainfast_runner.worker.memory_trace.envelope import TracedStack, envelope, extrapolate_blocks, shorten
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
-from trainfast_runner.worker.memory_trace.serve import InProcess
 from trainfast_runner.worker.memory_trace.step_timeline import (
     choose_foreach,
     keep_pages_aside,
@@ -103,7 +103,7 @@ def test_only_lines_that_can_be_the_peak_are_kept():
 
 
 def test_without_forks_requests_are_traced_in_turn(monkeypatch):
-    monkeypatch.setattr(serve, "_pool_for", lambda _requests: InProcess())
+    monkeypatch.setattr(serve, "_pool_for", lambda _requests: ThreadPoolExecutor(1))
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
     asked = {"model": model, "objective": "causal-lm", "device": "cpu"}

@@ -21,9 +21,8 @@ from .memory.allocator import Allocator, fullest_device_memory, use_ordinary_thr
 from .memory.memory_meter import make_memory_meter
 from .model.build import import_model_code
 from .model.model_config import check_seq_len, resolve_config
-from .records.clock import make_clock
 from .records.record_file import RecordFile, WorkerLog
-from .records.step_log import StepLog, StepRecorder
+from .records.step_log import StepLog, StepRecorder, make_clock
 from .shared.host import openmp_libraries, search_lock, wait_policy
 from .shared.memory_limit import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
 from .shared.process import rank_suffix

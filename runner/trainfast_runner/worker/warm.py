@@ -34,9 +34,8 @@ from .data.samples import Batch
 from .invalid import InvalidInput
 from .memory.allocator import fullest_device_memory, use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
-from .records.clock import StepTimes, make_clock
 from .records.record_file import WorkerLog, chain_is_oom
-from .records.step_log import EndedStep, StepRecorder
+from .records.step_log import EndedStep, StepRecorder, StepTimes, make_clock
 from .shared.process import exception_chain
 from .shared.words import MEMORY_PHASES
 from .spec import Knobs, RankSpec

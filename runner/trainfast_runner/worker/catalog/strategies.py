@@ -345,7 +345,7 @@ TENSOR_STYLES = {
     "colwise_gather_output",
     "colwise_rep",
 }
-"""Ways of cutting a layer that `strategies/tensor_plan.py` has, by transformers' names."""
+"""Ways of cutting a layer that `strategies/tensor_parallel.py` has, by transformers' names."""
 PIPELINE_OBJECTIVES: Mapping[str, tuple[str, ...]] = {
     "llama": ("causal-lm",),
     "mistral": ("causal-lm",),

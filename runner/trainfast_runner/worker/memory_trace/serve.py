@@ -24,7 +24,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -144,25 +144,15 @@ def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, An
                 ready_tasks.sort()
 
 
-class InProcess(Executor):
-    """Runs every task at once, in this process."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call `fn` now, and return its result as a future."""
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
 def _pool_for(requests: list[TraceRequest]) -> Executor:
-    """Return a pool of forks; for a GPU an executor in this process.
+    """Return a pool of forks; for a GPU a thread of this process.
 
     A fork cannot use a GPU that its parent has touched.
     """
     from ..exit_now import die_with_parent
 
     if any(request.device == "cuda" for request in requests):
-        return InProcess()
+        return ThreadPoolExecutor(1)
     try:
         return ProcessPoolExecutor(
             min(TRACING_PROCESSES, os.cpu_count() or 1),
@@ -170,7 +160,7 @@ def _pool_for(requests: list[TraceRequest]) -> Executor:
             initializer=die_with_parent,
         )
     except (OSError, ImportError):
-        return InProcess()  # a container without /dev/shm has no semaphores
+        return ThreadPoolExecutor(1)  # a container without /dev/shm has no semaphores
 
 
 def _trace(request: TraceRequest, size_index: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
 from ..strategies.pipeline import cut
 from ..strategies.spread_layers import divide
-from ..strategies.tensor_plan import Slice, add_exchanges, plan_for
+from ..strategies.tensor_parallel import Slice, add_exchanges, plan_for
 from .envelope import KEPT_BLOCKS, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment
 

@@ -104,7 +104,7 @@ class Strategy:
         return None
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Return `wrapper`, and those fields of `records.actual_record.NULL_UNLESS_READ` that the live objects have."""
+        """Return `wrapper`, and those fields of `train_state.NULL_UNLESS_READ` that the live objects have."""
         return {"wrapper": next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")}
 
     def run_documents(self) -> dict[str, Any]:
