@@ -41,14 +41,12 @@ class NoRecorder:
 
 def rows(pairs: int = 30) -> list[Row]:
     """The share by which records lengthen a step of tiny-llama: what, measured, budget, held."""
-    recorder, clock = (
-        importlib.import_module(f"trainfast_worker.{name}") for name in ("records.step_log", "records.clock")
-    )
+    recorder = importlib.import_module("trainfast_worker.records.step_log")
     with tempfile.TemporaryDirectory() as folder:
         prepared = _training(Path(folder), (2 * pairs + 2) * BLOCK_STEPS)
         prepared.memory.start(prepared.spec.strict_steps)
         step_log = prepared.build()
-        clock_of_device = clock.make_clock(prepared.device)
+        clock_of_device = recorder.make_clock(prepared.device)
         recorders = {
             "with": recorder.StepRecorder(clock_of_device, prepared.memory, step_log, prepared.log),
             "without": NoRecorder(),

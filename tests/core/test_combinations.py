@@ -21,7 +21,7 @@ from trainfast_runner.settings import compatibility, device_counts
 from trainfast_runner.settings.compatibility import Facts, check, refusal_anywhere
 from trainfast_runner.settings.device_counts import first_gpu_name
 from trainfast_runner.settings.spec import offload_folder, resolve
-from trainfast_runner.worker.shared.parallel_plans import PIPELINE_OBJECTIVES
+from trainfast_runner.worker.catalog import PIPELINE_OBJECTIVES
 from trainfast_runner.worker.strategies import pipeline
 
 GIB = 2**30

@@ -23,13 +23,13 @@ from trainfast_runner.settings.spec import resolve
 SERVES_WHAT_IT_SEES = """#!{python}
 import importlib, os, pathlib, runpy, sys
 runpy.run_path(str(pathlib.Path(sys.argv[1]).parents[1] / "bootstrap.py"))
-tracing = importlib.import_module("trainfast_worker.memory_trace.answers")
+tracing = importlib.import_module("trainfast_worker.memory_trace.serve")
 def answers(requests):
     for number, _ in enumerate(requests):
         seen = [os.environ.get(name) for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")]
         yield {{"request": number, "untraceable": f"{{seen}} from {{os.getppid()}}"}}
 tracing.import_for, tracing.answers = lambda requests: None, answers
-importlib.import_module("trainfast_worker.memory_trace.serve").main()
+tracing.main()
 """
 
 

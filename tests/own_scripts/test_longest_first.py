@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, dataloader
 
 from own_scripts.conftest import preset_of, written
-from trainfast_runner.door.trainfast_door import longest_first
+from trainfast_runner.door.trainfast_door import loader_hook
 from trainfast_runner.door.trainfast_door.step_log import Settings
 from trainfast_runner.search.batch.answer import BatchFollower
 from trainfast_tui.text.batch_words import batch_answer_lines
@@ -47,7 +47,7 @@ def run(monkeypatch):
     )
     iterator_class = dataloader._BaseDataLoaderIter
     monkeypatch.setattr(iterator_class, "_next_index", iterator_class._next_index)
-    longest_first.install(trial)
+    loader_hook.take_longest_first(trial)
     return trial
 
 
@@ -131,8 +131,8 @@ def test_kind_e_the_widest_of_a_samplers_own_batches_comes_first(run):
 
 def test_kind_e_a_slow_look_ends_and_tells_what_it_saw(run, monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr(longest_first, "LOOK_NS", 30)
-    monkeypatch.setattr(longest_first, "monotonic_ns", lambda: next(clock))
+    monkeypatch.setattr(loader_hook, "LOOK_NS", 30)
+    monkeypatch.setattr(loader_hook, "monotonic_ns", lambda: next(clock))
     widths(DataLoader(ROWS, 2, collate_fn=list))
     assert 10 < run.widths["looked_at"] < 100 == run.widths["samples"]
 

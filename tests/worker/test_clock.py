@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from trainfast_runner.worker.records import clock
-from trainfast_runner.worker.records.clock import CudaClock
+from trainfast_runner.worker.records import step_log
+from trainfast_runner.worker.records.step_log import CudaClock
 
 MS = 1_000_000
 DAY_NS = 24 * 3600 * 1000 * MS
@@ -54,7 +54,7 @@ def a_day(monkeypatch, ppm, host_ms, gpu_ms):
     gpu = Gpu(ppm)
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(clock.time, "monotonic_ns", lambda: gpu.now_ns)
+    monkeypatch.setattr(step_log.time, "monotonic_ns", lambda: gpu.now_ns)
     ticking, found = CudaClock(), []
     before = None
     while gpu.now_ns < DAY_NS:

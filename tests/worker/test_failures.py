@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainfast_runner.worker.records.record_file import exception_chain
+from trainfast_runner.worker.shared.process import exception_chain
 
 
 @pytest.mark.long

@@ -9,8 +9,7 @@ import torch
 from trainfast_runner.worker.memory.allocator import fullest_device_memory
 from trainfast_runner.worker.records.record_file import WorkerLog
 from trainfast_runner.worker.shared.memory_limit import is_out_of_memory
-from trainfast_runner.worker.warm.probing import TrialOrder
-from trainfast_runner.worker.warm.trials import TrialRunner
+from trainfast_runner.worker.warm import TrialOrder, TrialRunner
 
 SPELLINGS = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from trainfast_runner.records import warm_process
-from trainfast_runner.worker.warm import probing
-from trainfast_runner.worker.warm.probing import Orders, ProbeOrder, TrialOrder
+from trainfast_runner.worker import warm
+from trainfast_runner.worker.warm import Orders, ProbeOrder, TrialOrder
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_order_of_a_trial_has_the_fields_that_the_search_writes(tmp_path, search
 
 
 def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(tmp_path, search_lock, monkeypatch):
-    monkeypatch.setattr(probing, "PARENT_CHECK_S", 0.0)
+    monkeypatch.setattr(warm, "PARENT_CHECK_S", 0.0)
     control = tmp_path / "control.jsonl"
     order(control, do="probe", batch_size=4, steps=2)
     with control.open("a") as file:

@@ -9,28 +9,28 @@ from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.memory import memory_meter
 from trainfast_runner.worker.memory.allocator import Allocator
-from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostLimitGauge, HostMemoryMeter
+from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostMemoryMeter
+from trainfast_runner.worker.shared import process
 from trainfast_runner.worker.shared.words import MEMORY_PHASES
 from trainfast_runner.worker.strategies.base import Strategy
-from trainfast_runner.worker.warm.probing import MAX_SKIPPED_STEPS, ProbeRunner, ProbeSteps
+from trainfast_runner.worker.warm import MAX_SKIPPED_STEPS, ProbeRunner, ProbeSteps
 
 
-def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch):
+def test_the_peak_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch):
     figures = {"VmPeak": 1000, "VmSize": 900, "VmData": 500}
-    monkeypatch.setattr(memory_meter, "_status", lambda: dict(figures))
-    gauge = HostLimitGauge(1 << 30)
+    monkeypatch.setattr(process, "status_bytes", lambda: dict(figures))
+    peak = process.AddressSpacePeak()
     # What was let go of before the limit was set hides the first growth.
-    assert gauge.peak_bytes() is None
+    assert peak.read() is None
     figures.update(VmPeak=1600, VmSize=1200, VmData=700)
     # 700 more address space at the highest, of which 100 are files that were mapped since.
-    assert gauge.peak_bytes() == 600
-    assert gauge.available_bytes() == 1 << 30
+    assert peak.read() == 600
 
 
 def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch):
     limits = []
-    monkeypatch.setattr(memory_meter.resource, "setrlimit", lambda which, both: limits.append(both))
-    monkeypatch.setattr(memory_meter.resource, "getrlimit", lambda which: (-1, -1))
+    monkeypatch.setattr(process.resource, "setrlimit", lambda which, both: limits.append(both))
+    monkeypatch.setattr(process.resource, "getrlimit", lambda which: (-1, -1))
     monkeypatch.setattr(memory_meter.os, "pwrite", lambda *to: 0)  # peaks of this very process are not reset
     figures = {"VmHWM": 700, "VmRSS": 500, "VmData": 400, "RssFile": 0}
     monkeypatch.setattr(HostMemoryMeter, "_read_status", lambda self: dict(figures))
@@ -54,6 +54,8 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(phase, reached, 
     written = {}
     log = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
     memory = SimpleNamespace(
+        limit_bytes=None,
+        available_bytes=lambda: None,
         free_reserve=lambda: None,
         end_phase=lambda name: None,
         end_step_fields=lambda: {"phase_peaks": dict.fromkeys(MEMORY_PHASES, 7), "peak_allocated_bytes": 7},
@@ -67,9 +69,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(phase, reached, 
 
 def prober(**parts):
     """A prober of which only these parts are there."""
-    nothing = None
-    rest = {"gauge": HostLimitGauge(None), **dict.fromkeys(("state", "samples", "memory", "log"), nothing)}
-    return ProbeRunner(**{**rest, **parts})
+    return ProbeRunner(**{**dict.fromkeys(("state", "samples", "memory", "log")), **parts})
 
 
 def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch):

@@ -42,7 +42,7 @@ import importlib, importlib.util, sys
 spec = importlib.util.spec_from_file_location("bootstrap", {bootstrap!r})
 bootstrap = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(bootstrap)
-slices = importlib.import_module("trainfast_worker.strategies.tensor_plan")
+slices = importlib.import_module("trainfast_worker.strategies.tensor_parallel")
 slices._Sum.forward = staticmethod(lambda ctx, value, group: value.clone())
 importlib.import_module("trainfast_worker.main").main(sys.argv[1])
 """
@@ -110,7 +110,7 @@ def test_a_table_of_tokens_is_cut_with_the_head_that_is_tied_to_it(train):
 
 
 def test_a_plan_cuts_the_vocabulary_where_it_divides():
-    plan_for = in_worker("strategies.tensor_plan").plan_for
+    plan_for = in_worker("strategies.tensor_parallel").plan_for
     whole = a_model("bert", num_hidden_layers=1, hidden_size=16, num_attention_heads=4, intermediate_size=16)
     cut = plan_for(whole, 2)
     assert cut.looks_up == {"bert.embeddings.word_embeddings"}
@@ -146,7 +146,7 @@ def a_model(family, **fields):
 
 
 def test_a_family_without_a_plan_is_refused_by_name():
-    plan_for = in_worker("strategies.tensor_plan").plan_for
+    plan_for = in_worker("strategies.tensor_parallel").plan_for
     with pytest.raises(in_worker("invalid").InvalidInput, match="opt has no tensor-parallel plan"):
         plan_for(a_model("opt", num_hidden_layers=1), 2)
     with pytest.raises(in_worker("invalid").InvalidInput, match="tp_degree=5 does not divide the 768 columns"):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainfast_runner.worker.programs import torch_build
+from trainfast_runner.worker.programs import inspect_model
 
-SCRIPT = Path(torch_build.__file__)
+SCRIPT = Path(inspect_model.__file__)
 UNTAGGED_CPU = "__version__ = '2.13.0'\ncuda: str | None = None\nhip: str | None = None\n"
 UNTAGGED_CUDA = "__version__ = '2.13.0'\ncuda = '13.0'\nhip = None\n"
 ROCM = "__version__ = '2.13.0+rocm7.0'\ncuda = None\nhip = '7.0.51831'\n"
@@ -21,7 +21,7 @@ ROCM = "__version__ = '2.13.0+rocm7.0'\ncuda = None\nhip = '7.0.51831'\n"
 def ask(folder=None):
     environment = os.environ if folder is None else {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["versions"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from trainfast_runner.search.conductor import WarmProcess, end_run, wait_for_res
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import allows_warm_trials
-from trainfast_runner.worker.warm.trials import HeldLoader, trial_fields
+from trainfast_runner.worker.warm import HeldLoader, trial_fields
 
 SMALL = (
     *("data.kind=random", "model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=1024"),

@@ -9,10 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trainfast_runner.worker.data.batches import GlobalOrder
-from trainfast_runner.worker.data.corpus import CorpusRequest, open_corpus
-from trainfast_runner.worker.data.samples import IGNORED_LABEL, Masking
-from trainfast_runner.worker.data.tokenize_text import build
-from trainfast_runner.worker.data.whole_texts import CountedBatches, WholeTexts, pieces_of
+from trainfast_runner.worker.data.corpus import CorpusRequest, build, open_corpus
+from trainfast_runner.worker.data.samples import IGNORED_LABEL, CountedBatches, Masking, WholeTexts, pieces_of
 
 
 def texts(lengths, seq_len, **more):

@@ -90,8 +90,8 @@ def torch_build(executable: str) -> dict[str, str | None]:
 
     Raises UserError for what is not a Python.
     """
-    answer: dict[str, str | None] = ask_worker(executable, "torch_build.py", [], task="report its torch")
-    return answer
+    versions = ask_worker(executable, "inspect_model.py", ["{}"], task="report its torch")["versions"]
+    return {name: versions.get(name) for name in ("torch", "torch.version.cuda", "torch.version.hip")}
 
 
 def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) -> CudaDevices:

@@ -61,7 +61,7 @@ class WarmTracer:
         cancelled: threading.Event,
         environment: Mapping[str, str] | None = None,
     ) -> Generator[dict[str, Any]]:
-        """Yield the answer to each request of the worker's memory_trace/answers.py, as soon as it arrives.
+        """Yield the answer to each request of the worker's memory_trace/serve.py, as soon as it arrives.
 
         A new process first yields `{"imported": true}`. Closing the iterator or setting `cancelled` ends the trace, not
         the process. Raises UserError when an answer fails to come, ProgramCancelled.

@@ -37,8 +37,11 @@ from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import (
     ENGINES,
     OPTIMIZERS,
+    OUR_TENSOR_PLANS,
+    PIPELINE_OBJECTIVES,
     SCHEDULES,
     STRATEGIES,
+    TENSOR_STYLES,
     EngineEntry,
     OptimizerEntry,
     StrategyEntry,
@@ -47,7 +50,6 @@ from trainfast_runner.worker.catalog import (
     strategies_obeying,
 )
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, free_bytes
-from trainfast_runner.worker.shared.parallel_plans import OUR_TENSOR_PLANS, PIPELINE_OBJECTIVES, TENSOR_STYLES
 from trainfast_runner.worker.shared.words import SMALLEST_VOCAB, longest_seq_len, positions_needed
 
 

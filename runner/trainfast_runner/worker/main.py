@@ -15,6 +15,7 @@ from .invalid import InvalidInput
 from .memory.allocator import Allocator
 from .records.record_file import WorkerLog
 from .shared.host import ALIVE_LOCK_FILE
+from .shared.process import start_ticks
 from .spec import read_spec
 
 EXIT_FAILED = 1
@@ -70,9 +71,3 @@ def hold_alive_lock(run_dir: Path) -> int:
     fd = os.open(run_dir / ALIVE_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
-
-
-def start_ticks() -> int:
-    """Start time of this process in clock ticks since boot (field 22 of `/proc/self/stat`), which tells pids apart."""
-    stat = Path("/proc/self/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])

@@ -18,19 +18,18 @@ from .data.batches import open_samples
 from .exit_now import exit_now
 from .invalid import InvalidInput
 from .memory.allocator import Allocator, fullest_device_memory, use_ordinary_thresholds
-from .memory.memory_meter import make_limit_gauge, make_memory_meter
+from .memory.memory_meter import make_memory_meter
 from .model.build import import_model_code
 from .model.model_config import check_seq_len, resolve_config
-from .records.clock import make_clock
-from .records.record_file import RecordFile, WorkerLog, rank_suffix
-from .records.step_log import StepLog, StepRecorder
+from .records.record_file import RecordFile, WorkerLog
+from .records.step_log import StepLog, StepRecorder, make_clock
 from .shared.host import openmp_libraries, search_lock, wait_policy
 from .shared.memory_limit import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
+from .shared.process import rank_suffix
 from .shared.words import CONTROL_FILE, PROBE, TRIAL
 from .spec import RankSpec
 from .train_state import TrainState
-from .warm.probing import Order, Orders, ProbeOrder, ProbeRunner, TrialOrder
-from .warm.trials import TrialRunner
+from .warm import Order, Orders, ProbeOrder, ProbeRunner, TrialOrder, TrialRunner
 
 NO_THREAD = "can't start new thread"
 """Python's error when the memory limit leaves no room for a thread stack; treated as out of memory."""
@@ -121,14 +120,13 @@ class Training:
 
     def _probe(self) -> None:
         """Try the batch sizes that the parent orders, all on one model."""
-        gauge = make_limit_gauge(self.device, self.spec.memory_limit_bytes)
         step_log = self.build()
         keep_last_step_on_sigterm(step_log, self.log, self.device)
         self.state.write_actual(self.log)
         self.log.enter("train", "trying batch sizes")
         # From here on the parent may order.
-        self.log.write("ready", room_bytes=gauge.available_bytes())
-        ProbeRunner(self.state, self.samples, gauge, self.memory, self.log).run(self._orders(ProbeOrder))
+        self.log.write("ready", room_bytes=self.memory.available_bytes())
+        ProbeRunner(self.state, self.samples, self.memory, self.log).run(self._orders(ProbeOrder))
         self.log.write("finished", steps=0)
 
     def _try_settings(self) -> None:

@@ -14,11 +14,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .import_hooks import hook_modules
-from .notes import never_raises
+from .notes import follow, never_raises
 
 MAX_TEXT_CHARACTERS = 200
 """Chosen, not measured: the most characters kept of a text."""
@@ -181,15 +181,18 @@ class Discovery:
     def install(self) -> None:
         """Follow argparse now and the others when they are imported."""
         self._follow_argparse()
-        hooks = {
-            "click.core": self._follow_click,
-            "hydra._internal.hydra": self._follow_hydra,
-            "transformers.training_args": self._follow_training_arguments,
-            "lightning.pytorch.trainer.trainer": self._follow_lightning,
-            "pytorch_lightning.trainer.trainer": self._follow_lightning,
-            "torch.optim.optimizer": self._follow_optimizers,
-            "torch.nn.modules.module": self._follow_forward,
+        hooks: dict[str, Callable[[Any], None]] = {
+            module: functools.partial(_stop_before, method=method, stop=stop)
+            for module, method, stop in (
+                ("transformers.training_args", "TrainingArguments.__post_init__", self._stop_at_arguments),
+                ("click.core", "Command.invoke", self._stop_at_command),
+                ("lightning.pytorch.trainer.trainer", "Trainer.__init__", self._stopping("a Lightning Trainer")),
+                ("pytorch_lightning.trainer.trainer", "Trainer.__init__", self._stopping("a Lightning Trainer")),
+                ("torch.optim.optimizer", "Optimizer.__init__", self._stopping("the first optimizer")),
+                ("torch.nn.modules.module", "Module.__call__", self._stopping("the first forward pass")),
+            )
         }
+        hooks["hydra._internal.hydra"] = lambda hydra: follow(hydra.Hydra, "compose_config", after=self._stop_at_config)
         hook_modules(hooks)
 
     @never_raises
@@ -251,74 +254,30 @@ class Discovery:
 
         argparse.ArgumentParser.parse_known_args = followed  # type: ignore[method-assign, assignment]
 
-    def _follow_click(self, click: Any) -> None:
-        invoke = click.Command.invoke
-
-        @functools.wraps(invoke)
-        def followed(command: Any, context: Any) -> Any:
-            if not hasattr(command, "list_commands"):
-                stop_at_command(command, context)
-            return invoke(command, context)
-
-        @never_raises
-        def stop_at_command(command: Any, context: Any) -> None:
+    def _stop_at_command(self, command: Any, context: Any) -> None:
+        if not hasattr(command, "list_commands"):
             self._flags, self._parser = click_flags(command, context.params), "click"
             self._stop("the parser")
 
-        click.Command.invoke = followed
+    def _stop_at_config(self, config: Any, *_args: Any, **_kwargs: Any) -> None:
+        values = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
+        self._flags = config_flags({key: value for key, value in values.items() if key != "hydra"})
+        self._parser = "Hydra"
+        self._stop("the parser")
 
-    def _follow_hydra(self, hydra: Any) -> None:
-        compose = hydra.Hydra.compose_config
+    def _stop_at_arguments(self, arguments: Any) -> None:
+        fields = {name: plain(getattr(arguments, name, None)) for name in arguments.__dataclass_fields__}
+        self._stop("TrainingArguments", fields=fields)
 
-        @functools.wraps(compose)
-        def followed(*args: Any, **kwargs: Any) -> Any:
-            config = compose(*args, **kwargs)
-            stop_at_config(config)
-            return config
+    def _stopping(self, name: str) -> Callable[..., None]:
+        """Return a function that takes any arguments and stops at `name`."""
+        return lambda *_args, **_kwargs: self._stop(name)
 
-        @never_raises
-        def stop_at_config(config: Any) -> None:
-            values = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
-            self._flags = config_flags({key: value for key, value in values.items() if key != "hydra"})
-            self._parser = "Hydra"
-            self._stop("the parser")
 
-        hydra.Hydra.compose_config = followed
-
-    def _follow_training_arguments(self, module: Any) -> None:
-        post_init = module.TrainingArguments.__post_init__
-
-        @functools.wraps(post_init)
-        def followed(arguments: Any) -> None:
-            stop_at_arguments(arguments)
-            post_init(arguments)
-
-        @never_raises
-        def stop_at_arguments(arguments: Any) -> None:
-            fields = {name: plain(getattr(arguments, name, None)) for name in arguments.__dataclass_fields__}
-            self._stop("TrainingArguments", fields=fields)
-
-        module.TrainingArguments.__post_init__ = followed
-
-    def _follow_lightning(self, module: Any) -> None:
-        self._stop_before(module.Trainer, "a Lightning Trainer")
-
-    def _follow_optimizers(self, module: Any) -> None:
-        self._stop_before(module.Optimizer, "the first optimizer")
-
-    def _follow_forward(self, module: Any) -> None:
-        module.register_module_forward_pre_hook(lambda *called: self._stop("the first forward pass"))
-
-    def _stop_before(self, kind: Any, name: str) -> None:
-        """Stop before the first object of class `kind` is made."""
-        init = kind.__init__
-
-        @functools.wraps(init)
-        def followed(instance: Any, *args: Any, **kwargs: Any) -> None:
-            self._stop(name)
-            init(instance, *args, **kwargs)
-
-        kind.__init__ = followed
+def _stop_before(module: Any, method: str, stop: Callable[..., None]) -> None:
+    """Call `stop` before `method` of a module, as CLASS.NAME."""
+    owner, _, name = method.partition(".")
+    follow(getattr(module, owner), name, before=stop)
 
 
 @never_raises

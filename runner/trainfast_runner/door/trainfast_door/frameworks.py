@@ -1,4 +1,4 @@
-"""Hooks into the frameworks that count steps themselves, and into torch's builds, each installed in its module.
+"""Hooks into the frameworks that count steps themselves, each installed in its module.
 
 Lightning's steps come by a callback that its entry points `callbacks_factory` add to every Trainer.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .import_hooks import hook_modules, sandbox_fields
 from .model_hook import leading_size
-from .notes import never_raises, note
-from .script_run import ScriptRun, current_run
+from .notes import follow, never_raises, note
+from .script_run import current_run
 from .step_log import FACTS_AFTER
 
 if TYPE_CHECKING:
@@ -23,41 +21,13 @@ if TYPE_CHECKING:
 
 
 def install(run: ScriptRun) -> None:
-    """Hook the Trainer, its arguments, DeepSpeed's engine and the builds of extensions."""
+    """Hook the Trainer, its arguments, and DeepSpeed's engine."""
     hooks: dict[str, Callable[..., None]] = {
         "transformers.trainer": install_trainer,
         "transformers.training_args": set_trainer_fields,
         "deepspeed.runtime.engine": install_deepspeed,
-        "torch.utils.cpp_extension": _record_builds,
     }
     hook_modules({name: functools.partial(hook, run=run) for name, hook in hooks.items()})
-
-
-def _record_builds(module: Any, run: ScriptRun) -> None:
-    """Make each build of an extension a phase of its own."""
-    for name in ("load", "load_inline"):
-        setattr(module, name, _recorded(getattr(module, name), module, run))
-
-
-def _recorded(build: Callable[..., Any], module: Any, run: ScriptRun) -> Callable[..., Any]:
-    @never_raises
-    def enters_build(name: str, build_directory: str | None = None, **_options: Any) -> bool:
-        directory = build_directory or module._get_build_directory(name, verbose=False)
-        if os.path.exists(os.path.join(directory, f"{name}.so")):
-            return False
-        run.files.write("phase", phase="compile", detail=name)
-        return True
-
-    @functools.wraps(build)
-    def recorded(*arguments: Any, **options: Any) -> Any:
-        is_build = enters_build(*arguments[:1], **options)
-        try:
-            return build(*arguments, **options)
-        finally:
-            if is_build:
-                never_raises(run.files.write)("phase", phase="train" if run.files.are_ours else "")
-
-    return recorded
 
 
 DEEPSPEED = "DeepSpeed"
@@ -66,82 +36,48 @@ DEEPSPEED = "DeepSpeed"
 
 def install_deepspeed(module: Any, run: ScriptRun) -> None:
     """Follow `DeepSpeedEngine.step` of `module`, which is `deepspeed.runtime.engine`."""
-    step = module.DeepSpeedEngine.step
+    steps_before = 0
 
-    @functools.wraps(step)
-    def followed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        begin()
-        steps_before = self.global_steps
-        result = step(self, *args, **kwargs)
-        if self.global_steps != steps_before:
-            count(self)
-        return result
-
-    @never_raises
-    def begin() -> None:
+    def begin(engine: Any, *_args: Any, **_kwargs: Any) -> None:
+        nonlocal steps_before
+        steps_before = engine.global_steps
         # The Trainer and Lightning count their own steps, and report before the engine's first step.
         if run.steps.framework is None:
             run.steps.count_steps_of(DEEPSPEED)
 
-    @never_raises
-    def count(engine: Any) -> None:
+    def count(_result: Any, engine: Any, *_args: Any, **_kwargs: Any) -> None:
+        if engine.global_steps == steps_before:
+            return
         # The engine's optimizer holds flat partitions, which belong to no module of the model.
         run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
         asked = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
         if run.steps.source == DEEPSPEED and run.steps.record_step(samples=run.steps.samples_beside(asked)):
             raise SystemExit(0)
 
-    module.DeepSpeedEngine.step = followed
+    follow(module.DeepSpeedEngine, "step", begin, count)
 
 
 def set_trainer_fields(module: Any, run: ScriptRun) -> None:
     """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
     fields = run.settings.trainer_fields
     sandbox = sandbox_fields(run)
-    if not fields and not sandbox:
-        return
-    arguments = module.TrainingArguments
-    post_init = arguments.__post_init__
 
-    @functools.wraps(post_init)
-    def with_fields(self: Any) -> None:
-        set_fields(self)
-        post_init(self)
-
-    @never_raises
-    def set_fields(self: Any) -> None:
+    def set_fields(arguments: Any) -> None:
         for name, value in fields.items():
-            if hasattr(self, name):
-                setattr(self, name, value)
+            if hasattr(arguments, name):
+                setattr(arguments, name, value)
             else:
                 note(f"TrainingArguments has no field {name} in this version of transformers")
         for name, value in sandbox.items():
             # Versions differ in their fields.
-            given_value = getattr(self, name, value)
+            given_value = getattr(arguments, name, value)
             if given_value != value:
-                setattr(self, name, value)
+                setattr(arguments, name, value)
                 if given_value:
                     run.suppress(f"{name}={given_value}")
 
-    arguments.__post_init__ = with_fields
-
-
-@never_raises
-def set_loader_defaults(loader_class: Any, run: ScriptRun) -> None:
-    """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
-    new_defaults = run.settings.loader_defaults
-    init = loader_class.__init__
-    if not new_defaults or not init.__defaults__:
-        return
-    names = [
-        parameter.name
-        for parameter in inspect.signature(init).parameters.values()
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty
-    ]
-    values = dict(zip(names, init.__defaults__))  # noqa: B905 (Python 3.8 has no strict)
-    init.__defaults__ = tuple(
-        {**values, **{name: new_defaults[name] for name in names if name in new_defaults}}.values()
-    )
+    if fields or sandbox:
+        follow(module.TrainingArguments, "__post_init__", before=set_fields)
 
 
 HF_TRAINER = "HF Trainer"

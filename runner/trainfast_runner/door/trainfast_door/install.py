@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .notes import never_raises
+from .notes import never_raises, process
 from .script_run import current_run
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def install_hooks() -> None:
         return
     run.opened = True
     run.record_opening()
-    from . import frameworks, import_hooks, loader_hook, longest_first, model_hook, optimizer_hook
+    from . import frameworks, import_hooks, loader_hook, model_hook, optimizer_hook
 
     never_raises(install)(run)
-    for hook in (optimizer_hook, loader_hook, longest_first, model_hook, frameworks, import_hooks):
+    for hook in (optimizer_hook, loader_hook, model_hook, frameworks, import_hooks):
         never_raises(hook.install)(run)
 
 
@@ -51,8 +51,6 @@ def count_step() -> None:
         raise SystemExit(0)
 
 
-TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
-"""Kept equal to the worker's (`records/record_file.py`): the door imports nothing of the worker while a script runs."""
 BACKWARD_PATHS = ("torch/_tensor.py", "torch/autograd/")
 """Parts of the paths of frames in a backward pass."""
 PHASE_OF_FRAME = (
@@ -91,7 +89,7 @@ def _record(run: ScriptRun) -> None:
     if error is None:
         run.files.write("finished", step=run.steps.taken)
         return
-    chain = exception_chain(error)
+    chain = process.exception_chain(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     phase = phase_of(error.__traceback__)
     if phase not in ("backward", "optimizer") and _evaluates(run, error.__traceback__):
@@ -104,7 +102,7 @@ def _record(run: ScriptRun) -> None:
         type=chain[0]["type"],
         message=chain[0]["message"],
         chain=chain,
-        traceback=text[-TRACEBACK_CHARACTERS:],
+        traceback=text[-process.TRACEBACK_CHARACTERS :],
     )
 
 
@@ -131,17 +129,3 @@ def _evaluates(run: ScriptRun, stack: TracebackType | None) -> bool:
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(stack)]
     is_outside = not turns.in_training or WITHOUT_GRADIENTS in names
     return turns.is_evaluating or (is_outside and any(map(EVALUATION_NAME.match, names)))
-
-
-def exception_chain(error: BaseException) -> list[dict[str, str]]:
-    """The error and its causes, outermost first, as `{type, message}`; types outside builtins carry their module."""
-    chain: list[dict[str, str]] = []
-    seen_ids = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen_ids:
-        seen_ids.add(id(link))
-        kind = type(link)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        chain.append({"type": name, "message": (never_raises(str)(link) or "")[:MESSAGE_CHARACTERS]})
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return chain

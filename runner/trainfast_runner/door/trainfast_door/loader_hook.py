@@ -1,15 +1,23 @@
-"""Batches handed to the script by DataLoaders: the wait for each, and its samples."""
+"""Batches handed to the script by DataLoaders: the wait for each, its samples, and in a batch search which come first.
+
+The trials of a batch search take the longest samples first: their memory is that of the widest batches. Where the data
+set tells no lengths, the widths of the model's inputs are noted for the search's answer.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import heapq
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import dataloader
+from torch import Tensor, is_grad_enabled
+from torch.utils.data import BatchSampler, dataloader
 
-from .frameworks import set_loader_defaults
 from .import_hooks import hook_modules
 from .model_hook import leading_size
 from .notes import never_raises
@@ -24,7 +32,7 @@ ACCELERATE_LOADERS = ("DataLoaderShard", "DataLoaderDispatcher")
 
 def install(run: ScriptRun) -> None:
     """Time `__next__` of the loaders' iterators: the class's method, so that no object changes its type."""
-    set_loader_defaults(dataloader.DataLoader, run)
+    _set_defaults(dataloader.DataLoader, run)
     iterator_class = dataloader._BaseDataLoaderIter
     next_batch = iterator_class.__next__
     draws = _Draws(run)
@@ -36,6 +44,8 @@ def install(run: ScriptRun) -> None:
 
     iterator_class.__next__ = timed  # type: ignore[method-assign]
     hook_modules({"accelerate.data_loader": draws.follow_accelerate})
+    if run.settings.longest_first:
+        take_longest_first(run)
 
 
 class _Draws:
@@ -93,3 +103,155 @@ class _Draws:
         if turn is not None:
             size = None if batch is None else leading_size(batch) or 0
             self._steps.turns.end_draw(turn, begun_ns, size, self.knobs)
+
+
+@never_raises
+def _set_defaults(loader_class: Any, run: ScriptRun) -> None:
+    """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
+    new_defaults = run.settings.loader_defaults
+    init = loader_class.__init__
+    if not new_defaults or not init.__defaults__:
+        return
+    names = [
+        parameter.name
+        for parameter in inspect.signature(init).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty
+    ]
+    values = dict(zip(names, init.__defaults__))  # noqa: B905 (Python 3.8 has no strict)
+    init.__defaults__ = tuple(
+        {**values, **{name: new_defaults[name] for name in names if name in new_defaults}}.values()
+    )
+
+
+LOOK_NS = 2_000_000_000
+"""Chosen, not measured: the most time for the look at a data set's lengths."""
+DRAWN_SAMPLES = 100_000
+"""Chosen, not measured: the most indices that are drawn ahead from a sampler of the script's own."""
+WHOLE_SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "SeedableRandomSampler")
+"""Samplers of torch and accelerate that may put any sample of the data set into any batch."""
+LENGTH_NAMES = ("length", "lengths", "sizes")
+"""Names of the attribute with a data set's own lengths."""
+LOOK = "_trainfast_look"
+"""The attribute of a loader's iterator with its `_Look`."""
+
+
+class _Look(NamedTuple):
+    """The batch to take first: the longest samples, or None where lengths are equal or unknown."""
+
+    batch: list[int] | None
+    looked_at: int
+    """Samples whose length was seen."""
+    samples: int
+
+
+def take_longest_first(run: ScriptRun) -> None:
+    """Give the batches of the untimed steps the longest samples."""
+    iterator_class = dataloader._BaseDataLoaderIter
+    next_index = iterator_class._next_index
+
+    @functools.wraps(next_index)
+    def longest_first(self: Any) -> Any:
+        index = next_index(self)  # type: ignore[no-untyped-call]
+        if run.steps.taken >= run.settings.timing_warmup or not is_grad_enabled():
+            return index
+        longer = longer_batch(self, index)
+        return index if longer is None else longer
+
+    @never_raises
+    def longer_batch(iterator: Any, index: Any) -> Any:
+        batch = index if isinstance(index, list) else [index]
+        if not batch or not all(isinstance(number, int) for number in batch):
+            return None  # an iterable data set, or keys
+        if not hasattr(iterator, LOOK):
+            setattr(iterator, LOOK, _Look(None, 0, 0))
+            look = _look(iterator, batch)
+            setattr(iterator, LOOK, look)
+            run.widths.update(longest_first=look.batch is not None, looked_at=look.looked_at, samples=look.samples)
+        longest = getattr(iterator, LOOK).batch
+        if longest is None:
+            return None
+        return longest if isinstance(index, list) else longest[0]
+
+    iterator_class._next_index = longest_first  # type: ignore[method-assign]
+
+
+def _look(iterator: Any, first_batch: list[int]) -> _Look:
+    """Look for the batch that needs most: the longest samples, or the widest of a script's own batches."""
+    dataset, sampler, deadline_ns = iterator._dataset, iterator._index_sampler, monotonic_ns() + LOOK_NS
+    while hasattr(sampler, "batch_sampler"):
+        sampler = sampler.batch_sampler  # accelerate's share of a rank
+    makes_batches = type(sampler) is not BatchSampler and len(first_batch) > 1
+    candidates: Sequence[int] = range(len(dataset))
+    batches: list[list[int]] = []
+    if type(getattr(sampler, "sampler", sampler)).__name__ not in WHOLE_SAMPLERS or makes_batches:
+        drawn = list(_within(iterator._sampler_iter, DRAWN_SAMPLES // len(first_batch), deadline_ns))
+        iterator._sampler_iter = chain(drawn, iterator._sampler_iter)
+        batches = [first_batch, *(index if isinstance(index, list) else [index] for index in drawn)]
+        candidates = list(dict.fromkeys(chain.from_iterable(batches)))
+    seen = 0
+    shortest = longest = 0
+
+    def seen_lengths() -> Iterator[tuple[int, int]]:
+        nonlocal seen, shortest, longest
+        for index, length in _within(_lengths(dataset, candidates), len(candidates), deadline_ns):
+            shortest, longest = (min(shortest, length), max(longest, length)) if seen else (length, length)
+            seen += 1
+            yield length, index
+
+    if makes_batches:
+        length_of = {index: length for length, index in seen_lengths()}
+        batch = max(batches, key=lambda batch: len(batch) * max(length_of.get(index, 0) for index in batch))
+    else:
+        batch = [index for _, index in heapq.nlargest(len(first_batch), seen_lengths())]
+    is_full = len(batch) == len(first_batch) or makes_batches
+    return _Look(batch if shortest < longest and is_full else None, seen, len(candidates))
+
+
+def _within(items: Iterable[Any], count: int, deadline_ns: int) -> Iterator[Any]:
+    """Yield the first `count` items, fewer after the deadline; take no item that is not yielded."""
+    iterator = iter(items)
+    for _ in range(count):
+        if monotonic_ns() > deadline_ns:
+            return
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
+
+
+def _lengths(dataset: Any, candidates: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield indices and lengths, those of any prefix spread over the data set."""
+    named = (getattr(dataset, name, None) for name in LENGTH_NAMES)
+    own = next((lengths for lengths in named if _counts(lengths, dataset)), None)
+    for place in _spread(len(candidates)):
+        index = candidates[place]
+        yield index, _size(dataset[index]) if own is None else int(own[index])
+
+
+def _counts(lengths: Any, dataset: Any) -> bool:
+    """True for a sequence with one number for each sample."""
+    return hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__") and len(lengths) == len(dataset) > 0
+
+
+def _spread(count: int) -> Iterator[int]:
+    """Yield 0 to count - 1 in steps of about the golden section, so that any prefix is spread evenly."""
+    step = max(1, round(0.618 * count))
+    while math.gcd(step, count) > 1:
+        step += 1
+    return (number * step % count for number in range(count))
+
+
+def _size(value: Any) -> int:
+    """The values in a sample: elements of tensors and arrays, characters of texts, items of lists."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, (tuple, list)):
+        is_plain = isinstance(value, list) and value and isinstance(value[0], (int, float))
+        return len(value) if is_plain else sum(map(_size, value))
+    size = getattr(value, "size", None)
+    if isinstance(size, int):
+        return size  # an array of numpy
+    return len(value) if hasattr(value, "__len__") else 0

@@ -8,17 +8,7 @@ import resource
 import sys
 from typing import Any
 
-from .notes import never_raises
-
-ADDRESS_SPACE_SIZES = ("VmPeak", "VmSize", "VmData")
-"""The peak of all address space, its size, and the private writable memory in it, which RLIMIT_DATA counts."""
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""mallopt's parameters, from glibc's malloc.h."""
-STRICT_BYTES, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES = 128 << 10, 32 << 20, 256 << 20
-"""malloc's thresholds under a limit and without one, as the worker's (`memory/allocator.py`).
-
-Under a script's own the heap goes on growing, and peaks of equal processes differed by 20 %."""
+from .notes import never_raises, process
 
 
 class MemoryLimit:
@@ -27,8 +17,8 @@ class MemoryLimit:
     def __init__(self, limits_bytes: list[int], device: str) -> None:
         self._limits_bytes = limits_bytes
         self._device = device
-        self._sizes_before: list[int] | None = None
-        """`ADDRESS_SPACE_SIZES` when the limit on a CPU was set; None while there is none."""
+        self._address_space: process.AddressSpacePeak | None = None
+        """The peak since the limit on a CPU was set; None while there is none."""
         self._limit_bytes = 0
         """The limit of this rank on a GPU; 0 before it is set, and without one."""
         self._limited_gpus: set[int] = set()
@@ -42,7 +32,7 @@ class MemoryLimit:
     @property
     def is_on_cpu(self) -> bool:
         """True while the memory of a CPU is limited."""
-        return self._sizes_before is not None
+        return self._address_space is not None
 
     @never_raises
     def impose(self, rank: int) -> None:
@@ -65,10 +55,11 @@ class MemoryLimit:
             matrix = torch.ones(1024, 1024, dtype=torch.float32, device="cpu", requires_grad=True)
             (matrix @ matrix).sum().backward()
         del matrix
-        _set_thresholds(STRICT_BYTES, STRICT_BYTES)
+        # Under thresholds of the script's own the heap goes on growing: peaks of equal processes differed by 20 %.
+        _set_thresholds(process.STRICT_BYTES, process.STRICT_BYTES)
         os.register_at_fork(after_in_child=_set_ordinary_thresholds)
-        self._sizes_before = status_sizes(*ADDRESS_SPACE_SIZES)
-        _set_limit(status_sizes("VmData")[0] + limit_bytes)
+        self._address_space = process.AddressSpacePeak()
+        process.limit_data(process.status_bytes()["VmData"] + limit_bytes)
 
     @never_raises
     def limit_gpu_of(self, parameter: Any) -> None:
@@ -85,48 +76,29 @@ class MemoryLimit:
     @never_raises
     def lift(self) -> None:
         """Lift the limit on a CPU, after a last reading of the peak."""
-        if self._sizes_before is not None:
+        if self._address_space is not None:
             self.peak_bytes()
-            self._sizes_before = None
-            _set_limit(resource.RLIM_INFINITY)
+            self._address_space = None
+            process.limit_data(resource.RLIM_INFINITY)
             _set_ordinary_thresholds()
 
     def peak_bytes(self) -> int | None:
-        """Peak bytes (VmData) since the limit on a CPU was set; after its end, the last peak that was read.
-
-        The kernel keeps a high-water mark of all address space (VmPeak) but none of VmData, so the peak is the growth
-        of VmPeak less that of the rest. None without a limit, and until VmPeak rises above its value at that moment.
-        """
-        if self._sizes_before is not None:
-            peak_before_bytes, size_before_bytes, data_before_bytes = self._sizes_before
-            peak_bytes, size_bytes, data_bytes = status_sizes(*ADDRESS_SPACE_SIZES)
-            others_growth_bytes = max(0, (size_bytes - data_bytes) - (size_before_bytes - data_before_bytes))
-            self._peak_bytes = (
-                max(0, peak_bytes - size_before_bytes - others_growth_bytes) if peak_bytes > peak_before_bytes else None
-            )
+        """Peak bytes since the limit on a CPU was set, None if unknown; after its end, the last peak that was read."""
+        if self._address_space is not None:
+            self._peak_bytes = self._address_space.read()
         return self._peak_bytes
 
 
-def _set_limit(data_bytes: int) -> None:
-    """Set RLIMIT_DATA, as far as the hard limit allows."""
-    _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
-    soft_bytes = hard_bytes if data_bytes == resource.RLIM_INFINITY else data_bytes
-    resource.setrlimit(
-        resource.RLIMIT_DATA,
-        (soft_bytes if hard_bytes == resource.RLIM_INFINITY else min(soft_bytes, hard_bytes), hard_bytes),
-    )
-
-
 def _set_ordinary_thresholds() -> None:
-    _set_thresholds(ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES)
+    _set_thresholds(process.ORDINARY_MMAP_BYTES, process.ORDINARY_TRIM_BYTES)
 
 
 def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
     """Set glibc's thresholds; another malloc ignores them."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
-        library.mallopt(M_MMAP_THRESHOLD, mmap_bytes)
-        library.mallopt(M_TRIM_THRESHOLD, trim_bytes)
+        library.mallopt(process.M_MMAP_THRESHOLD, mmap_bytes)
+        library.mallopt(process.M_TRIM_THRESHOLD, trim_bytes)
 
 
 READ_EVERY_NS = 250_000_000
@@ -163,8 +135,8 @@ class MemoryPeaks:
     def set_baseline(self) -> None:
         """Set the baseline when the first parameter is made: memory that the imports needed."""
         if self._baseline is None:
-            resident_bytes, files_bytes = status_sizes("VmRSS", "RssFile")
-            self._baseline = resident_bytes, files_bytes
+            figures = process.status_bytes()
+            self._baseline = figures["VmRSS"], figures["RssFile"]
 
     def stop(self) -> None:
         """Read no further peaks."""
@@ -191,15 +163,9 @@ class MemoryPeaks:
             }
         if kind != "cpu" or self._baseline is None:
             return {}
+        figures = process.status_bytes()
         resident_before_bytes, files_before_bytes = self._baseline
-        resident_peak_bytes, files_bytes = status_sizes("VmHWM", "RssFile")
         # A first step reads about 10 MiB of library files, which are not the training's memory.
-        above_bytes = max(0, resident_peak_bytes - resident_before_bytes - max(0, files_bytes - files_before_bytes))
+        read_bytes = max(0, figures["RssFile"] - files_before_bytes)
+        above_bytes = max(0, figures["VmHWM"] - resident_before_bytes - read_bytes)
         return {"peak_allocated_bytes": above_bytes, "peak_reserved_bytes": above_bytes}
-
-
-def status_sizes(*names: str) -> list[int]:
-    """The sizes of these names in `/proc/self/status`, which are in kB there (proc_pid_status(5)), in bytes."""
-    with open("/proc/self/status", "rb") as file:
-        status = file.read()
-    return [int(status.partition(f"{name}:".encode())[2].split(None, 1)[0]) * 1024 for name in names]

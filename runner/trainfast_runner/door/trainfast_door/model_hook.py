@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -106,14 +106,13 @@ def hook_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
         run.steps.unknown["forward_ms"] = COMPILED_REASON
         return  # autocast shows in a forward pass alone
     if run.settings.longest_first:
-        from .longest_first import note_width
-
         _handles.append(model.register_forward_pre_hook(partial(note_width, run), with_kwargs=True))
     run.actual["compute_dtype"] = run.actual.get("param_dtype")
     times = ForwardTimes(run)
-    _handles.append(model.register_forward_pre_hook(BeforeForward(times), with_kwargs=True))
+    _handles.append(model.register_forward_pre_hook(_ForwardHook(times.before), with_kwargs=True))
     if run.steps.peaks.on_cpu:
-        _handles.append(model.register_forward_hook(AfterForward(times)))
+        # A GPU still works when the forward returns.
+        _handles.append(model.register_forward_hook(_ForwardHook(times.after)))
 
 
 def remove_hooks() -> None:
@@ -143,55 +142,66 @@ class ForwardTimes:
         else:
             steps.unknown["forward_ms"] = steps.unknown["optimizer_ms"] = "the host runs ahead of the GPU"
 
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the beginning and the input of a forward pass."""
+        steps = self.steps
+        if steps.turns.in_backward:
+            return  # a checkpointed model computes its forward again
+        now_ns = monotonic_ns()
+        try:
+            if not is_grad_enabled():
+                steps.turns.add_evaluation(now_ns, module.training)
+                steps.note_phase(now_ns)
+                return
+            if self.is_first:
+                self.begin_first()
+            rows = (leading_size(args) or leading_size(kwargs) or 0) if steps.turns.counts_rows else 0
+            steps.turns.add_forward(rows, module.training, now_ns)
+        except Exception as error:
+            note_error("model forward hook", error)
+        self.begun_ns = monotonic_ns()
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Add the time of the pass."""
+        if self.begun_ns and is_grad_enabled():
+            self.steps.turns.add_forward_time(monotonic_ns() - self.begun_ns)
+            self.begun_ns = 0
+
 
 class _ForwardHook:
     """A hook around the forward pass. A model that is saved or copied whole carries a no-op in its place."""
 
-    def __init__(self, times: ForwardTimes) -> None:
-        self._times = times
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
 
     def __reduce__(self) -> Any:
         return _NOTHING
 
 
-class BeforeForward(_ForwardHook):
-    """The hook before a forward pass."""
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note the beginning and the input of a forward pass."""
-        times = self._times
-        steps = times.steps
-        if steps.turns.in_backward:
-            return  # a checkpointed model computes its forward again
-        trains = is_grad_enabled()
-        now_ns = monotonic_ns()
-        try:
-            if not trains:
-                steps.turns.add_evaluation(now_ns, module.training)
-                steps.note_phase(now_ns)
-                return
-            if times.is_first:
-                times.begin_first()
-            rows = (leading_size(args) or leading_size(kwargs) or 0) if steps.turns.counts_rows else 0
-            steps.turns.add_forward(rows, module.training, now_ns)
-        except Exception as error:
-            note_error("model forward hook", error)
-        times.begun_ns = monotonic_ns()
-
-
-class AfterForward(_ForwardHook):
-    """The hook after a forward pass, on a CPU only: a GPU still works when the forward returns."""
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Add the time of the pass."""
-        times = self._times
-        if times.begun_ns and is_grad_enabled():
-            times.steps.turns.add_forward_time(monotonic_ns() - times.begun_ns)
-            times.begun_ns = 0
-
-
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 """Unpickled, without this package, as a function that takes any arguments and returns None."""
+
+
+@never_raises
+def note_width(run: ScriptRun, module: Any, args: Any, kwargs: Any) -> None:
+    """Note the width of a forward pass's input: the values of one sample in its first batched tensor."""
+    width = _width((args, kwargs)) if is_grad_enabled() else None
+    if width is None:
+        return
+    narrowest, widest = run.widths.get("narrowest", width), run.widths.get("widest", width)
+    if width > widest and run.steps.taken >= run.settings.timing_warmup:
+        run.widths["longest_first"] = False  # the samples' sizes are not what decides the width
+    run.widths.update(narrowest=min(width, narrowest), widest=max(width, widest))
+
+
+def _width(value: Any) -> int | None:
+    if isinstance(value, Tensor):
+        return value.numel() // len(value) if value.dim() > 1 and len(value) else None
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    return next((width for width in map(_width, values) if width is not None), None)
 
 
 def leading_size(batch: Any, depth: int = 3) -> int | None:

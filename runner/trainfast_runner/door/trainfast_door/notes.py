@@ -5,13 +5,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import importlib.util
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from trainfast_runner.worker.shared import process as process
+else:
+    # The worker is installed beside this package, and nothing of it is on the script's path.
+    _SHARED = os.path.join(os.path.dirname(__file__), "..", "..", "worker", "shared", "process.py")
+    _spec = importlib.util.spec_from_file_location(f"{__package__}.process", _SHARED)
+    process = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(process)
 
 RUN_VARIABLE = "TRAINFAST_RUN"
 """Names the run directory, in the environment of the command and all it starts."""
@@ -40,30 +49,19 @@ class LineFile:
         """Close the file."""
         os.close(self._fd)
 
-    def write(self, line: dict[str, Any]) -> None:
-        """Append one line; a number that JSON cannot hold (NaN, infinity) becomes null."""
-        try:
-            text = _encode(line)
-        except ValueError:
-            text = _encode(_finite(line))
-        self.write_text(text + "\n")
-
-    def write_text(self, lines: str) -> None:
-        """Append whole lines of JSON."""
-        text = (("\n" if self._torn else "") + lines).encode()
+    def write(self, *lines: dict[str, Any]) -> None:
+        """Append the lines in one write; a number that JSON cannot hold (NaN, infinity) becomes null."""
+        text = (("\n" if self._torn else "") + "".join(map(_encoded, lines))).encode()
         self._torn = os.write(self._fd, text) < len(text)
         if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+def _encoded(line: dict[str, Any]) -> str:
+    try:
+        return _encode(line) + "\n"
+    except ValueError:
+        return _encode(process.finite(line)) + "\n"
 
 
 def append_line(directory: str, name: str, line: dict[str, Any]) -> None:
@@ -89,6 +87,28 @@ def never_raises(function: Function) -> Function:
             return None
 
     return quiet  # type: ignore[return-value]
+
+
+def follow(
+    owner: Any, name: str, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+) -> None:
+    """Have each call of `owner.name` call `before` with its arguments first, and `after` with its result and arguments.
+
+    Their errors are noted; a SystemExit of either, a clean stop, ends the script.
+    """
+    function = getattr(owner, name)
+    quiet_before, quiet_after = (None if each is None else never_raises(each) for each in (before, after))
+
+    @functools.wraps(function)
+    def followed(*arguments: Any, **keywords: Any) -> Any:
+        if quiet_before is not None:
+            quiet_before(*arguments, **keywords)
+        result = function(*arguments, **keywords)
+        if quiet_after is not None:
+            quiet_after(result, *arguments, **keywords)
+        return result
+
+    setattr(owner, name, followed)
 
 
 def note_error(hook: str, error: Exception) -> None:
@@ -133,7 +153,7 @@ class RankFiles:
             # A script that spawns its ranks itself names none in the environment.
             self.rank, self.world_size = group.get_rank(), group.get_world_size()
         try:
-            steps = LineFile(self.directory, f"steps{self._suffix()}.jsonl", os.O_EXCL)
+            steps = LineFile(self.directory, f"steps{process.rank_suffix(self.rank)}.jsonl", os.O_EXCL)
         except FileExistsError:
             self.is_claimed = True
             note(f"rank {self.rank}: another process takes steps too; only the first one's are recorded")
@@ -143,7 +163,7 @@ class RankFiles:
         # Held for the life of this process: a reader that can lock it exclusively knows that the run is over.
         lock = os.open(os.path.join(self.directory, "alive.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        never_raises(self.write)("started", pid=os.getpid(), start_ticks=_start_ticks())
+        never_raises(self.write)("started", pid=os.getpid(), start_ticks=process.start_ticks())
         return steps
 
     def _leave(self) -> None:
@@ -153,15 +173,5 @@ class RankFiles:
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line to `worker.jsonl` of this rank."""
         if self._worker is None:
-            self._worker = LineFile(self.directory, f"worker{self._suffix()}.jsonl")
+            self._worker = LineFile(self.directory, f"worker{process.rank_suffix(self.rank)}.jsonl")
         self._worker.write({"t_ns": time.monotonic_ns(), "kind": kind, "rank": self.rank, **fields})
-
-    def _suffix(self) -> str:
-        """Part of this rank's file names: empty for rank 0, else `.rank1` and so on."""
-        return "" if self.rank == 0 else f".rank{self.rank}"
-
-
-def _start_ticks() -> int:
-    """Start time of this process in clock ticks since boot (field 22 of `/proc/self/stat`), which tells pids apart."""
-    with open("/proc/self/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[19])

@@ -207,10 +207,10 @@ class StepLog:
         """
         if not self._records or self._file is None:
             return
-        text = "".join([step_line(record, self._warmup) for record in self._records])
+        lines = [step_line(record, self._warmup) for record in self._records]
         self._records.clear()
         self._write_due_ns = now_ns + WRITE_EVERY_NS
-        self._file.write_text(text)
+        self._file.write(*lines)
 
     def _samples(self, from_framework: int | None) -> int | None:
         """Samples of this step and rank by the first source that knows them."""
@@ -231,41 +231,29 @@ class StepLog:
         return samples
 
 
-NULL = "null"
-"""JSON of an absent figure."""
-NOT_FINITE = 'null,"loss_not_finite":true'
-"""JSON of a loss that is not finite, with the mark that says so."""
-
-
-def step_line(record: StepRecord, warmup: int) -> str:
-    """The line of a step; the first `warmup` steps are marked as such.
-
-    A time is written as its nanoseconds with an exponent, 1234567e-6 ms: decimal places take Python longer than all
-    else here, and its JSON encoder takes 8 us more.
-    """
-    t_ns, step, samples, (step_ns, data_ns, forward_ns, optimizer_ns), lr, peaks, loss = record
-    phases_ns = 0
-    data = forward = optimizer = other = NULL
-    if data_ns is not None:
-        phases_ns += data_ns
-        data = f"{data_ns}e-6"
-    if forward_ns is not None:
-        phases_ns += forward_ns
-        forward = f"{forward_ns}e-6"
-    if optimizer_ns is not None:
-        phases_ns += optimizer_ns
-        optimizer = f"{optimizer_ns}e-6"
-    if phases_ns:
-        other = f"{step_ns - phases_ns if step_ns > phases_ns else 0}e-6"
-    loss_json = NULL if loss is None else loss if math.isfinite(loss) else NOT_FINITE
-    peaks_json = "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else ""
-    return (
-        f'{{"t_ns":{t_ns},"step":{step},"warmup":{"true" if step <= warmup else "false"},'
-        f'"samples":{NULL if samples is None else samples},'
-        f'"tokens":null,"loss":{loss_json},"step_ms":{step_ns}e-6,"data_ms":{data},"forward_ms":{forward},'
-        f'"backward_ms":null,"optimizer_ms":{optimizer},"other_ms":{other},'
-        f'"lr":{NULL if lr is None else lr}{peaks_json}}}\n'
-    )
+def step_line(record: StepRecord, warmup: int) -> dict[str, Any]:
+    """The line of a step; the first `warmup` steps are marked as such, and a loss that is not finite is."""
+    t_ns, step, samples, (step_ns, *phases_ns), lr, peaks, loss = record
+    data_ms, forward_ms, optimizer_ms = (None if ns is None else ns / 1e6 for ns in phases_ns)
+    known_ns = sum(ns or 0 for ns in phases_ns)
+    is_finite = loss is None or math.isfinite(loss)
+    return {
+        "t_ns": t_ns,
+        "step": step,
+        "warmup": step <= warmup,
+        "samples": samples,
+        "tokens": None,
+        "loss": loss if is_finite else None,
+        **({} if is_finite else {"loss_not_finite": True}),
+        "step_ms": step_ns / 1e6,
+        "data_ms": data_ms,
+        "forward_ms": forward_ms,
+        "backward_ms": None,
+        "optimizer_ms": optimizer_ms,
+        "other_ms": max(0, step_ns - known_ns) / 1e6 if known_ns else None,
+        "lr": lr,
+        **(peaks or {}),
+    }
 
 
 class Settings(NamedTuple):

@@ -17,21 +17,21 @@ from ..invalid import InvalidInput
 from ..model.model_config import text_part, tokens_per_sample, vocab_size
 from ..shared.words import split_tokens
 from ..spec import Knobs, RankSpec
-from .corpus import Corpus, CorpusRequest, describe, open_corpus
+from .corpus import Corpus, CorpusRequest, build_in_child, describe, open_corpus
 from .images import ImageSamples, image_samples
 from .samples import (
     Batch,
     EncoderDecoderSplit,
     TokenSamples,
+    WholeTexts,
     collate_whole_batch,
     corpus_classes,
     corpus_ids,
     corpus_masking,
+    pieces_of,
     random_samples,
     text_samples,
 )
-from .tokenize_text import build_in_child
-from .whole_texts import WholeTexts, pieces_of
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Files of which a directory with a tokenizer has one."""

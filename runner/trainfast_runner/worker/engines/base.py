@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 
 from torch import nn
 from torch.optim import Optimizer
 
 from .. import loop
+from ..catalog import ENGINES
 from ..data.samples import Batch
 from ..model.objective import Objective
 from ..records.step_log import StepRecorder
@@ -36,3 +38,10 @@ class Engine:
     def train(self, knobs: Knobs, batches: Iterator[Batch], recorder: StepRecorder) -> None:
         """Take `knobs.steps` optimizer steps. The last step's record is still pending at the end."""
         loop.train(knobs, self.strategy, self.objective, batches, recorder)
+
+
+def make_engine(knobs: Knobs, strategy: Strategy, objective: Objective) -> Engine:
+    """Make the engine that the knobs name; its libraries are imported here, before any memory is counted."""
+    module, _, name = ENGINES[knobs.engine].path.partition(":")
+    engine: Engine = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, strategy, objective)
+    return engine

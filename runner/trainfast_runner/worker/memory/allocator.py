@@ -2,8 +2,8 @@
 
 Under strict thresholds every tensor of 128 KiB and more is a mapping of its own that goes back to the kernel when the
 tensor is freed, so resident memory is the memory that the tensors need. Page faults double the time of such a step: no
-timed step runs under strict thresholds unless the run has a memory limit. Standard library only: call `set_strict`
-before torch is imported.
+timed step runs under strict thresholds unless the run has a memory limit. Call `set_strict` before torch is imported:
+this file imports torch only to ask a device.
 """
 
 from __future__ import annotations
@@ -13,15 +13,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from ..shared.memory_limit import KEPT, ORDINARY, STRICT, malloc_settings
+from ..shared.process import (
+    M_ARENA_MAX,
+    M_MMAP_THRESHOLD,
+    M_TRIM_THRESHOLD,
+    ORDINARY_MMAP_BYTES,
+    ORDINARY_TRIM_BYTES,
+    STRICT_BYTES,
+)
 
-from ..shared.memory_limit import KEPT, ORDINARY, ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES, STRICT, malloc_settings
+if TYPE_CHECKING:
+    import torch
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-"""mallopt's parameters, from glibc's malloc.h."""
-STRICT_BYTES = 128 << 10
-"""glibc's initial value of both thresholds; setting it keeps them from growing."""
 LARGEST_WITHHELD_BYTES = 1 << 30
 """The largest free heap block that is looked for; sizes are halved from here."""
 SIZE_FIELD_BYTES, IS_MMAPPED = ctypes.sizeof(ctypes.c_size_t), 0x2
@@ -143,6 +149,8 @@ def fullest_device_memory(devices: list[torch.device], limit_bytes: int | None) 
 
 
 def _available(device: torch.device, limit_bytes: int | None) -> DeviceMemory:
+    import torch
+
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     if limit_bytes is not None:
         free_bytes = max(0, min(free_bytes, limit_bytes - torch.cuda.memory_allocated(device)))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
-from pathlib import Path
 
 import torch
 
+from ..shared.process import AddressSpacePeak, limit_data, parsed_status
 from ..shared.words import MEMORY_PHASES
 from .allocator import Allocator
 
@@ -54,7 +53,7 @@ class HostMemoryMeter:
     """
 
     def __init__(self, limit_bytes: int | None, allocator: Allocator) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._allocator = allocator
         self._strict_steps_left: int | None = 0
         self._baseline_bytes = 0
@@ -62,6 +61,8 @@ class HostMemoryMeter:
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        self._address_space: AddressSpacePeak | None = None
+        """The bytes that the limit counts, since it was set; None before."""
         # Counted before the limit, never touched.
         self._reserve: bytearray | None = bytearray(RESERVE_BYTES)
 
@@ -79,8 +80,9 @@ class HostMemoryMeter:
         figures = self._read_status()
         self._baseline_bytes = figures["VmRSS"]
         self._baseline_file_bytes = figures["RssFile"]
-        if self._limit_bytes is not None:
-            _limit_data(figures["VmData"] + self._limit_bytes)
+        if self.limit_bytes is not None:
+            limit_data(figures["VmData"] + self.limit_bytes)
+        self._address_space = AddressSpacePeak()
         os.pwrite(self._clear_fd, b"5", 0)
         if self._strict_steps_left == 0:
             self._allocator.set_ordinary()
@@ -98,6 +100,14 @@ class HostMemoryMeter:
     def peak_bytes(self) -> int | None:
         """Read VmHWM without resetting it; None when memory is not measured."""
         return None if self._strict_steps_left == 0 else self._high_water()
+
+    def limit_peak_bytes(self) -> int | None:
+        """Peak of the bytes that the limit counts, since it was set; None when unknown."""
+        return None if self._address_space is None else self._address_space.read()
+
+    def available_bytes(self) -> int | None:
+        """Return the limit."""
+        return self.limit_bytes
 
     def _high_water(self) -> int:
         figures = self._read_status()
@@ -124,20 +134,7 @@ class HostMemoryMeter:
         self._reserve = None
 
     def _read_status(self) -> dict[str, int]:
-        return bytes_in_status(os.pread(self._status_fd, STATUS_BYTES, 0))
-
-
-def bytes_in_status(status: bytes) -> dict[str, int]:
-    """The figures of `/proc/self/status` that have a unit, in bytes."""
-    rows = (line.split() for line in status.splitlines() if line.endswith(b" kB"))
-    return {name[:-1].decode(): int(size) * 1024 for name, size, _ in rows}
-
-
-def _limit_data(cap_bytes: int) -> None:
-    """Set the soft limit, which the kernel enforces."""
-    _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
-    soft_bytes = cap_bytes if hard_bytes == resource.RLIM_INFINITY else min(cap_bytes, hard_bytes)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft_bytes, hard_bytes))
+        return parsed_status(os.pread(self._status_fd, STATUS_BYTES, 0))
 
 
 class CudaMemoryMeter:
@@ -145,7 +142,7 @@ class CudaMemoryMeter:
 
     def __init__(self, devices: list[torch.device], limit_bytes: int | None) -> None:
         self._devices = devices
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._reserved_bytes = 0
         self._retries = 0
@@ -154,9 +151,9 @@ class CudaMemoryMeter:
         """Cap the allocator and reset its peaks. A GPU has no strict steps."""
         torch.cuda.set_device(self._devices[0])
         for device in self._devices:
-            if self._limit_bytes is not None:
+            if self.limit_bytes is not None:
                 total_bytes = torch.cuda.get_device_properties(device).total_memory
-                torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total_bytes), device)
+                torch.cuda.set_per_process_memory_fraction(min(1.0, self.limit_bytes / total_bytes), device)
             torch.cuda.reset_peak_memory_stats(device)
 
     def return_freed(self) -> None:
@@ -189,6 +186,16 @@ class CudaMemoryMeter:
         except RuntimeError:
             return None
 
+    def limit_peak_bytes(self) -> int | None:
+        """Return None: the peaks of the steps are of the bytes that the limit counts."""
+        return None
+
+    def available_bytes(self) -> int | None:
+        """Most that the allocator may hold now, up to its limit; less when another process takes memory."""
+        free_bytes, _ = torch.cuda.mem_get_info(self._devices[0])
+        available_bytes = free_bytes + torch.cuda.memory_reserved(self._devices[0])
+        return available_bytes if self.limit_bytes is None else min(available_bytes, self.limit_bytes)
+
     def free_reserve(self) -> None:
         """Nothing to free: records are written from host memory."""
 
@@ -201,59 +208,3 @@ a process that trains several. `end_step_fields` returns the memory fields of th
 call.
 `free_reserve` frees memory for the last records, also after an error.
 """
-
-
-class HostLimitGauge:
-    """Reads the peak of VmData: the private writable address space, touched or not, that RLIMIT_DATA counts.
-
-    The kernel keeps a high-water mark of all address space (VmPeak) but none of VmData, so the peak is the growth of
-    VmPeak less the growth of mapped files. Make the gauge when the limit has just been set. The peak is None until
-    VmPeak rises above its value at that moment.
-    """
-
-    def __init__(self, limit_bytes: int | None) -> None:
-        self.limit_bytes = limit_bytes
-        self._first = _status()
-
-    def peak_bytes(self) -> int | None:
-        """Growth since the limit was set; None when unknown."""
-        status, first_status = _status(), self._first
-        if status["VmPeak"] <= first_status["VmPeak"]:
-            return None
-        files = (status["VmSize"] - status["VmData"]) - (first_status["VmSize"] - first_status["VmData"])
-        return max(0, status["VmPeak"] - first_status["VmSize"] - max(0, files))
-
-    def available_bytes(self) -> int | None:
-        """Return the limit."""
-        return self.limit_bytes
-
-
-def _status() -> dict[str, int]:
-    return bytes_in_status(Path("/proc/self/status").read_bytes())
-
-
-class CudaLimitGauge:
-    """Counts as available the free memory of the device and the memory of the caching allocator, up to its limit."""
-
-    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
-        self._device = device
-        self.limit_bytes = limit_bytes
-
-    def peak_bytes(self) -> int | None:
-        """Return None: the memory meter reads the bytes that the limit counts."""
-        return None
-
-    def available_bytes(self) -> int | None:
-        """Most that the allocator may hold now; less when another process takes memory."""
-        free_bytes, _ = torch.cuda.mem_get_info(self._device)
-        available_bytes = free_bytes + torch.cuda.memory_reserved(self._device)
-        return available_bytes if self.limit_bytes is None else min(available_bytes, self.limit_bytes)
-
-
-LimitGauge = HostLimitGauge | CudaLimitGauge
-"""Reads the memory that the limit itself counts, where the memory meter counts other bytes."""
-
-
-def make_limit_gauge(device: torch.device, limit_bytes: int | None) -> LimitGauge:
-    """Make the gauge of this rank's device. Call it when the limit has just been set."""
-    return CudaLimitGauge(device, limit_bytes) if device.type == "cuda" else HostLimitGauge(limit_bytes)

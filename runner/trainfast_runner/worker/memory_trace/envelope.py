@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..shared.words import ACTIVATIONS, TEMPORARY
-from .live_bytes import Bytes, LiveBytes, TracedSegment
-from .step_work import Work
+from .live_bytes import Bytes, LiveBytes, TracedSegment, Work
 
 Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Bytes by category, or work by kind: fixed, and for each sample of the batch."""

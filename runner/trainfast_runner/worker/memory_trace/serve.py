@@ -1,36 +1,204 @@
-"""Answer trace requests until standard input ends. The first batch imports the libraries; each is traced in a fork.
+"""Trace training steps without memory, and answer with the timelines of their live bytes, until standard input ends.
 
 A line of stdin is JSON: `{"batch": N, "requests": [...], "devices": {...}}` with the fields of `TraceRequest`s and
 the variables that choose the GPUs, one batch at a time, or `{"cancel": N}`. The first line of stdout is
-`{"imported": true}`. Answers carry `batch`; `{"done": N}` follows when nothing of the batch runs any more. The end of
-stdin, which comes with the end of the parent, ends this process and its forks.
+`{"imported": true}`. Answers carry `batch`, and `request`, the index of their request: they may come in another order.
+`{"done": N}` follows when nothing of the batch runs any more. The end of stdin, which comes with the end of the parent,
+ends this process and its forks.
+
+The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Three blocks of a
+stack of identical ones are traced: the first, one that stands for all between, and the last. The first batch imports
+the libraries; each batch is traced in a fork of this process, and forks of that fork trace in parallel.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import logging
+import multiprocessing
 import os
 import runpy
 import select
 import signal
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .step_timeline import TraceRequest
 
-POLL_S = 0.1
-"""Seconds between checks that stdin has not ended."""
 READ_BYTES = 1 << 16
 """Most bytes of stdin read at once."""
 STDIN, STDOUT = 0, 1
 """File descriptors of standard input and output."""
+FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
+"""Imported before the forks: a thousand modules that each fork would import again, which takes as long as torch."""
+TRACING_PROCESSES = 2
+"""Processes that trace at a time; each uses one core."""
+REASON_CHARACTERS = 300
+"""Chosen, not measured: the most that an answer quotes of the error of a trace."""
+HIDDEN_PACKAGES = (
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "kernels",
+    "sklearn",
+    "scipy",
+    "tensorflow",
+    "jax",
+    "flax",
+    "torchvision",
+)
+"""Packages that transformers imports if installed, and that a trace does not use."""
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One trace of a request: the smaller (0) or the larger (1) of the two that its answer is computed from."""
+
+    request: int
+    size_index: int
+
+
+def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
+    """Yield each answer as soon as its request is traced.
+
+    An answer has `error` for a model that cannot be built, and `untraceable`, the reason, for one without a trace.
+    """
+    try:
+        import_for(requests)
+    except Exception as error:
+        yield from ({"request": number, **_untraceable(error)} for number in range(len(requests)))
+        return
+    unanswered = set(range(len(requests)))
+    try:
+        for number, answer in _trace_all(requests):
+            unanswered.discard(number)
+            yield {"request": number, **answer}
+    except BrokenProcessPool:
+        yield from (
+            {"request": number, "untraceable": "the process that traced it died"} for number in sorted(unanswered)
+        )
+
+
+def import_for(requests: list[TraceRequest]) -> None:
+    """Import everything that tracing needs, once for all its processes. Raises the error of a failed import."""
+    from ..programs.inspect_model import hide_packages
+
+    gc.disable()
+    hide_packages(HIDDEN_PACKAGES)
+    import torch
+
+    from ..model.build import import_model_code
+    from ..model.model_config import resolve_config
+
+    importlib.import_module(".step_timeline", __package__)
+    for name in FIRST_TRACE_IMPORTS:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    for model, objective in {
+        json.dumps([request.model, request.objective]): (request.model, request.objective) for request in requests
+    }.values():
+        with suppress(Exception):  # building the model reports it
+            import_model_code(resolve_config(model), objective)
+    # A fork of a process whose kernels have run on several threads hangs at its first kernel.
+    torch.set_num_threads(1)
+    # Imported modules stay: no collection looks at them, and no fork copies them.
+    gc.freeze()
+    gc.enable()
+
+
+def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the answers as they come; earlier requests are traced first."""
+    requests = list(requests)
+    ready_tasks = [
+        Task(number, index) for number, request in enumerate(requests) if request.after is None for index in (0, 1)
+    ]
+    traces: dict[Task, dict[str, Any]] = {}
+    tasks_by_future: dict[Future[dict[str, Any]], Task] = {}
+    with _pool_for(requests) as pool:
+        while ready_tasks or tasks_by_future:
+            while ready_tasks and len(tasks_by_future) < TRACING_PROCESSES:
+                task = ready_tasks.pop(0)
+                tasks_by_future[pool.submit(_trace, requests[task.request], task.size_index)] = task
+            for future in wait(tasks_by_future, return_when=FIRST_COMPLETED).done:
+                task = tasks_by_future.pop(future)
+                traces[task] = future.result()
+                pair = [traces.get(Task(task.request, index)) for index in (0, 1)]
+                if pair[0] is not None and pair[1] is not None:
+                    yield task.request, _join(pair[0], pair[1])
+                if task.size_index > 0:
+                    continue
+                for number, request in enumerate(requests):
+                    if request.after == task.request:
+                        # A model that cannot be built has no `unused`; its `optimizer` request fails as well.
+                        requests[number] = replace(request, unused=tuple(traces[task].get("unused", ())))
+                        ready_tasks += [Task(number, 0), Task(number, 1)]
+                ready_tasks.sort()
+
+
+def _pool_for(requests: list[TraceRequest]) -> Executor:
+    """Return a pool of forks; for a GPU a thread of this process.
+
+    A fork cannot use a GPU that its parent has touched.
+    """
+    from ..exit_now import die_with_parent
+
+    if any(request.device == "cuda" for request in requests):
+        return ThreadPoolExecutor(1)
+    try:
+        return ProcessPoolExecutor(
+            min(TRACING_PROCESSES, os.cpu_count() or 1),
+            multiprocessing.get_context("fork"),
+            initializer=die_with_parent,
+        )
+    except (OSError, ImportError):
+        return ThreadPoolExecutor(1)  # a container without /dev/shm has no semaphores
+
+
+def _trace(request: TraceRequest, size_index: int) -> dict[str, Any]:
+    """Run one trace."""
+    from ..invalid import InvalidInput
+
+    try:
+        from .step_timeline import trace_optimizer, trace_step
+
+        trace = trace_step if request.part == "step" else trace_optimizer
+        return trace(request, size_index)
+    except InvalidInput as error:
+        return {"error": error.as_fields()}
+    except Exception as error:
+        return _untraceable(error)
+
+
+def _join(small: dict[str, Any], large: dict[str, Any]) -> dict[str, Any]:
+    """Join the traces at both sizes into one answer; the first failure if one failed."""
+    from .envelope import TRACED_BATCH_SIZES, extrapolate_blocks, extrapolate_work, segment_lines
+
+    for traced in (small, large):
+        if "error" in traced or "untraceable" in traced:
+            return traced
+    try:
+        if "segments" in small:
+            return {**small, "segments": segment_lines(small["segments"], large["segments"], TRACED_BATCH_SIZES)}
+        low = small["segment"]
+        high = large.get("segment", small["segment"])
+        extra_blocks = small["left_out"]
+        start, peak = extrapolate_blocks(low, high, extra_blocks)
+        return {"before_optimizer": start, "optimizer_peak": peak, "work": extrapolate_work(low, high, extra_blocks)}
+    except Exception as error:
+        return _untraceable(error)
+
+
+def _untraceable(error: Exception) -> dict[str, Any]:
+    return {"untraceable": f"{type(error).__name__}: {' '.join(str(error).split())[:REASON_CHARACTERS]}"}
 
 
 class RequestLines:
@@ -66,7 +234,6 @@ class RequestLines:
 def main() -> None:
     """Import the libraries that the first batch needs, then trace batch after batch."""
     logging.disable(logging.WARNING)
-    from .answers import import_for
     from .step_timeline import read_request
 
     lines = RequestLines()
@@ -74,35 +241,13 @@ def main() -> None:
     while (batch := lines.next()) is not None:
         requests = [read_request(fields) for fields in batch["requests"]]
         if is_first:
-            with _ended_with_stdin():
-                import_for(requests)
+            import_for(requests)
             _print({"imported": True})
             is_first = False
-        _trace(int(batch["batch"]), requests, batch["devices"], lines)
+        _trace_batch(int(batch["batch"]), requests, batch["devices"], lines)
 
 
-@contextmanager
-def _ended_with_stdin() -> Iterator[None]:
-    """End this process when stdin ends. The thread is gone at the end of the block, before anything is forked."""
-    over = threading.Event()
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(STDIN, 0)
-        while not over.wait(POLL_S):
-            if poll.poll(0):  # POLLHUP, which is reported without being asked for
-                os._exit(1)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _trace(batch: int, requests: list[TraceRequest], devices: dict[str, str | None], lines: RequestLines) -> None:
+def _trace_batch(batch: int, requests: list[TraceRequest], devices: dict[str, str | None], lines: RequestLines) -> None:
     """Trace a batch in a fork, and return when the fork and its own forks have ended."""
     alive_pipe, child_end = os.pipe()
     server, child = os.getpid(), os.fork()
@@ -140,7 +285,6 @@ def _choose_gpus(devices: dict[str, str | None]) -> None:
 def _answer(batch: int, requests: list[TraceRequest], server: int) -> None:
     """Trace and answer in the child, as a process group of its own, so that one signal ends the child and its forks."""
     from ..exit_now import die_with_parent
-    from .answers import answers
 
     try:
         os.setpgid(0, 0)

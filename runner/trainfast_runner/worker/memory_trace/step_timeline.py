@@ -25,11 +25,10 @@ from ..model.objective import Objective
 from ..model.optimizer import HALF_DTYPE, build_optimizer
 from ..shared.words import GRADS, OPTIMIZER, PARAMS, TRACED_MICRO_BATCHES, split_tokens
 from ..spec import Knobs, knobs_of
-from ..strategies import make_strategy
-from ..strategies.base import Strategy
+from ..strategies.base import Strategy, make_strategy
 from ..strategies.pipeline import cut
 from ..strategies.spread_layers import divide
-from ..strategies.tensor_plan import Slice, add_exchanges, plan_for
+from ..strategies.tensor_parallel import Slice, add_exchanges, plan_for
 from .envelope import KEPT_BLOCKS, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment
 
@@ -64,8 +63,6 @@ def trace_step(request: TraceRequest, size_index: int) -> dict[str, Any]:
     model = _model(request, config, knobs)
     stages = None
     if request.stages:
-        # Only here: its imports take another second.
-
         if request.spread:
             tokens = tokens_per_sample(config, request.objective, knobs.seq_len)
             stages = spread_over(model, request.stages, tokens)
@@ -147,8 +144,6 @@ def _model(request: TraceRequest, config: Any, knobs: Knobs) -> nn.Module:
     """Build the model on the meta device, where values that decide about layers (dropout rates) are real."""
     model = build_model(config, request.objective, knobs, torch.device("meta"))
     if request.tp_degree:
-        # Only here: torch.distributed takes long to import.
-
         keep_one_slice(model, request.tp_degree, request.device)
     if request.half_weights:
         for parameter in model.parameters():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..shared.memory_limit import is_out_of_memory
+from ..shared.process import TRACEBACK_CHARACTERS, exception_chain, finite, rank_suffix
 
 if TYPE_CHECKING:
     from ..memory.allocator import DeviceMemory
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
 
 MAX_KEPT_LINES = 64
 """Chosen, not measured: the most lines that wait for a full disk; a run has few lines that are kept."""
-
-
-def rank_suffix(rank: int) -> str:
-    """Part of a file's name: empty for rank 0, else `.rank1` and so on."""
-    return "" if rank == 0 else f".rank{rank}"
 
 
 class RecordFile:
@@ -55,7 +51,7 @@ class RecordFile:
         try:
             text = json.dumps(record, separators=(",", ":"), allow_nan=False, default=str)
         except ValueError:
-            text = json.dumps(_finite(record), separators=(",", ":"), default=str)
+            text = json.dumps(finite(record), separators=(",", ":"), default=str)
         line = text.encode() + b"\n"
         if self._waiting:
             self._waiting.append(line)
@@ -96,18 +92,6 @@ class RecordFile:
                 self._complain(sentence)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
-
-
-TRACEBACK_CHARACTERS, MESSAGE_CHARACTERS = 4000, 2000
-"""Kept equal to the door's (`install.py`): the door imports nothing of the worker while a script runs."""
 SETTLE_S = 10.0
 """Seconds for retries, as long as the supervisor tries to write the result."""
 RETRY_EVERY_S = 0.1
@@ -167,20 +151,6 @@ class WorkerLog:
             traceback=text[-TRACEBACK_CHARACTERS:],
             is_oom=chain_is_oom(chain, self.available),
         )
-
-
-def exception_chain(error: BaseException) -> list[dict[str, str]]:
-    """The error and its causes, outermost first, as `{type, message}`; types outside builtins carry their module."""
-    chain: list[dict[str, str]] = []
-    seen_ids: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen_ids:
-        seen_ids.add(id(link))
-        kind = type(link)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        chain.append({"type": name, "message": str(link)[:MESSAGE_CHARACTERS]})
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return chain
 
 
 def chain_is_oom(chain: list[dict[str, str]], available: DeviceMemory | None) -> bool:

@@ -8,8 +8,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ALIVE_LOCK_FILE = "alive.lock"
@@ -139,18 +139,19 @@ class Scratch:
         # Of all that use this file, only a run that offloads needs it; so with `_delete`.
         import tempfile
 
-        with _Lock(parent, within_s=math.inf):
+        with _locked(parent, within_s=math.inf):
             _remove_unlocked(parent)
             self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
-            self._alive = _Lock(self._folder, within_s=0)
-            (self._folder / MARKER_FILE).write_bytes(self._alive.mark())
+            self._alive_fd = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+            wait_for_lock(self._alive_fd, fcntl.LOCK_EX)
+            (self._folder / MARKER_FILE).write_bytes(_mark(self._alive_fd))
         self.path = self._folder / "states"
         self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
         """Delete the directory with everything in it."""
         _delete(self._folder)
-        self._alive.release()
+        os.close(self._alive_fd)
 
 
 def remove_leftovers(parent: Path) -> bool:
@@ -158,10 +159,10 @@ def remove_leftovers(parent: Path) -> bool:
 
     Raises OSError if `parent` cannot be read.
     """
-    with _Lock(parent.resolve(), within_s=LOCK_WITHIN_S) as lock:
-        if lock.taken:
+    with _locked(parent.resolve(), within_s=LOCK_WITHIN_S) as (_, is_taken):
+        if is_taken:
             _remove_unlocked(parent)
-        return lock.taken
+        return is_taken
 
 
 def free_bytes(parent: Path) -> int:
@@ -173,20 +174,10 @@ def free_bytes(parent: Path) -> int:
 def _remove_unlocked(parent: Path) -> None:
     """Delete each directory that has our mark and that no live run has locked."""
     for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
-        try:
-            lock = _Lock(folder, within_s=0)
-        except OSError:
-            continue  # a file, a link, or a directory of another user
-        with lock:
-            if lock.taken and _is_marked(folder, lock):
+        # A file, a link, a directory of another user, or one without a mark.
+        with suppress(OSError), _locked(folder, within_s=0) as (fd, is_taken):
+            if is_taken and (folder / MARKER_FILE).read_bytes() == _mark(fd):
                 _delete(folder)
-
-
-def _is_marked(folder: Path, lock: _Lock) -> bool:
-    try:
-        return (folder / MARKER_FILE).read_bytes() == lock.mark()
-    except OSError:
-        return False
 
 
 def _delete(folder: Path) -> None:
@@ -197,30 +188,19 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Lock:
-    """An exclusive flock on a directory, which ends with its process; `taken` is True if this process has it.
+def _mark(fd: int) -> bytes:
+    """Content of an open directory's marker: user and inode, so that a copy of the directory is not marked."""
+    return f"user {os.geteuid()}, inode {os.fstat(fd).st_ino}\n".encode()
 
-    Raises OSError for a link, for anything that is not a directory, and on a file system without locks.
+
+@contextmanager
+def _locked(folder: Path, within_s: float) -> Iterator[tuple[int, bool]]:
+    """Lock a directory; the context is its descriptor, and True unless others kept the lock for `within_s` seconds.
+
+    Raises OSError for anything that is not a directory, for a link if `within_s` is 0, and without locks.
     """
-
-    def __init__(self, folder: Path, *, within_s: float) -> None:
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if within_s else os.O_NOFOLLOW))
-        try:
-            self.taken = wait_for_lock(self._fd, fcntl.LOCK_EX, within_s=within_s)
-        except OSError:
-            os.close(self._fd)
-            raise
-
-    def mark(self) -> bytes:
-        """Content of the marker: user and inode, so that a copy of the directory is not marked."""
-        return f"user {os.geteuid()}, inode {os.fstat(self._fd).st_ino}\n".encode()
-
-    def release(self) -> None:
-        """Unlock the directory."""
-        os.close(self._fd)
-
-    def __enter__(self) -> _Lock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if within_s else os.O_NOFOLLOW))
+    try:
+        yield fd, wait_for_lock(fd, fcntl.LOCK_EX, within_s=within_s)
+    finally:
+        os.close(fd)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from .process import ORDINARY_MMAP_BYTES, ORDINARY_TRIM_BYTES
+
 
 def limit_of_rank(limits: Sequence[int] | None, rank: int) -> int | None:
     """Return the rank's own figure, or the last one if there are fewer than ranks; None without limits."""
@@ -62,10 +64,6 @@ STRICT, ORDINARY, KEPT = "strict", "ordinary", "kept"
 """The thresholds of a step, as a run records them; `kept` are the user's own, which no run changes."""
 STRICT_IN_WARMUP = "strict in warm-up"
 """Recorded for a run whose timed steps are ordinary."""
-ORDINARY_MMAP_BYTES = 32 << 20
-"""The most that glibc's own threshold grows to on 64 bits (DEFAULT_MMAP_THRESHOLD_MAX, malloc.c)."""
-ORDINARY_TRIM_BYTES = 256 << 20
-"""Free bytes at the top of the heap beyond which glibc returns them; chosen by measured speed (docs/decisions.md)."""
 ORDINARY_VARIABLES = {
     "MALLOC_MMAP_THRESHOLD_": str(ORDINARY_MMAP_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str(ORDINARY_TRIM_BYTES),

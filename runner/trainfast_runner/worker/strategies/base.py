@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..catalog import STRATEGIES
 from ..data.samples import Batch
 from ..model.compilation import compiled
 from ..model.objective import Objective
@@ -102,7 +104,7 @@ class Strategy:
         return None
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Return `wrapper`, and those fields of `records.actual_record.NULL_UNLESS_READ` that the live objects have."""
+        """Return `wrapper`, and those fields of `train_state.NULL_UNLESS_READ` that the live objects have."""
         return {"wrapper": next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")}
 
     def run_documents(self) -> dict[str, Any]:
@@ -111,6 +113,13 @@ class Strategy:
 
     def stop(self) -> None:
         """Leave the group after the last step. Never called after an error."""
+
+
+def make_strategy(knobs: Knobs, device: torch.device) -> Strategy:
+    """Make the strategy that the knobs name; its file is imported only now."""
+    module, _, name = STRATEGIES[knobs.strategy].path.partition(":")
+    strategy: Strategy = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, device)
+    return strategy
 
 
 def visible_gpus() -> list[torch.device]:

@@ -1,0 +1,410 @@
+"""A warm process, which the parent of a search orders to try batch sizes on one model, or one setting after another.
+
+The parent appends to `control.jsonl`. Every rank reads line n as the order of probe or trial n, takes its steps, and
+writes a `probe` or `trial` record. No rank decides anything, and ranks meet in the steps only. An exception ends the
+process, as in any run.
+
+A probe tries a batch size on the model that all probes share. A trial builds a model of its own and takes its steps as
+a run does, so that its figures are a run's; only its learning rate stays constant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import gc
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from .catalog import allows_warm_trials
+from .data.batches import Samples, batches_of
+from .data.samples import Batch
+from .invalid import InvalidInput
+from .memory.allocator import fullest_device_memory, use_ordinary_thresholds
+from .memory.memory_meter import MemoryMeter
+from .records.record_file import WorkerLog, chain_is_oom
+from .records.step_log import EndedStep, StepRecorder, StepTimes, make_clock
+from .shared.process import exception_chain
+from .shared.words import MEMORY_PHASES
+from .spec import Knobs, RankSpec
+from .train_state import TrainState
+
+POLL_S = 0.02
+"""Seconds between looks for the next order."""
+PARENT_CHECK_S = 1.0
+"""Seconds between checks that the parent lives."""
+
+
+@dataclass(frozen=True)
+class ProbeOrder:
+    """An order to take `steps` optimizer steps at this batch size."""
+
+    batch_size: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """An order to try settings, or to take more steps of the last ones."""
+
+    knobs: dict[str, Any]
+    """Values of the knobs that are tried."""
+    untimed: int
+    """Steps before the timed ones, in which the memory is measured."""
+    steps: int
+    """Timed steps."""
+    more: bool
+    """True to continue the last trial with `steps` more timed steps; `untimed` and `knobs` are ignored."""
+
+
+Order = TypeVar("Order", bound=ProbeOrder | TrialOrder)
+
+
+class Orders(Generic[Order]):
+    """The parent's orders of one kind, one line of `control.jsonl` for each.
+
+    The parent holds `search_lock` for as long as it lives, and nobody else writes here: once the lock is free no
+    further line comes, so all ranks read the same orders.
+    """
+
+    def __init__(self, control: Path, search_lock: Path, kind: type[Order]) -> None:
+        self._kind = kind
+        self._control = control
+        self._search_lock = search_lock
+        self._taken = 0
+
+    def next(self) -> Order | None:
+        """Wait for the next order and return it; None when the parent ends the process or is gone."""
+        last_check = time.monotonic()
+        while True:
+            parent_is_gone = False
+            if time.monotonic() - last_check > PARENT_CHECK_S:
+                last_check = time.monotonic()
+                parent_is_gone = self._parent_is_gone()
+            # Read after that check, because the parent may have written its last line just before it ended.
+            line = self._next_line()
+            if line is not None:
+                self._taken += 1
+                if line["do"] == "end":
+                    return None
+                return self._kind(**{field.name: line[field.name] for field in dataclasses.fields(self._kind)})
+            if parent_is_gone:
+                return None
+            time.sleep(POLL_S)
+
+    def _next_line(self) -> dict[str, Any] | None:
+        try:
+            lines = self._control.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return None
+        line: dict[str, Any] | None = json.loads(lines[self._taken]) if len(lines) > self._taken else None
+        return line
+
+    def _parent_is_gone(self) -> bool:
+        try:
+            fd = os.open(self._search_lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+
+MAX_SKIPPED_STEPS = 20
+"""Most steps that a probe adds where fp16 skips updates: the scale falls from 65536 to 1 in 16."""
+
+
+class ProbeSteps:
+    """The steps of one probe, kept until its end, in place of a step log."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[StepTimes, dict[str, Any]]] = []
+
+    def add(self, ended_step: EndedStep) -> None:
+        """Note a step. Nobody reads its loss, but the loss's sum over ranks must end."""
+        if ended_step.reduced is not None:
+            ended_step.reduced.wait()
+        self._steps.append((ended_step.times, ended_step.fields))
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """Phases that at least one whole step went through."""
+        return MEMORY_PHASES if self._steps else ()
+
+    def fields(self) -> dict[str, Any]:
+        """Highest peaks of the steps, the time of each in ms, and the allocator's retries since the process began."""
+        steps = [fields for _, fields in self._steps]
+        peaks = {phase: max(step["phase_peaks"][phase] for step in steps) for phase in MEMORY_PHASES}
+        return {
+            "phase_peaks": peaks,
+            "peak_allocated_bytes": max(peaks.values()),
+            "peak_reserved_bytes": max(step["peak_reserved_bytes"] for step in steps),
+            "alloc_retries": steps[-1]["alloc_retries"],
+            "step_ms": [times()[1]["step_ms"] for times, _ in self._steps],
+        }
+
+
+@dataclass(frozen=True)
+class ProbeRunner:
+    """Tries batch sizes on one model, its optimizer included."""
+
+    state: TrainState
+    samples: Samples
+    memory: MemoryMeter
+    log: WorkerLog
+
+    def run(self, orders: Orders[ProbeOrder]) -> None:
+        """Try sizes until there is no further order. Raises a step's error, after recording the phases it reached."""
+        number, retries = 0, 0
+        while (order := orders.next()) is not None:
+            batch_size, number = order.batch_size, number + 1
+            self.forget_last_probe()
+            probe_fields = {"number": number, "batch_size": batch_size, "room_bytes": self.memory.available_bytes()}
+            peak_before_bytes = self.memory.limit_peak_bytes() or 0
+            began_s = time.monotonic()
+            steps = ProbeSteps()
+            try:
+                self.take_steps(batch_size, order.steps, steps, is_first=number == 1)
+                fields = steps.fields()
+            except Exception as error:
+                self.record_if_oom(error, {**probe_fields, "seconds": time.monotonic() - began_s}, steps.reached)
+                raise
+            peak_bytes = self.memory.limit_peak_bytes() or 0
+            self.log.write(
+                "probe",
+                **probe_fields,
+                outcome="fits",
+                seconds=time.monotonic() - began_s,
+                limit_peak_bytes=peak_bytes if peak_bytes > peak_before_bytes else None,
+                room_after_bytes=self.memory.available_bytes(),
+                samples=batch_size * self.state.knobs.grad_accum,
+                **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
+            )
+            retries = fields["alloc_retries"]
+
+    def take_steps(self, batch_size: int, wanted_updates: int, steps: ProbeSteps, *, is_first: bool) -> None:
+        """Train until as many steps as `wanted_updates` have updated the weights, or `MAX_SKIPPED_STEPS` more ended.
+
+        Where a gradient overflows, fp16 skips the update and halves the loss scale, and before the first update there
+        are no optimizer states to measure. The ranks skip the same steps, because every strategy agrees on an overflow.
+        Raises RuntimeError when no step updated the weights.
+        """
+        state, precision = self.state, self.state.strategy.precision
+        skips_before, attempted, updates = precision.skipped_steps(), 0, 0
+        max_steps = wanted_updates + MAX_SKIPPED_STEPS
+        while updates < wanted_updates and attempted < max_steps:
+            next_steps = min(wanted_updates - updates, max_steps - attempted)
+            knobs = replace(state.knobs, batch_size=batch_size, steps=next_steps)
+            # Which objects really ran is recorded after the first step of the first size.
+            write_actual = partial(state.write_actual, self.log) if is_first and attempted == 0 else None
+            recorder = StepRecorder(make_clock(state.strategy.device), self.memory, steps, self.log, write_actual)
+            state.engine.train(knobs, self._longest(knobs), recorder)
+            attempted += next_steps
+            updates = attempted - (precision.skipped_steps() - skips_before)
+        if updates <= 0:
+            raise RuntimeError(f"batch_size={batch_size}: fp16 overflowed in all {attempted} steps: no weight update")
+
+    def _longest(self, knobs: Knobs) -> Iterator[Batch]:
+        """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""
+        first_step_knobs = replace(knobs, steps=1, workers=0)
+        strategy = self.state.strategy
+        for _ in range(knobs.steps):
+            yield from batches_of(self.samples, first_step_knobs, strategy.dp_rank, strategy.dp_degree)
+
+    def forget_last_probe(self) -> None:
+        """Empty the caches that the last size left, and begin new peaks."""
+        gc.collect()
+        if self.state.strategy.device.type == "cuda":
+            # On a CPU it would map large blocks, which the limit counts as the training's.
+            self.memory.return_freed()
+        for phase in MEMORY_PHASES:
+            self.memory.end_phase(phase)
+        self.memory.end_step_fields()
+
+    def record_if_oom(self, error: BaseException, probe_fields: dict[str, Any], reached: tuple[str, ...]) -> None:
+        """Write the `probe` record of a size that ran out of memory; nothing for another error. Asks no other rank.
+
+        `probe_fields` are fields of the record, `reached` the phases that an earlier step of this size went through.
+        """
+        chain = exception_chain(error)
+        if not chain_is_oom(chain, fullest_device_memory(self.state.strategy.devices, self.memory.limit_bytes)):
+            return
+        self.memory.free_reserve()
+        fields: dict[str, Any] = {}
+        available_after_bytes = None
+        with suppress(RuntimeError):
+            available_after_bytes = self.memory.available_bytes()
+            in_optimizer = self.log.phase == "optimizer"
+            self.memory.end_phase("optimizer" if in_optimizer else "forward_backward")
+            fields = dict(self.memory.end_step_fields())
+            # The peak of a phase that was not reached is that of before the step.
+            measured_phases = {"forward_backward", *reached, *(["optimizer"] if in_optimizer else [])}
+            peaks = fields["phase_peaks"]
+            fields["phase_peaks"] = {name: peak for name, peak in peaks.items() if name in measured_phases}
+        self.log.write(
+            "probe",
+            **probe_fields,
+            outcome="oom",
+            phase=self.log.phase,
+            message=chain[0]["message"],
+            rank=self.log.rank,
+            room_after_bytes=available_after_bytes,
+            **fields,
+        )
+
+
+LOADER_STEPS = 1_000_000
+"""Length of a trial's loader: `more` steps may be ordered again and again."""
+
+
+class HeldLoader:
+    """Holds a trial's loader processes back until its steps begin.
+
+    With the head start of a model's build a slow loader would look fast for as long as a trial takes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_on_cpu = device.type == "cpu"
+        self._released = multiprocessing.Event()
+
+    def begin(self, number: int) -> None:
+        """Wait in a loader process until `release`; end it if the training process is gone."""
+        parent = multiprocessing.parent_process()
+        while not self._released.wait(PARENT_CHECK_S):
+            if parent is not None and not parent.is_alive():
+                os._exit(0)
+        if self._is_on_cpu:
+            use_ordinary_thresholds(number)
+
+    def release(self) -> None:
+        """Let the loader processes load."""
+        self._released.set()
+
+
+@dataclass
+class TrialRunner:
+    """Tries settings one after the other in this process."""
+
+    spec: RankSpec
+    config: Any
+    device: torch.device
+    samples: Samples
+    memory: MemoryMeter
+    log: WorkerLog
+    _state: TrainState | None = field(default=None, init=False)
+
+    def run(self, orders: Orders[TrialOrder]) -> None:
+        """Take trials until there is no further order. Raises a trial's error, after recording it."""
+        number = 0
+        while (order := orders.next()) is not None:
+            number += 1
+            began_s = time.monotonic()
+            try:
+                fields = self._take(order)
+            except Exception as error:
+                self._record_failure(error, number, time.monotonic() - began_s)
+                raise
+            self.log.write("trial", number=number, rank=self.log.rank, seconds=time.monotonic() - began_s, **fields)
+
+    def _take(self, order: TrialOrder) -> dict[str, Any]:
+        """Take the steps of an order and return the fields of its record."""
+        began_s = time.monotonic()
+        untimed = 0 if order.more else order.untimed
+        state = self._same_setting() if order.more else self._next_setting(order.knobs, untimed)
+        records: list[dict[str, Any]] = []
+        step_log = state.step_log(records.append, self.log, untimed)
+        write_actual = None if order.more else partial(state.write_actual, self.log)
+        recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
+        switch_s = time.monotonic() - began_s
+        state.engine.train(replace(state.knobs, steps=untimed + order.steps), state.batches, recorder)
+        step_log.flush()
+        return {"switch_s": switch_s, **trial_fields(records)}
+
+    def _same_setting(self) -> TrainState:
+        """Return the last trial's setting once all ranks have read the order for more steps."""
+        if self._state is None:
+            raise ValueError("more steps were ordered before any trial")
+        # Ranks read the order up to 20 ms apart: without this sum the first timed step would be that much longer.
+        self._state.strategy.all_reduce(torch.zeros((), device=self.device))
+        return self._state
+
+    def _next_setting(self, overrides: dict[str, Any], untimed: int) -> TrainState:
+        """Drop the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
+        # A schedule would end with each order. At one rate the losses of trials of any length compare step by step.
+        knobs = self.spec.knobs.with_values({**overrides, "lr_schedule": "constant"})
+        if self._state is not None and not allows_warm_trials(knobs.strategy, knobs.engine, knobs.compile):
+            raise InvalidInput(
+                f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
+                " setting of these",
+                key="strategy",
+            )
+        self.log.enter("model", " ".join(f"{name}={value}" for name, value in overrides.items()))
+        self._state = None
+        gc.collect()
+        self.memory.return_freed()
+        self._state = state = TrainState(replace(self.spec, knobs=knobs), self.config, self.device)
+        loader = HeldLoader(self.device)
+        state.load(self.samples, LOADER_STEPS, loader.begin)
+        state.strategy.start()
+        self.memory.start(untimed)
+        state.build(self.samples)
+        loader.release()
+        self.log.enter("train")
+        return state
+
+    def _record_failure(self, error: Exception, number: int, seconds: float) -> None:
+        """Write the `trial` record of a trial that ends the process. Asks no other rank."""
+        self.memory.free_reserve()
+        chain = exception_chain(error)
+        devices = [self.device] if self._state is None else self._state.strategy.devices
+        is_oom = chain_is_oom(chain, fullest_device_memory(devices, None))
+        self.log.write(
+            "trial",
+            number=number,
+            rank=self.log.rank,
+            outcome="oom" if is_oom else "failed",
+            phase=self.log.phase,
+            message=chain[0]["message"],
+            seconds=seconds,
+        )
+
+
+def trial_fields(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Fields of a `trial` record from the records of its steps; warm-up steps and steps that compiled are untimed.
+
+    Peaks are the highest of all steps that have one, and None without any.
+    """
+    timed = [record for record in records if not record["warmup"]]
+    broken = next((record for record in records if not math.isfinite(record["loss"])), None)
+    peaks = {
+        name: max((record[name] for record in records if record[name] is not None), default=None)
+        for name in ("peak_allocated_bytes", "peak_reserved_bytes")
+    }
+    return {
+        "outcome": "measured" if broken is None else "failed",
+        "message": None if broken is None else f"the loss of step {broken['step']} is not finite",
+        "loss_not_finite": broken is not None,
+        "samples": records[-1]["samples"],
+        "tokens": round(statistics.fmean(record["tokens"] for record in timed or records)),
+        "step_ms": [record["step_ms"] for record in timed],
+        "data_ms": [record["data_ms"] for record in timed],
+        "untimed_ms": [record["step_ms"] for record in records if record["warmup"]],
+        "losses": [record["loss"] for record in timed],
+        **peaks,
+    }

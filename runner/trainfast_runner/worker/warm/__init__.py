@@ -1,1 +1,0 @@
-"""Tries many settings or batch sizes in one process, as its parent orders."""
