@@ -17,16 +17,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pynvml
+import pynvml as nv
 from benchmarks.meter import Json, Row, at_most, options
 
 from trainfast_runner.machine.telemetry import binding, throttle
-from trainfast_runner.machine.telemetry.binding import Guarded
 from trainfast_runner.machine.telemetry.device import Device
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 from trainfast_runner.records.tick import DeviceReading
 
-nv = Guarded(pynvml)
 PERIOD_S = 0.1
 CLOCKS_RISE_S = 5.0
 """The clocks and the one-second averages have to arrive before a load is watched."""
@@ -72,15 +70,14 @@ def examine(seconds: float) -> Json:
             device = Device(index, nv.nvmlDeviceGetUUID(handle))
             device.attach(nv, handle)
             devices.append(device)
-        except nv.NVMLError as error:
+        except (nv.NVMLError, binding.NvmlError) as error:
             silent[str(index)] = str(error)
     report: Json = {"driver": nv.nvmlSystemGetDriverVersion(), "nvml": nv.nvmlSystemGetNVMLVersion()}
     report |= {"gpus_without_an_answer": silent, "idle": _watch(devices, seconds)}
     with _load() as why_not:
         report["load_missing"] = why_not
         report["loaded"] = None if why_not is not None else _watch(devices, seconds)
-    absent = {device: device.capabilities.absent for device in devices if device.capabilities is not None}
-    report["gpus"] = [{"index": device.index, "name": device.name, "absent": absent[device]} for device in devices]
+    report["gpus"] = [{"index": device.index, "name": device.name, "absent": device.absent} for device in devices]
     nv.nvmlShutdown()
     return report
 
@@ -130,7 +127,7 @@ def _watch(devices: Sequence[Device], seconds: float) -> list[Json]:
     while (began_s := time.monotonic()) < end_s:
         for device, readings in zip(devices, seen, strict=True):
             # A GPU that is lost in between has fewer samples.
-            with contextlib.suppress(nv.NVMLError):
+            with contextlib.suppress(binding.NvmlError):
                 readings.append(device.read(nv, time.monotonic_ns(), sparse=False)[0])
         time.sleep(max(0.0, began_s + PERIOD_S - time.monotonic()))
     return [_summary(readings) if len(readings) > 1 else {} for readings in seen]

@@ -102,7 +102,7 @@ def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate, monk
         readings, missing = nvml.sample(0)
         assert readings == []
         assert missing["nvml"].startswith("NVML has not answered for 1 s: the driver is being opened")
-        monkeypatch.setattr(nvml_module, "OPENING_S", 0.0)
+        monkeypatch.setattr(binding, "HANGS_AFTER_S", 0.0)
         assert "does not come back. Look for Xid errors" in nvml.sample(10**9)[1]["nvml"]
         gate.set()
         until(lambda: [gpu.temperature_c for gpu in nvml.sample(2 * 10**9)[0]] == [50])

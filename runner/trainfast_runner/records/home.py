@@ -15,9 +15,16 @@ from pathlib import Path
 import platformdirs
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.records.file_locks import is_locked, locked, try_exclusive_lock
 from trainfast_runner.records.json_lines import read_regular, write_atomically
-from trainfast_runner.records.run_directory import is_alive_after_grace, is_listed, is_unfinished, read_run_file
+from trainfast_runner.records.run_directory import (
+    is_alive_after_grace,
+    is_listed,
+    is_locked,
+    is_unfinished,
+    locked,
+    read_run_file,
+    try_exclusive_lock,
+)
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE, OnWait, make_private
 

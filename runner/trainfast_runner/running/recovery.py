@@ -17,7 +17,6 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import with_prediction
-from trainfast_runner.records.file_locks import is_alive, open_lock, try_exclusive_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
@@ -25,9 +24,12 @@ from trainfast_runner.records.run_directory import (
     END_STATES,
     EXIT_CODES,
     RESULT_FILE,
+    is_alive,
+    open_lock,
     read_result,
     read_run_file,
     read_written_result,
+    try_exclusive_lock,
     unreadable_reason,
 )
 from trainfast_runner.records.run_lines import Event

@@ -28,10 +28,9 @@ from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import with_prediction
 from trainfast_runner.records.capped_file import CAP_BYTES, OUTPUT_FILE, read_log
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
+from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file, shared_lock
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
