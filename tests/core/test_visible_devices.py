@@ -62,18 +62,10 @@ def test_gpus_hidden_on_purpose_ask_for_the_cpu(variable):
     assert machine.no_gpu_reason == f"CUDA_VISIBLE_DEVICES={variable} leaves none"
 
 
-@pytest.mark.parametrize("variable", ["7", "²", "GPU-cc"])
-def test_a_name_that_no_gpu_has_does_not_train_on_the_cpu(variable):
-    line = refused(seen(variable))
-    assert line.startswith(
-        f"CUDA_VISIBLE_DEVICES={variable} names no GPU here; try CUDA_VISIBLE_DEVICES=0, or devices=cpu"
-    )
-
-
-@pytest.mark.parametrize(("variable", "index"), [("0,0", 0), ("1,0,1", 1), ("GPU-aa,GPU-aa11", 0)])
-def test_a_gpu_that_is_named_twice_leaves_none_as_in_torch(variable, index):
+@pytest.mark.parametrize("variable", ["7", "²", "GPU-cc", "0,0", "1,0,1", "GPU-aa,GPU-aa11"])
+def test_a_name_that_no_gpu_has_and_one_given_twice_do_not_train_on_the_cpu(variable):
     assert refused(seen(variable)) == (
-        f"CUDA_VISIBLE_DEVICES={variable} names GPU {index} twice, so torch sees none; try CUDA_VISIBLE_DEVICES=0,"
+        f"CUDA_VISIBLE_DEVICES={variable} names no GPU here, or one twice; try CUDA_VISIBLE_DEVICES=0,"
         " or devices=cpu to train on the CPU (allowed: 0, 1)"
     )
 
@@ -144,12 +136,10 @@ def test_cuda_gives_a_process_one_mig_instance():
         machine.named_or_counted_gpus(2)
 
 
-def test_a_mig_name_that_does_not_exist_names_the_nearest():
+def test_a_mig_name_that_does_not_exist_names_those_that_do():
     machine = seen(MIG.replace("41a3", "41a4"), CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
-    assert "names no MIG instance here; did you mean " + MIG in refused(machine)
+    assert f"(allowed: {MIG}, {OTHER_MIG})" in refused(machine)
     assert "NVML lists none" in refused(seen(MIG, CUDA, Gpu(uuid="GPU-aa11")))
-    mixed = refused(seen(f"0,{MIG}", CUDA, cut("GPU-aa11", MIG)))
-    assert f"mixes GPUs and MIG instances, and CUDA takes one or the other; try CUDA_VISIBLE_DEVICES={MIG}" in mixed
 
 
 def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent():

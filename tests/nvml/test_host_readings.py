@@ -101,7 +101,7 @@ def test_whole_disks_are_summed_in_bytes_without_the_devices_on_top_of_them(monk
     read_by_name = {"sda": 4, "sda1": 8, "cciss/c0d0": 12, "dm-0": 4, "loop0": 4}
     counters = {name: Counted(0, 0, read, 1) for name, read in read_by_name.items()}
     monkeypatch.setattr(psutil, "disk_io_counters", lambda perdisk, nowrap: counters)
-    assert host.read_disks() == {"disk_read_bytes": 16, "disk_write_bytes": 2}
+    assert host.read_disks(host.whole_disks()) == {"disk_read_bytes": 16, "disk_write_bytes": 2}
 
 
 @pytest.mark.parametrize(

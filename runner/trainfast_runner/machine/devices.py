@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +20,6 @@ from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import (
     Instance,
     Topology,
-    TopologyDevice,
     read_instances,
     read_topology,
 )
@@ -200,8 +198,6 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str]) -> Machine:
         ]
         return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
     gpus = visible_devices(machine.nvml_gpus, environment)
-    if not gpus:
-        raise _no_gpu_left_error(environment, "names no GPU here", machine.nvml_gpus)
     if all(gpu.mig_mode is True for gpu in gpus):
         raise _mig_mode_error(gpus, machine.instances)
     topology = read_topology() if len(gpus) > 2 else None
@@ -299,7 +295,6 @@ PCI_ORDER = "PCI_BUS_ID"
 HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")
 """Values by which people and batch systems (Slurm) hide every GPU: the CPU was asked for."""
 ON_THE_CPU = "devices=cpu to train on the CPU"
-Device = TypeVar("Device", DeviceReading, TopologyDevice)
 
 
 def visible_entries(environment: Mapping[str, str]) -> list[str] | None:
@@ -338,40 +333,28 @@ def visible_gpus(gpus: Sequence[DeviceReading], *, by_index: bool = False) -> di
 def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]) -> Instance | None:
     """The MIG instance that CUDA_VISIBLE_DEVICES names; None if it names none.
 
-    CUDA gives a process one instance, the first. Raises UserError for a name that no instance has, and for one after
-    another device.
+    CUDA gives a process one instance, the first. Raises UserError for a name that no instance has.
     """
-    named_entries = visible_entries(environment) or []
-    first = next((entry for entry in named_entries if entry.startswith(MIG_PREFIX)), None)
-    if first is None:
+    named = next((entry for entry in visible_entries(environment) or () if entry.startswith(MIG_PREFIX)), None)
+    if named is None:
         return None
-    if first != named_entries[0]:
-        raise UserError(
-            f"{VISIBLE_DEVICES}={','.join(named_entries)} mixes GPUs and MIG instances,"
-            " and CUDA takes one or the other",
-            key=VISIBLE_DEVICES,
-            advice=f"{VISIBLE_DEVICES}={first}",
-        )
-    matching_instances = [instance for instance in instances if instance.uuid.startswith(first)]
+    matching_instances = [instance for instance in instances if instance.uuid.startswith(named)]
     if len(matching_instances) == 1:
         return matching_instances[0]
-    names = [instance.uuid for instance in instances]
-    nearest_names = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
     raise UserError(
-        f"{VISIBLE_DEVICES}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),
+        f"{VISIBLE_DEVICES}={named} names no MIG instance here" + ("" if instances else ", and NVML lists none"),
         key=VISIBLE_DEVICES,
-        allowed=names or None,
-        nearest=nearest_names[0] if nearest_names else None,
-        advice=None if nearest_names else f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
+        allowed=[instance.uuid for instance in instances] or None,
+        advice=f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
     )
 
 
-def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
+def visible_devices(devices: Sequence[DeviceReading], environment: Mapping[str, str]) -> list[DeviceReading]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
 
-    CUDA counts the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Raises UserError for numbers where that order
-    may differ from NVML's, among GPUs of several models, and if a GPU is named twice: torch then sees none
-    (`_parse_visible_devices` in torch/cuda/__init__.py).
+    If a GPU is named twice, torch sees none (`_parse_visible_devices` in torch/cuda/__init__.py). CUDA counts the
+    fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Raises UserError for numbers where that order may differ from
+    NVML's, among GPUs of several models, and if no GPU is left.
     """
     gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
     named_entries = visible_entries(environment)
@@ -384,7 +367,7 @@ def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -
             key=VISIBLE_DEVICES,
             advice=f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
         )
-    chosen: list[Device] = []
+    chosen: list[DeviceReading] = []
     for entry in named_entries:
         if entry.isdecimal():
             matching_gpus = [gpu for gpu in gpus if gpu.index == int(entry)]
@@ -392,21 +375,15 @@ def visible_devices(devices: Sequence[Device], environment: Mapping[str, str]) -
             matching_gpus = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
         if len(matching_gpus) != 1:
             break
-        if matching_gpus[0] in chosen:
-            fault = f"names GPU {matching_gpus[0].index} twice, so torch sees none"
-            raise _no_gpu_left_error(environment, fault, gpus)
         chosen += matching_gpus
+    if not chosen or len({gpu.index for gpu in chosen}) < len(chosen):
+        raise UserError(
+            f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} names no GPU here, or one twice",
+            key=VISIBLE_DEVICES,
+            allowed=[str(gpu.index) for gpu in gpus],
+            advice=f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}",
+        )
     return chosen
-
-
-def _no_gpu_left_error(environment: Mapping[str, str], fault: str, gpus: Sequence[Device]) -> UserError:
-    """The refusal of a CUDA_VISIBLE_DEVICES that leaves no GPU and was not meant to hide them all."""
-    return UserError(
-        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} {fault}",
-        key=VISIBLE_DEVICES,
-        allowed=[str(gpu.index) for gpu in gpus],
-        advice=f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}",
-    )
 
 
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
@@ -117,8 +118,8 @@ _T = TypeVar("_T")
 UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedError)
 """Errors of a reading that the system does not give."""
 
-SENSORS_EVERY = 5
-"""Ticks between two readings of the sensors, which cost milliseconds."""
+SPARSE_EVERY = 5
+"""Ticks between two readings of what costs most: the sensors, swap, and the list of disks."""
 _NO_SENSOR = "no processor temperature sensor is visible"
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
@@ -134,17 +135,23 @@ class HostReader:
         self.tree: ProcessTree | None = None
         """The run's processes, or None when no run is watched."""
         self._ticks = 0
-        self._temperature_c: float | None = None
         self._has_sensor = True
+        self._temperature_c: float | None = None
+        self._swap_used_bytes: int | None = None
+        self._disks: frozenset[str] = frozenset()
+        self._sparse_missing: dict[str, str] = {}
+        """The reasons that the last sparse reading left parts out."""
         self._cores: list[CoreSeconds] | None = None
 
     def read(self) -> tuple[HostReading, dict[str, str]]:
         """The reading, and the reason for each missing part (keys start with `host.`, or are `run`)."""
-        missing: dict[str, str] = {}
+        if self._ticks % SPARSE_EVERY == 0:
+            self._read_sparse()
+        missing = dict(self._sparse_missing)
         per_core = self._per_core(missing)
         counters = {
             **(_ask("host.memory_used_bytes", read_memory, missing) or {}),
-            **(_ask("host.disk_read_bytes", read_disks, missing, none="no disk") or {}),
+            **(_ask("host.disk_read_bytes", partial(read_disks, self._disks), missing, none="no disk") or {}),
             **(_ask("host.network_received_bytes", read_network, missing, none=_NO_NETWORK) or {}),
         }
         load = _ask("host.load_1m", os.getloadavg, missing)
@@ -157,22 +164,24 @@ class HostReader:
             cpu_count=len(self._cores) if self._cores else None,
             cpu_percent_per_core=per_core,
             load_1m=load[0] if load else None,
-            temperature_c=self._temperature(missing),
+            temperature_c=self._temperature_c,
+            swap_used_bytes=self._swap_used_bytes,
             run=run,
             **counters,
         )
         self._ticks += 1
         return reading, missing
 
-    def _temperature(self, missing: dict[str, str]) -> float | None:
-        """The last temperature of the processor, read again every few ticks."""
-        if self._ticks % SENSORS_EVERY == 0 and self._has_sensor:
+    def _read_sparse(self) -> None:
+        missing: dict[str, str] = {"host.temperature_c": _NO_SENSOR}
+        if self._has_sensor:
+            del missing["host.temperature_c"]
             self._temperature_c = _ask("host.temperature_c", _package_temperature, missing, none=_NO_SENSOR)
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
             self._has_sensor = self._temperature_c is not None or self._ticks > 0
-        if self._temperature_c is None:
-            missing.setdefault("host.temperature_c", _NO_SENSOR)
-        return self._temperature_c
+        self._swap_used_bytes = _ask("host.swap_used_bytes", lambda: int(psutil.swap_memory().used), missing)
+        self._disks = _ask("host.disk_read_bytes", whole_disks, missing) or frozenset()
+        self._sparse_missing = missing
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
         previous_cores = self._cores
@@ -238,28 +247,28 @@ def read_cores() -> list[CoreSeconds]:
 
 
 def read_memory() -> dict[str, int]:
-    """Memory and swap at this moment, by field of `HostReading`. Raises as `read_cores`."""
+    """Memory at this moment, by field of `HostReading`. Raises as `read_cores`."""
     memory = psutil.virtual_memory()
     return {
         "memory_used_bytes": memory.total - memory.available,
         "memory_total_bytes": memory.total,
         "memory_available_bytes": memory.available,
-        "swap_used_bytes": psutil.swap_memory().used,
     }
 
 
-def read_disks() -> dict[str, int] | None:
-    """Bytes that all whole disks have read and written since boot, by field of `HostReading`; None without a disk.
+def whole_disks() -> frozenset[str]:
+    """The names of all whole disks, without partitions and what the kernel makes on top. Raises as `read_cores`."""
+    names = os.listdir(BLOCK_DEVICES)
+    return frozenset(name.replace("!", "/") for name in names if os.path.exists(f"{BLOCK_DEVICES}/{name}/device"))
 
-    A device that the kernel makes on top of a disk does not count, and neither does a partition: the disk counts the
-    same bytes. Raises as `read_cores`.
+
+def read_disks(names: Collection[str]) -> dict[str, int] | None:
+    """Bytes that these disks have read and written since boot, by field of `HostReading`; None without a disk.
+
+    A partition, and a device that the kernel makes on top, counts the same bytes as its disk. Raises as `read_cores`.
     """
     counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
-    disks = [
-        counted
-        for name, counted in counters.items()
-        if os.path.exists(f"{BLOCK_DEVICES}/{name.replace('/', '!')}/device")
-    ]
+    disks = [counted for name, counted in counters.items() if name in names]
     if not disks:
         return None
     return {

@@ -142,80 +142,29 @@ def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
 
 _SHORTEST_REST_NS = 1_000_000_000
 _LONGEST_REST_NS = 60_000_000_000
-"""Shortest and longest pause in the calls to a GPU after one has hung."""
+"""Shortest and longest pause in the calls to a GPU after one has hung; each is twice the one before."""
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A GPU's call that timed out, and when the GPU is asked again."""
+    """A GPU's call that took too long, and when the GPU is asked again."""
 
     job: Job[Any]
     rest_until_ns: int
     rest_ns: int
 
+    @property
+    def sentence(self) -> str:
+        """The reason that the GPU does not answer, with the age of the call."""
+        return binding.slow_call_sentence(self.job.age_s, "this GPU")
+
+    def is_rested(self, t_ns: int) -> bool:
+        """True if the call has come back, and the GPU may be asked again."""
+        return self.job.ended and t_ns >= self.rest_until_ns
+
     def has_recovered(self, t_ns: int) -> bool:
         """True once the GPU has answered for long enough to be treated as any other."""
         return self.job.ended and t_ns > self.rest_until_ns + _LONGEST_REST_NS
-
-
-class GpuCalls:
-    """Runs calls about GPUs, and remembers which of them hung."""
-
-    def __init__(self, stopping: threading.Event | None) -> None:
-        """Once `stopping` is set, no call is waited for longer than a fraction of a second."""
-        self.timed = TimedCalls(stopping)
-        self._hangs: dict[int, Hang] = {}
-        """The last call that took too long, by GPU index."""
-
-    @property
-    def any_hanging(self) -> bool:
-        """True if a call is still in the driver."""
-        return any(not hang.job.ended for hang in self._hangs.values())
-
-    def hung_before(self, device: Device) -> bool:
-        """True if a call about this GPU took too long, and the GPU has not yet answered well for long."""
-        return device.index in self._hangs
-
-    def is_rested(self, device: Device, t_ns: int) -> bool:
-        """True if the call that hung has come back, and the GPU may be asked again."""
-        hang = self._hangs.get(device.index)
-        return hang is not None and hang.job.ended and t_ns >= hang.rest_until_ns
-
-    def run(
-        self, devices: Sequence[Device], call: Callable[[Device], T], timeout_s: float, t_ns: int
-    ) -> list[tuple[Device, Job[T]]]:
-        """Call for each of these GPUs; return the calls that ended, whose errors are in their jobs.
-
-        A GPU whose call takes longer than `timeout_s` is marked as not answering.
-        """
-        jobs = [Job(partial(call, device)) for device in devices]
-        self.timed.run(jobs, timeout_s)
-        ended = []
-        for device, job in zip(devices, jobs, strict=True):
-            if job.ended:
-                ended.append((device, job))
-            else:
-                self._leave_alone(device, job, t_ns)
-        return ended
-
-    def refresh(self, devices: Sequence[Device], t_ns: int) -> None:
-        """Forget the hangs of GPUs that have recovered, and renew the sentences about the others."""
-        self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.has_recovered(t_ns)}
-        for device in devices:
-            hang = self._hangs.get(device.index)
-            if hang is not None and not hang.job.ended:
-                device.error = _sentence(hang.job)
-
-    def _leave_alone(self, device: Device, job: Job[Any], t_ns: int) -> None:
-        """Mark the GPU; it rests for twice as long as after its hang before."""
-        earlier_hang = self._hangs.get(device.index)
-        rest_ns = min(earlier_hang.rest_ns * 2, _LONGEST_REST_NS) if earlier_hang else _SHORTEST_REST_NS
-        self._hangs[device.index] = Hang(job, t_ns + rest_ns, rest_ns)
-        device.fail(_sentence(job), lost=False)
-
-
-def _sentence(job: Job[Any]) -> str:
-    return binding.slow_call_sentence(job.age_s, "this GPU")
 
 
 OnXid = Callable[[int, int, int], None]
@@ -376,7 +325,9 @@ class Nvml:
         """The reason that NVML as a whole does not answer, or None."""
         self._version_failure: str | None = None
         self._gpus = DeviceList(instances)
-        self._calls = GpuCalls(stopping)
+        self._calls = TimedCalls(stopping)
+        self._hangs: dict[Device, Hang] = {}
+        """The last call of a GPU that took too long, until the GPU has answered well for long."""
         self._xids: XidWatch | None = None
         self._opening: Job[dict[Device, Handle]] | None = None
         """The initialization that has not come back."""
@@ -392,7 +343,7 @@ class Nvml:
     @property
     def cut_short(self) -> bool:
         """True if a reading was given up early because `stopping` was set: that GPU may not hang."""
-        return self._calls.timed.cut_short
+        return self._calls.cut_short
 
     @property
     def failure(self) -> NvmlFailure | None:
@@ -406,7 +357,10 @@ class Nvml:
         if self._opening is not None and self._opening.ended:
             opened, self._opening = self._opening, None
             self._attach(opened, t_ns)
-        self._calls.refresh(self._gpus.devices, t_ns)
+        self._hangs = {device: hang for device, hang in self._hangs.items() if not hang.has_recovered(t_ns)}
+        for device, hang in self._hangs.items():
+            if not hang.job.ended:
+                device.error = hang.sentence
         if self._nv is None:
             self._open_when_due(t_ns)
         devices = list(self._gpus.devices)
@@ -434,7 +388,7 @@ class Nvml:
         """Close the driver. A later `sample` opens it again."""
         self._shut()
         self._retry_at_ns = 0
-        self._calls.timed.close()
+        self._calls.close()
 
     def _read_all(
         self, nv: ModuleType, devices: Sequence[Device], t_ns: int
@@ -448,16 +402,16 @@ class Nvml:
             sparse = (tick + device.index) % SPARSE_EVERY == 0
             return device.read(nv, time.monotonic_ns() + offset_ns, sparse=sparse)
 
-        for device in devices:
-            if self._calls.is_rested(device, t_ns) and not device.lost:
+        for device, hang in self._hangs.items():
+            if hang.is_rested(t_ns) and not device.lost:
                 # The call that hung may have been the first reading, and may have failed in the end.
                 device.error, device.lost = None, not device.is_probed
-        due = [device for device in devices if device.error is None and not device.lost]
+        due = [device for device in devices if device.is_probed and device.error is None and not device.lost]
         # GPUs that have hung before come last: the others have their readings on time.
-        sound_devices = [device for device in due if not self._calls.hung_before(device)]
-        doubtful_devices = [device for device in due if self._calls.hung_before(device)]
-        ended_jobs = self._calls.run(sound_devices, read, self.timeout_s, t_ns)
-        ended_jobs += self._calls.run(doubtful_devices, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
+        sound_devices = [device for device in due if device not in self._hangs]
+        doubtful_devices = [device for device in due if device in self._hangs]
+        ended_jobs = self._run(sound_devices, read, self.timeout_s, t_ns)
+        ended_jobs += self._run(doubtful_devices, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
         readings: dict[int, DeviceReading] = {}
         missing: dict[str, str] = {}
         for device, job in ended_jobs:
@@ -469,6 +423,32 @@ class Nvml:
                 readings[device.index], reasons = job.result
                 missing.update({f"gpu{device.index}.{field}": reason for field, reason in reasons.items()})
         return readings, missing
+
+    def _run(
+        self, devices: Sequence[Device], call: Callable[[Device], T], timeout_s: float, t_ns: int
+    ) -> list[tuple[Device, Job[T]]]:
+        """Call for each of these GPUs; return the calls that ended, whose errors are in their jobs.
+
+        A GPU whose call takes longer than `timeout_s` is marked as not answering, and rests.
+        """
+        jobs = [Job(partial(call, device)) for device in devices]
+        self._calls.run(jobs, timeout_s)
+        ended = []
+        for device, job in zip(devices, jobs, strict=True):
+            if job.ended:
+                ended.append((device, job))
+                continue
+            before = self._hangs.get(device)
+            rest_ns = min(before.rest_ns * 2, _LONGEST_REST_NS) if before else _SHORTEST_REST_NS
+            self._hangs[device] = Hang(job, t_ns + rest_ns, rest_ns)
+            device.fail(self._hangs[device].sentence, lost=False)
+        return ended
+
+    @property
+    def _any_hanging(self) -> bool:
+        """True if a call is still in the driver."""
+        # A copy: an opening that has not come back asks this from its own thread.
+        return any(not hang.job.ended for hang in tuple(self._hangs.values()))
 
     def _mark_failed(self, device: Device, job: Job[Any], t_ns: int) -> bool:
         """Mark the GPU or the whole library if NVML failed in this call; True if it did. Raises any other error."""
@@ -496,13 +476,13 @@ class Nvml:
 
     def _open_when_due(self, t_ns: int) -> None:
         """Open NVML, or look for a lost GPU again, in the thread that may hang."""
-        hanging, is_open = self._calls.any_hanging, self._nv is not None
+        hanging, is_open = self._any_hanging, self._nv is not None
         if self._opening is not None or t_ns < self._retry_at_ns or (hanging and not is_open):
             return
         # A lost GPU can be asked for beside a call that hangs; closing the driver under that call is another matter.
         may_close = not hanging and t_ns >= self._reopen_at_ns
         job = Job(partial(self._find_gpus, t_ns, may_close=may_close))
-        self._calls.timed.run([job], self._opening_s if may_close or not is_open else self.timeout_s)
+        self._calls.run([job], self._opening_s if may_close or not is_open else self.timeout_s)
         if job.ended:
             self._attach(job, t_ns)
         else:
@@ -542,9 +522,7 @@ class Nvml:
         self._failure = None
         handles = opening.result or {}
         timeout_s = max(self.timeout_s, self._opening_s * _FIRST_READING_SHARE)
-        for device, job in self._calls.run(
-            list(handles), lambda device: device.attach(nv, handles[device]), timeout_s, t_ns
-        ):
+        for device, job in self._run(list(handles), lambda gpu: gpu.attach(nv, handles[gpu]), timeout_s, t_ns):
             self._mark_failed(device, job, t_ns)
         self._needs_reopening = any(device.lost for device in self._gpus.devices)
         if self._needs_reopening:
@@ -564,7 +542,7 @@ class Nvml:
 
     def _shut(self) -> None:
         # Shutting the driver down under a call that is still in it may crash this process.
-        is_idle = self._stop_watching() and not self._calls.any_hanging
+        is_idle = self._stop_watching() and not self._any_hanging
         nv, self._nv = self._nv, None
         if nv is not None and is_idle:
             binding.shut_down(nv)

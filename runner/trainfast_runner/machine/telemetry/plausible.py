@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import re
 from typing import Any, Final
 
@@ -50,17 +50,23 @@ MAX_PID: Final = 1 << 22
 _KNOWN_REASONS: Final = sum(reason.bit for reason in throttle.REASONS)
 
 
+@functools.cache
+def _limits(name: str) -> tuple[float, float] | None:
+    return RANGES.get(name) or RANGES.get(name.rpartition("_")[2])
+
+
 def refusal(name: str, value: Any) -> str | None:
     """The reason that a value of this reading is impossible; None for any other, and for a reading without a range."""
     if value is None:
         return None
-    if name == "throttle_reasons":
-        is_possible = (value & ~_KNOWN_REASONS).bit_count() <= MOST_UNKNOWN_REASONS
-        return None if is_possible else f"{IMPOSSIBLE}: {value:#x}"
-    if name == "compute_capability":
-        return None if re.fullmatch(r"[1-9]\d?\.\d", value) else f"{IMPOSSIBLE}: {value}"
-    low, high = RANGES.get(name) or RANGES.get(name.rpartition("_")[2]) or (-math.inf, math.inf)
-    return None if low <= value <= high else f"{IMPOSSIBLE}: {value:,} is not between {low:,} and {high:,}"
+    if (limits := _limits(name)) is not None:
+        low, high = limits
+        return None if low <= value <= high else f"{IMPOSSIBLE}: {value:,} is not between {low:,} and {high:,}"
+    if name == "throttle_reasons" and (value & ~_KNOWN_REASONS).bit_count() > MOST_UNKNOWN_REASONS:
+        return f"{IMPOSSIBLE}: {value:#x}"
+    if name == "compute_capability" and not re.fullmatch(r"[1-9]\d?\.\d", value):
+        return f"{IMPOSSIBLE}: {value}"
+    return None
 
 
 def drop_impossible(values: dict[str, Any]) -> dict[str, str]:
