@@ -104,6 +104,20 @@ def test_control_group_may_have_less_than_its_host(tmp_path):
     assert free_within_limits(8 * GIB, tmp_path) == 0
 
 
+def test_memory_controller_of_version_1_may_have_less_than_its_host(tmp_path):
+    group = tmp_path / "fs/job"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
+    (tmp_path / "mountinfo").write_text(f"41 31 0:38 / {tmp_path / 'fs'} rw - cgroup cgroup rw,memory\n")
+    (group / "memory.usage_in_bytes").write_text(f"{GIB}\n")
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 8 * GIB
+    (group / "memory.limit_in_bytes").write_text(f"{4 * GIB}\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 3 * GIB
+    (group / "memory.stat").write_text(f"inactive_file {GIB // 4}\ntotal_inactive_file {GIB // 2}\n")
+    assert free_within_limits(8 * GIB, tmp_path) == 3.5 * GIB
+
+
 def a_plan(asked_bytes, device="cpu", ranks=1):
     limit = None if asked_bytes is None else "+".join(f"{one >> 20}MiB" for one in asked_bytes)
     spec = SimpleNamespace(knobs={**defaults(), "memory_limit": limit})

@@ -61,28 +61,37 @@ def limit_words(limits: Mapping[str, int], error: str, output: str = "") -> str:
 
 
 PROC_SELF = Path("/proc/self")
+_USED_FILES = {
+    "memory.max": ("memory.current", "inactive_file"),
+    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By the file of a group's limit: the file of its used memory, and the field of `memory.stat` that counts the file
+pages in it that are not in use (Linux, cgroup-v2.rst and cgroup-v1/memory.rst)."""
 
 
-def memory_files(name: str, proc: Path = PROC_SELF) -> Iterator[Path]:
-    """Yield the paths of this file in this process's control groups of version 2, its own group's first.
+def memory_files(v2: str, v1: str, proc: Path = PROC_SELF) -> Iterator[Path]:
+    """Yield the paths of the file `v2` (`v1` under version 1) in this process's groups, its own first.
 
     Not every one of them exists. Inside a container the mount's root may stand for a group of the host's.
     """
     for line in _file_lines(proc / "cgroup"):
         _, _, controllers_and_group = line.partition(":")
         controllers, _, group = controllers_and_group.partition(":")
-        for mount, root in _mounts(proc) if controllers == "" else ():
-            group_path = Path(os.path.normpath(os.path.relpath(group, root)))
-            yield from (mount / part / name for part in (group_path, *group_path.parents))
+        if controllers == "" or "memory" in controllers.split(","):
+            for mount, root in _mounts(proc, is_v2=controllers == ""):
+                group_path = Path(os.path.normpath(os.path.relpath(group, root)))
+                yield from (mount / part / (v1 if controllers else v2) for part in (group_path, *group_path.parents))
 
 
 def tightest_group_limit(proc: Path = PROC_SELF) -> tuple[int | None, str]:
     """Bytes of the tightest memory limit of this process's groups, and its file; None without a limit."""
     limits: list[tuple[int, str]] = []
-    for path in memory_files("memory.max", proc):
-        # Without a limit, the file has the word max.
-        with suppress(OSError, ValueError):
-            limits.append((int(path.read_text()), str(path)))
+    for path in _limit_files(proc):
+        with suppress(OSError):
+            value = path.read_text().strip()
+            # Version 1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
+            if value.isdecimal() and int(value) < 1 << 60:
+                limits.append((int(value), str(path)))
     return min(limits, default=(None, ""))
 
 
@@ -98,10 +107,11 @@ def free_within_limits(free_bytes: int, proc: Path = PROC_SELF) -> int:
 
     File pages that the kernel can drop count as free.
     """
-    for path in memory_files("memory.max", proc):
+    for path in _limit_files(proc):
+        # Without a limit, version 2 writes the word max.
         with suppress(OSError, ValueError):
-            statistics = dict(line.split() for line in _file_lines(path.with_name("memory.stat")))
-            used_bytes = int(path.with_name("memory.current").read_text()) - int(statistics.get("inactive_file", 0))
+            used_file, field = _USED_FILES[path.name]
+            used_bytes = int(path.with_name(used_file).read_text()) - _stat_bytes(path.with_name("memory.stat"), field)
             free_bytes = min(free_bytes, int(path.read_text()) - used_bytes)
     return max(0, free_bytes)
 
@@ -111,21 +121,35 @@ def oom_kills() -> int | None:
 
     None when Linux counts none. Take differences.
     """
-    for path in (*memory_files("memory.events"), Path("/proc/vmstat")):
+    for path in (*memory_files("memory.events", "memory.oom_control"), Path("/proc/vmstat")):
         if match := re.search(r"^oom_kill (\d+)$", "\n".join(_file_lines(path)), re.MULTILINE):
             return int(match[1])
     return None
 
 
+def _stat_bytes(path: Path, field: str) -> int:
+    """Return a field of a group's `memory.stat`; 0 if the file lacks it."""
+    lines = (line.split() for line in _file_lines(path))
+    return next((int(words[1]) for words in lines if words[:1] == [field]), 0)
+
+
+def _limit_files(proc: Path) -> Iterator[Path]:
+    return memory_files("memory.max", "memory.limit_in_bytes", proc)
+
+
 @functools.cache
-def _mounts(proc: Path) -> tuple[tuple[Path, str], ...]:
-    """Mount points of the control groups, each with the group that is mounted there (proc(5)).
+def _mounts(proc: Path, *, is_v2: bool) -> tuple[tuple[Path, str], ...]:
+    """Mount points of version 2 or of the memory controller, each with the group that is mounted there (proc(5)).
 
     They stay as they are while a process runs; the group that it is in may change.
     """
-    lines = (line.partition(" - ") for line in _file_lines(proc / "mountinfo"))
-    mounts = [mount.split() for mount, _, kind in lines if kind.startswith("cgroup2 ")]
-    return tuple((Path(fields[4]), fields[3]) for fields in mounts)
+    mounts = []
+    for line in _file_lines(proc / "mountinfo"):
+        mount, _, kind = line.partition(" - ")
+        fields, kinds = mount.split(), kind.split()
+        if kinds[:1] == ["cgroup2"] if is_v2 else kinds[:1] == ["cgroup"] and "memory" in kinds[-1].split(","):
+            mounts.append((Path(fields[4]), fields[3]))
+    return tuple(mounts)
 
 
 def _file_lines(path: Path) -> list[str]:
