@@ -1,4 +1,4 @@
-"""One run's directory: the names of its files, its `run.json` and `result.json`, and whether the run has ended."""
+"""Locks on files, and one run's directory: the names of its files, `run.json`, `result.json`, whether it has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of one sampling tick: an object of `monitor --json`, a line of `telemetry.jsonl`.
+"""The records of one sampling tick, an object of `monitor --json`, and `telemetry.jsonl`, whose lines they are.
 
 Every reading may be None: it is unavailable on this machine, for a reason in `Tick.missing`. Zero always means a
 measured zero.

@@ -1,4 +1,5 @@
 """The typed lines of `worker.jsonl`, one type a kind: the reports of one rank, or of the hooks in a user's own script.
+Orders to a search's warm process, in `control.jsonl`, and its answers come last.
 
 Unknown fields and kinds are ignored, absent fields are None.
 """
