@@ -237,7 +237,7 @@ RECIPES = {
 def space_of(spec: RunSpec, recipe: Recipe) -> Space:
     """The candidates of a grid. Raises UserError for a recipe that cannot run here."""
     plan = plan_run(spec)
-    machine = detect_machine(plan.versions, plan.python)
+    machine = detect_machine(plan.versions)
 
     def refuse(candidate: RunSpec) -> UserError | None:
         try:

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.n:
         print_plan(plan(chosen, recorded := recorded_seconds(), gpus=1), recorded)
         return 0
-    machine = detect_machine(torch_build(sys.executable), sys.executable)
+    machine = detect_machine(torch_build(sys.executable))
     if machine.refusal is not None or not machine.gpus:
         print(f"no GPU: {machine.refusal or machine.no_gpu_reason}", file=sys.stderr)
         return 2

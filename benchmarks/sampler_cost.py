@@ -27,8 +27,7 @@ from typing import Any
 import msgspec
 from benchmarks.meter import Row, at_most, options, print_table
 
-from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES
-from trainfast_runner.records.tick import Tick
+from trainfast_runner.records.tick import TELEMETRY_CAP_BYTES, Tick
 from trainfast_runner.running.supervision.record_files import TelemetryLog
 
 CPU_PERCENT = 1.0

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from forking import Forks
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_directory import is_alive, read_result
 from trainfast_runner.records.run_lines import Step
 
 SCRIPT = Path(sys.executable).with_name("trainfast-tui")

@@ -14,9 +14,9 @@ import pytest
 
 from on_disk import put, run_file
 from plans import PLAN
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Flops, Result, Spread, StepTime, Throughput
+from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
 from trainfast_runner.search.bench.rows import Bench, PlannedRow
 from trainfast_runner.search.bench.table import tabulate

@@ -25,10 +25,10 @@ from msgspec import inspect
 from cli.command import Done
 from on_disk import RECORDED
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_cached
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.running.present_state import live_runs
 from trainfast_runner.search.searches import new_search

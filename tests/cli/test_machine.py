@@ -92,16 +92,6 @@ def test_case_10_impossible_readings_are_null_with_their_reason(cli, gpus):
     assert "PCIe lanes" not in cli("topo", **machine).out
 
 
-def test_doctor_says_why_a_gpu_has_no_energy(cli, gpus):
-    """Its counter stands still while it draws power: to call that 0 J would be a lie."""
-    machine = gpus(2, "ramp * 0 60 1 400 1500", "energy 1 1")
-    checks = {check["name"]: check for check in cli("doctor", "--json", **machine).json["checks"]}
-    assert "GPU 0 energy" not in checks
-    assert checks["GPU 1 energy"]["state"] == "warn"
-    assert "the energy counter shows 0 J in " in checks["GPU 1 energy"]["finding"]
-    assert "400 W over that time are " in checks["GPU 1 energy"]["finding"]
-
-
 def test_monitor_shows_eight_gpus(cli, gpus):
     machine = gpus(8)
     tick = cli("monitor", "--once", "--json", **machine).json
@@ -187,10 +177,8 @@ def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli, gpus):
 def test_a_binding_that_cannot_be_used_is_one_sentence_everywhere_and_nothing_else_suffers(cli, tmp_path):
     (tmp_path / "pynvml.py").write_text("raise RuntimeError('not for you')\n")
     machine = {"PYTHONPATH": str(tmp_path)}
-    what, cure = (
-        "the pynvml module cannot be used (RuntimeError: not for you)",
-        "pip install --force-reinstall nvidia-ml-py",
-    )
+    what = "the pynvml module cannot be imported, or lacks functions"
+    cure = "pip install --force-reinstall nvidia-ml-py"
     assert f"{what}: {cure}" in cli("monitor", "--once", **machine).out
     assert f"{what}: {cure}" in cli("topo", **machine).out
     (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
@@ -269,19 +257,13 @@ def test_a_preset_is_shown_with_advice_for_this_machine(cli):
     assert advice["strategy"]["text"] in text
 
 
-def test_a_measured_speed_of_thousands_is_a_whole_number(capsys):
-    doctor._print_ceiling(Ceiling(device="cuda:0", name="NVIDIA H100", tflops={"bf16": 1012.4}, copy_gb_per_s=3011.6))
-    assert "bf16 1,012 TFLOP/s; copy 3,012 GB/s (read and written)" in capsys.readouterr().out
-
-
 def test_launches_a_second_are_printed_with_their_meaning(capsys):
-    ceiling = Ceiling(device="cuda", name="NVIDIA H100", tflops={"bf16": 700.0}, copy_gb_per_s=3000.0, operation_us=11)
+    ceiling = Ceiling(device="cuda", name="NVIDIA H100", tflops={"bf16": 1012.4}, copy_gb_per_s=3011.6, operation_us=11)
     doctor._print_ceiling(ceiling)
     printed = capsys.readouterr().out
     assert "launches about 91,000 operations a second: a step of 1,000 small ones takes at least 11.0 ms" in printed
     assert "gain from compile and larger batches" in printed
-    doctor._print_ceiling(Ceiling(device="cuda", name="older", tflops={"bf16": 700.0}, copy_gb_per_s=3000.0))
-    assert "launches" not in capsys.readouterr().out
+    assert "bf16 1,012 TFLOP/s; copy 3,012 GB/s (read and written)" in printed
 
 
 @pytest.fixture

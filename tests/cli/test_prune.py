@@ -9,8 +9,8 @@ import pytest
 
 from cli.command import Cli
 from on_disk import ended, lost, search, started
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import STAMP_FORMAT
+from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.worker.shared.words import PROBE
 
 DAY_S = 86400.0

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from cli.command import COMMAND, SMALL, Cli, Started, until, until_measured
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import is_alive
 from trainfast_runner.running.present_state import run_state
 
 # One process of the test run shares the finished training among these tests.

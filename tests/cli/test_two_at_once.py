@@ -20,8 +20,8 @@ from on_disk import put, run_file
 from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.tracing import requests_for
-from trainfast_runner.records.file_locks import locked, shared_lock
 from trainfast_runner.records.home import JOURNAL_FILE, LAUNCH_LOCK_FILE, Home, cache_directory, conductor_lock
+from trainfast_runner.records.run_directory import locked, shared_lock
 from trainfast_runner.running import launch
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.shared.host import lock_holder, print_holder

@@ -6,7 +6,7 @@ import pytest
 from diagnosed import GIB, Case, S, always
 
 from on_disk import run_file
-from trainfast_runner.records.file_locks import shared_lock
+from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads, ScriptAsked
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import read_records

@@ -12,8 +12,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import process_list as listing
 from trainfast_runner.machine.process_list import ProcessList, check_endable, end_process
 from trainfast_runner.machine.processes import Identity, identify, is_running
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
 from trainfast_runner.running.present_state import run_of_process
 

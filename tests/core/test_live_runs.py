@@ -9,8 +9,8 @@ from on_disk import put, run_file
 from on_disk import search as put_search
 from plans import PLAN
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import PAUSE_FILE, Home, conducted_search_of, conductor_lock
+from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.running import planning, present_state
 
 

@@ -44,7 +44,7 @@ def run_of(plan, **fields):
 
 
 def test_a_run_on_a_mig_instance_gets_it_alone_by_its_whole_name(python, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-aa11/7/0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG[:12])
     part = Gpu(name="A100 MIG 1g.10gb", uuid=MIG, numbers=(7, 0))
     made = planned(python, [Gpu(uuid="GPU-aa11", mig=True, instances=(part,)), Gpu(uuid="GPU-bb22")])
     assert (made.device, made.world_size) == ("cuda", 1)

@@ -11,9 +11,9 @@ from on_disk import put, run_file
 from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import identify
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import JOURNAL_FILE, Home, conductor_lock, is_conducted, search_directories
 from trainfast_runner.records.result import Result, StepTime
+from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import launch
 from trainfast_runner.search import control, fitted_memory

@@ -15,7 +15,7 @@ from on_disk import put, run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.processes import boot_id, identify
-from trainfast_runner.machine.training_python import ask_worker, cuda_devices, torch_build
+from trainfast_runner.machine.training_python import ask_worker, torch_build
 from trainfast_runner.records.home import Home, search_directories
 from trainfast_runner.records.json_lines import newest, read_all
 from trainfast_runner.records.run_file import ClockAnchor
@@ -71,7 +71,6 @@ def test_a_python_that_fails_is_named_with_its_task(tmp_path):
     python = executable(tmp_path / "python", "echo no cpu >&2; exit 1")
     tasks = {
         "report its torch": torch_build,
-        "list its GPUs": cuda_devices,
         "calibrate": lambda path: ask_worker(path, "calibrate.py", ["cpu"], task="calibrate"),
     }
     for task, ask in tasks.items():

@@ -13,8 +13,7 @@ from cli.command import COMMAND, SMALL, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.telemetry_lines import read_ticks
-from trainfast_runner.records.tick import Tick
+from trainfast_runner.records.tick import Tick, read_ticks
 
 pytestmark = [needs_tmux, pytest.mark.long]
 ENDLESS = ["--set", "steps=1000000", "--set", "watch=0+1+2"]

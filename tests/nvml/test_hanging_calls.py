@@ -102,7 +102,7 @@ def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate, monk
         readings, missing = nvml.sample(0)
         assert readings == []
         assert missing["nvml"].startswith("NVML has not answered for 1 s: the driver is being opened")
-        monkeypatch.setattr(nvml_module, "OPENING_S", 0.0)
+        monkeypatch.setattr(binding, "HANGS_AFTER_S", 0.0)
         assert "does not come back. Look for Xid errors" in nvml.sample(10**9)[1]["nvml"]
         gate.set()
         until(lambda: [gpu.temperature_c for gpu in nvml.sample(2 * 10**9)[0]] == [50])
@@ -119,14 +119,15 @@ def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate, monkey
         nvml.timeout_s = SHORT_S
         assert binding.takes_long(nvml.sample(10**9)[0][1].error or "")
         gate.set()
-        until(lambda: nvml._calls._hangs[1].job.ended)
+        until(lambda: all(hang.job.ended for hang in nvml._hangs.values()))
         gate.clear()
         waited = []
         nvml.timeout_s = 3600
         monkeypatch.setattr(nvml_module, "HUNG_TIMEOUT_S", 0.05)
-        timed = nvml._calls.timed
-        run = timed.run
-        monkeypatch.setattr(timed, "run", lambda jobs, timeout_s: (waited.append(timeout_s), run(jobs, timeout_s)))
+        run = nvml._calls.run
+        monkeypatch.setattr(
+            nvml._calls, "run", lambda jobs, timeout_s: (waited.append(timeout_s), run(jobs, timeout_s))
+        )
         readings, _ = nvml.sample(30 * 10**9)
         assert [gpu.error is None for gpu in readings] == [True, False]
         assert waited == [3600, 0.05]

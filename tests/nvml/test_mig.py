@@ -21,7 +21,7 @@ from trainfast_runner.machine.telemetry.topology import read_instances
 from trainfast_runner.machine.telemetry.nvml import Nvml
 instances = read_instances()
 readings, missing = Nvml(instances=[one.uuid for one in instances]).sample(0)
-print(json.dumps([[one.old_name for one in instances], msgspec.to_builtins(readings), missing]))
+print(json.dumps([[one.uuid for one in instances], msgspec.to_builtins(readings), missing]))
 """
 
 
@@ -39,11 +39,10 @@ def machine():
     return Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", mig=True, instances=parts)])
 
 
-def test_every_instance_is_listed_with_its_gpu_and_its_old_name():
+def test_every_instance_is_listed_with_its_gpu():
     with stand_in.installed(machine()):
         found = read_instances()
     assert [(one.uuid, one.gpu_index, one.gpu_uuid) for one in found] == [(ONE, 1, "GPU-1"), (TWO, 1, "GPU-1")]
-    assert [one.old_name for one in found] == ["MIG-GPU-1/7/0", "MIG-GPU-1/8/0"]
     with stand_in.installed(Machine([Gpu(uuid="GPU-0")])):
         assert read_instances() == []
 
@@ -88,7 +87,7 @@ def test_a_whole_process_sees_the_instances_of_the_compiled_stand_in(nvml_librar
     environment = shared_object.environment(nvml_library, gpus=2, scenario=scenario)
     done = subprocess.run([sys.executable, "-c", PROCESS], env=environment, capture_output=True, check=True)
     names, readings, missing = json.loads(done.stdout)
-    assert names == [f"MIG-GPU-00000000-0000-0000-0000-000000000001/{number}/0" for number in (7, 8)]
+    assert names == [f"MIG-00000000-0000-0000-000{number}-000000000001" for number in (1, 2)]
     instance = readings[2]
     assert instance["uuid"] == "MIG-00000000-0000-0000-0001-000000000001"
     assert instance["name"] == "NVIDIA Stand-In 80GB MIG 1g.10gb"

@@ -14,8 +14,17 @@ from stand_in import Gpu, Machine, gpus
 
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.json_lines import ENDS
-from trainfast_runner.records.telemetry_lines import TelemetryTail, read_ticks, thin_evenly, thin_telemetry
-from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
+from trainfast_runner.records.tick import (
+    DeviceProcess,
+    DeviceReading,
+    HostReading,
+    RunReading,
+    TelemetryTail,
+    Tick,
+    read_ticks,
+    thin_evenly,
+    thin_telemetry,
+)
 from trainfast_runner.running.supervision import record_files
 from trainfast_runner.running.supervision.record_files import TelemetryLog
 

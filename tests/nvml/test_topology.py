@@ -4,8 +4,7 @@ import stand_in
 import stand_in_machine
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.machine.links import interconnect, link_advice
-from trainfast_runner.machine.telemetry.topology import ranges, read_topology
+from trainfast_runner.machine.telemetry.topology import interconnect, link_advice, ranges, read_topology
 
 
 def seen(machine):
@@ -89,23 +88,6 @@ def test_a_binding_without_the_ends_of_links_counts_them_alone():
     absent = frozenset({"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo"})
     topology = seen(Machine([one, other], absent=absent))
     assert [device.nvlinks for device in topology.devices] == [2, 2]
-
-
-def test_examples_count_gpus_as_the_devices_knob_does():
-    ends = {0: 1, 1: 0, 2: 3, 3: 2}
-    machine = Machine([Gpu(uuid=f"GPU-{index}", bus=index, links=(ends[index],) * 4) for index in range(4)])
-    topology = seen(machine)
-    for visible, example in (({}, "devices=0+1."), ({"CUDA_VISIBLE_DEVICES": "3,2"}, "devices=1+0.")):
-        assert example in " ".join(link_advice(topology, visible))
-    assert "devices=" not in " ".join(link_advice(topology, {"CUDA_VISIBLE_DEVICES": "1,2"}))
-
-
-def test_the_best_pair_is_one_that_a_run_may_use():
-    gpus_of_two_sockets = [Gpu(uuid=f"GPU-{index}", bus=index, node=index // 2) for index in range(4)]
-    topology = seen(Machine(gpus_of_two_sockets))
-    assert "such as devices=0+1." in " ".join(link_advice(topology, {}))
-    assert "such as devices=0+1." in " ".join(link_advice(topology, {"CUDA_VISIBLE_DEVICES": "2,3"}))
-    assert "such as devices=2+0." in " ".join(link_advice(topology, {"CUDA_VISIBLE_DEVICES": "1,3,0"}))
 
 
 def test_no_gpu_is_one_sentence():

@@ -12,9 +12,9 @@ import pytest
 
 from cli.command import Cli, until
 from own_scripts.conftest import no_step, run_script, script, written
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_directory import is_alive
 from trainfast_runner.records.run_lines import Step
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from own_scripts.conftest import files_below, preset_of, script, written
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_directory import is_alive
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script

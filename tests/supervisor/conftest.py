@@ -14,9 +14,8 @@ import pytest
 
 from cli.command import until
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.file_locks import is_alive, shared_lock
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_directory import RESULT_FILE, read_result
+from trainfast_runner.records.run_directory import RESULT_FILE, is_alive, read_result, shared_lock
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running import supervision

@@ -4,9 +4,8 @@ import os
 import shutil
 
 from cli.command import until
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import is_unfinished, read_result
+from trainfast_runner.records.run_directory import is_alive, is_unfinished, read_result
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import iter_rows

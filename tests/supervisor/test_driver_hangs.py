@@ -7,7 +7,7 @@ import shared_object
 from scenario import Scenario
 
 from cli.command import until
-from trainfast_runner.records.telemetry_lines import read_ticks
+from trainfast_runner.records.tick import read_ticks
 
 pytestmark = pytest.mark.long
 NEVER_S = 600

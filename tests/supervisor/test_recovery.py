@@ -15,8 +15,7 @@ from cli.command import until
 from on_disk import result
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import identify
-from trainfast_runner.records.file_locks import is_alive, shared_lock
-from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_directory import is_alive, read_result, shared_lock
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.settling import recover_result

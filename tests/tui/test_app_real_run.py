@@ -13,8 +13,8 @@ from still import screen_text
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_directory import is_alive
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.stopping import kill_now
 from trainfast_tui.app import TrainfastApp

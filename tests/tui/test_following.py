@@ -14,9 +14,8 @@ from recorded import START_NS, S, a_run, own_supervisor, write_lines
 from still import Lock
 
 from trainfast_runner.machine.processes import identify
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import RESULT_FILE
+from trainfast_runner.records.run_directory import RESULT_FILE, shared_lock
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.present_state import STOP_GRACE_S

@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from trainfast_runner.records import warm_process
+from trainfast_runner.records import worker_lines
 from trainfast_runner.worker import warm
 from trainfast_runner.worker.warm import Orders, ProbeOrder, TrialOrder
 
@@ -43,7 +43,7 @@ def test_line_n_is_order_n_and_the_last_line_ends_it(tmp_path, search_lock):
 
 
 def test_order_of_a_trial_has_the_fields_that_the_search_writes(tmp_path, search_lock):
-    written = warm_process.TrialOrder(do="trial", knobs={"batch_size": 8}, untimed=1, steps=3, more=True)
+    written = worker_lines.TrialOrder(do="trial", knobs={"batch_size": 8}, untimed=1, steps=3, more=True)
     order(tmp_path / "control.jsonl", **msgspec.to_builtins(written))
     read = Orders(tmp_path / "control.jsonl", search_lock, TrialOrder).next()
     assert read == TrialOrder(knobs={"batch_size": 8}, untimed=1, steps=3, more=True)

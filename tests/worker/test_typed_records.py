@@ -7,8 +7,7 @@ from typing import get_args
 import msgspec
 
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.warm_process import ProbeLine, TrialLine, WarmLine
-from trainfast_runner.records.worker_lines import WorkerLine
+from trainfast_runner.records.worker_lines import ProbeLine, TrialLine, WarmLine, WorkerLine
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.records.record_file import WorkerLog
 

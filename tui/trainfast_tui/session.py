@@ -282,7 +282,7 @@ class Session:
             versions = inspect(self._python, {}, "causal-lm").versions
         except UserError:
             versions = {}
-        return messages.MachineSeen(detect_machine(versions, self._python))
+        return messages.MachineSeen(detect_machine(versions))
 
 
 def _load_next_run(preset: str) -> tuple[NextRun | None, UserError | None]:

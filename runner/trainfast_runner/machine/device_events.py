@@ -32,10 +32,31 @@ class Defect:
 
 
 def defects(gpu: DeviceReading) -> Iterator[Defect]:
-    """Findings in one reading: throttling first, then memory errors and the link."""
+    """Findings in one reading: throttling first, then memory errors and the link.
+
+    Memory errors by NVIDIA's GPU Memory Error Management guide: pending resets, and cards to replace.
+    """
     yield from _throttling(gpu)
-    yield from _memory(gpu)
-    yield from _link(gpu)
+    width, width_max, generation, generation_max = (
+        getattr(gpu, f"pcie_{name}") or 0 for name in ("width", "width_max", "generation", "generation_max")
+    )
+    busy = (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT
+    errors, rows = gpu.ecc_uncorrected_errors or 0, gpu.remapped_rows_uncorrected or 0
+    rows_cure = "check that the number does not grow: nvidia-smi -q -d ROW_REMAPPER"
+    for is_found, finding, cure in (
+        (gpu.remapped_rows_failed, "a row of its memory could not be replaced", "replace this card"),
+        (gpu.remapped_rows_pending, "rows of its memory wait to be replaced", RESET_CURE),
+        (errors, f"{errors:,} uncorrected memory errors since the driver was loaded", RESET_CURE),
+        (rows, f"{rows:,} rows of its memory were replaced for uncorrectable errors", rows_cure),
+        (0 < width < width_max, f"{width} of its {width_max} PCIe lanes", RESEAT_CURE),
+        (
+            busy and 0 < generation < generation_max,
+            f"PCIe generation {generation} of {generation_max} under load",
+            RESEAT_CURE,
+        ),
+    ):
+        if is_found:
+            yield Defect(finding, cure)
 
 
 def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
@@ -52,37 +73,6 @@ def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
     headroom_c = degrees_left(gpu)
     if not reasons and headroom_c is not None and headroom_c <= 0:
         yield Defect(f"at its temperature limit{at}: it is about to slow down", COOLING_CURE)
-
-
-def _memory(gpu: DeviceReading) -> Iterator[Defect]:
-    """Memory errors by NVIDIA's GPU Memory Error Management guide: pending resets, and cards to replace."""
-    if gpu.remapped_rows_failed:
-        yield Defect("a row of its memory could not be replaced", "replace this card")
-    if gpu.remapped_rows_pending:
-        yield Defect("rows of its memory wait to be replaced", RESET_CURE)
-    if gpu.ecc_uncorrected_errors:
-        yield Defect(
-            f"{gpu.ecc_uncorrected_errors:,} uncorrected memory errors since the driver was loaded", RESET_CURE
-        )
-    if gpu.remapped_rows_uncorrected:
-        yield Defect(
-            f"{gpu.remapped_rows_uncorrected:,} rows of its memory were replaced for uncorrectable errors",
-            "check that the number does not grow: nvidia-smi -q -d ROW_REMAPPER",
-        )
-
-
-def _link(gpu: DeviceReading) -> Iterator[Defect]:
-    width, widest = gpu.pcie_width, gpu.pcie_width_max
-    if width is not None and widest is not None and width < widest:
-        yield Defect(f"{width} of its {widest} PCIe lanes", RESEAT_CURE)
-    generation, generation_max = gpu.pcie_generation, gpu.pcie_generation_max
-    if (
-        generation is not None
-        and generation_max is not None
-        and generation < generation_max
-        and (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT
-    ):
-        yield Defect(f"PCIe generation {generation} of {generation_max} under load", RESEAT_CURE)
 
 
 class DeviceChanges:

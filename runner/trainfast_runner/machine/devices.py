@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import difflib
-import functools
 import os
-import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, gpu_indexes
 from trainfast_runner.machine.telemetry.binding import NO_DEVICES, NvmlFailure, comes_from_a_driver
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import (
     Instance,
     Topology,
-    TopologyDevice,
     read_instances,
     read_topology,
 )
@@ -132,10 +126,8 @@ class Machine:
         return gpu.mig_mode is True and not is_instance(gpu.uuid)
 
 
-def detect_machine(
-    versions: Mapping[str, str | None], python: str | None = None, environment: Mapping[str, str] | None = None
-) -> Machine:
-    """The machine as the training Python `python` can use it; `versions` are those of its `Inspection`.
+def detect_machine(versions: Mapping[str, str | None], *, environment: Mapping[str, str] | None = None) -> Machine:
+    """The machine as a training Python can use it; `versions` are those of its `Inspection`.
 
     Raises nothing: an obstacle between a run and its GPUs is the machine's `refusal`.
     """
@@ -160,9 +152,7 @@ def detect_machine(
         hidden_reason = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
         return dataclasses.replace(machine, no_gpu_reason=hidden_reason) if readings else machine
     try:
-        if not readings:
-            return _without_readings(machine, failure or NvmlFailure(NO_DEVICES), python)
-        return _with_gpus(machine, environment, functools.partial(_cuda_order, python, environment))
+        return _with_gpus(machine, environment) if readings else _without_readings(machine, failure)
     except UserError as error:
         return dataclasses.replace(machine, no_gpu_reason=error.message, refusal=error)
 
@@ -184,17 +174,17 @@ def sample_gpus(instances: Collection[str] = ()) -> SampledGpus:
     return SampledGpus(readings, failure, nvml.driver_version)
 
 
-def _without_readings(machine: Machine, failure: NvmlFailure, python: str | None) -> Machine:
+def _without_readings(machine: Machine, failure: NvmlFailure | None) -> Machine:
     """The CPU, if there is no GPU here. Raises UserError if there is one that NVML does not give."""
-    if comes_from_a_driver(failure.sentence):
-        raise UserError(f"NVML does not answer: {failure.sentence}", key="devices", advice=ON_THE_CPU)
-    sign = sign_of_a_gpu(python)
-    if sign is not None:
-        raise UserError(f"NVML lists no GPU, but {sign}: {failure.sentence}", key="devices", advice=ON_THE_CPU)
+    sentence = NO_DEVICES if failure is None else failure.sentence
+    if comes_from_a_driver(sentence):
+        raise UserError(f"NVML does not answer: {sentence}", key="devices", advice=ON_THE_CPU)
+    if (sign := sign_of_a_gpu()) is not None:
+        raise UserError(f"NVML lists no GPU, but {sign}: {sentence}", key="devices", advice=ON_THE_CPU)
     return machine
 
 
-def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]) -> Machine:
+def _with_gpus(machine: Machine, environment: Mapping[str, str]) -> Machine:
     """The machine with the devices that CUDA_VISIBLE_DEVICES leaves. Raises UserError if none can be chosen."""
     instance = named_instance(environment, machine.instances)
     if instance is not None:
@@ -207,31 +197,11 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
             if gpu.uuid == instance.uuid
         ]
         return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
-    gpus = visible_devices(machine.nvml_gpus, environment, cuda_order)
-    if not gpus:
-        raise no_gpu_left_error(environment, "names no GPU here", machine.nvml_gpus)
+    gpus = visible_devices(machine.nvml_gpus, environment)
     if all(gpu.mig_mode is True for gpu in gpus):
         raise _mig_mode_error(gpus, machine.instances)
     topology = read_topology() if len(gpus) > 2 else None
     return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), topology=topology)
-
-
-@functools.lru_cache(maxsize=1)
-def _cuda_devices(executable: str, order: str | None) -> training_python.CudaDevices:
-    inherited = training_python.own_environment()
-    environment = {name: value for name, value in inherited.items() if name not in (VISIBLE_DEVICES, DEVICE_ORDER)}
-    return training_python.cuda_devices(executable, environment | ({} if order is None else {DEVICE_ORDER: order}))
-
-
-def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[str]:
-    """The UUIDs of all GPUs in CUDA's order in this environment. Raises UserError if torch does not list them."""
-    try:
-        devices = _cuda_devices(training_python.find_python(python), environment.get(DEVICE_ORDER))
-    except UserError as error:
-        raise order_unknown_error(environment, error.message) from None
-    if not devices.uuids:
-        raise order_unknown_error(environment, "it is too old" if devices.names else "it sees no GPU")
-    return devices.uuids
 
 
 def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
@@ -325,7 +295,6 @@ PCI_ORDER = "PCI_BUS_ID"
 HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")
 """Values by which people and batch systems (Slurm) hide every GPU: the CPU was asked for."""
 ON_THE_CPU = "devices=cpu to train on the CPU"
-Device = TypeVar("Device", DeviceReading, TopologyDevice)
 
 
 def visible_entries(environment: Mapping[str, str]) -> list[str] | None:
@@ -364,139 +333,76 @@ def visible_gpus(gpus: Sequence[DeviceReading], *, by_index: bool = False) -> di
 def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]) -> Instance | None:
     """The MIG instance that CUDA_VISIBLE_DEVICES names; None if it names none.
 
-    CUDA gives a process one instance, the first. Raises UserError for a name that no instance has, and for one after
-    another device.
+    CUDA gives a process one instance, the first. Raises UserError for a name that no instance has.
     """
-    named_entries = visible_entries(environment) or []
-    first = next((entry for entry in named_entries if entry.startswith(MIG_PREFIX)), None)
-    if first is None:
+    named = next((entry for entry in visible_entries(environment) or () if entry.startswith(MIG_PREFIX)), None)
+    if named is None:
         return None
-    if first != named_entries[0]:
-        raise UserError(
-            f"{VISIBLE_DEVICES}={','.join(named_entries)} mixes GPUs and MIG instances,"
-            " and CUDA takes one or the other",
-            key=VISIBLE_DEVICES,
-            advice=f"{VISIBLE_DEVICES}={first}",
-        )
-    matching_instances = [
-        instance for instance in instances if instance.uuid.startswith(first) or instance.old_name == first
-    ]
+    matching_instances = [instance for instance in instances if instance.uuid.startswith(named)]
     if len(matching_instances) == 1:
         return matching_instances[0]
-    names = [instance.uuid for instance in instances]
-    nearest_names = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
     raise UserError(
-        f"{VISIBLE_DEVICES}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),
+        f"{VISIBLE_DEVICES}={named} names no MIG instance here" + ("" if instances else ", and NVML lists none"),
         key=VISIBLE_DEVICES,
-        allowed=names or None,
-        nearest=nearest_names[0] if nearest_names else None,
-        advice=None if nearest_names else f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
+        allowed=[instance.uuid for instance in instances] or None,
+        advice=f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
     )
 
 
-def visible_devices(
-    devices: Sequence[Device], environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]
-) -> list[Device]:
+def visible_devices(devices: Sequence[DeviceReading], environment: Mapping[str, str]) -> list[DeviceReading]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
 
-    `cuda_order` gives the UUIDs in CUDA's own order, by which CUDA counts unless CUDA_DEVICE_ORDER=PCI_BUS_ID. It is
-    asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails,
-    and if a GPU is named twice: torch then sees none (`_parse_visible_devices` in torch/cuda/__init__.py).
+    If a GPU is named twice, torch sees none (`_parse_visible_devices` in torch/cuda/__init__.py). CUDA counts the
+    fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Raises UserError for numbers where that order may differ from
+    NVML's, among GPUs of several models, and if no GPU is left.
     """
     gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
     named_entries = visible_entries(environment)
     if named_entries is None:
         return gpus
-    gpu_by_number = {gpu.index: gpu for gpu in gpus}
     is_numbered = any(entry.isdecimal() for entry in named_entries)
     if is_numbered and environment.get(DEVICE_ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
-        by_uuid = {gpu.uuid: gpu for gpu in gpus}
-        gpu_by_number = {position: by_uuid[uuid] for position, uuid in enumerate(cuda_order()) if uuid in by_uuid}
-    chosen: list[Device] = []
+        raise UserError(
+            f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} counts GPUs of several models in CUDA's own order",
+            key=VISIBLE_DEVICES,
+            advice=f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
+        )
+    chosen: list[DeviceReading] = []
     for entry in named_entries:
         if entry.isdecimal():
-            matching_gpus = [gpu_by_number[int(entry)]] if int(entry) in gpu_by_number else []
+            matching_gpus = [gpu for gpu in gpus if gpu.index == int(entry)]
         else:
             matching_gpus = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
         if len(matching_gpus) != 1:
             break
-        if matching_gpus[0] in chosen:
-            fault = f"names GPU {matching_gpus[0].index} twice, so torch sees none"
-            raise no_gpu_left_error(environment, fault, gpus)
         chosen += matching_gpus
+    if not chosen or len({gpu.index for gpu in chosen}) < len(chosen):
+        raise UserError(
+            f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} names no GPU here, or one twice",
+            key=VISIBLE_DEVICES,
+            allowed=[str(gpu.index) for gpu in gpus],
+            advice=f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}",
+        )
     return chosen
-
-
-def order_unknown_error(environment: Mapping[str, str], reason: str) -> UserError:
-    """The refusal of numbers in CUDA's order when torch does not list that order."""
-    return UserError(
-        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} counts GPUs of several models in CUDA's order, which torch"
-        f" cannot list ({reason})",
-        key=VISIBLE_DEVICES,
-        advice=f"{DEVICE_ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
-    )
-
-
-def no_gpu_left_error(environment: Mapping[str, str], fault: str, gpus: Sequence[Device]) -> UserError:
-    """The refusal of a CUDA_VISIBLE_DEVICES that leaves no GPU and was not meant to hide them all."""
-    return UserError(
-        f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} {fault}",
-        key=VISIBLE_DEVICES,
-        allowed=[str(gpu.index) for gpu in gpus],
-        advice=f"{VISIBLE_DEVICES}={gpus[0].index}, or {ON_THE_CPU}",
-    )
 
 
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 """PCI vendor, and the PCI class of display and 3D controllers."""
 
 
-def sign_of_a_gpu(python: str | None = None, root: Path = Path("/")) -> str | None:
-    """The first sign that an NVIDIA GPU is here, in words; None without any.
-
-    Torch in the training Python is asked last, and only if the CUDA driver library can be loaded: that takes seconds.
-    """
-    return _device_file(root) or _driver_listing(root) or pci_card(root) or _torch_sees_one(python)
+def sign_of_a_gpu(root: Path = Path("/")) -> str | None:
+    """The first sign that an NVIDIA GPU is here, in words; None without any."""
+    node = next((path.name for path in sorted(root.glob("dev/nvidia[0-9]*"))), None)
+    return pci_card(root) if node is None else f"/dev/{node} is there"
 
 
 def pci_card(root: Path = Path("/")) -> str | None:
     """The first NVIDIA display or 3D controller on the PCI bus, with or without a driver; None without one."""
-    for entry in _entries(root / "sys/bus/pci/devices"):
+    for entry in sorted(root.glob("sys/bus/pci/devices/*")):
         try:
-            vendor = (entry / "vendor").read_text().strip()
-            kind = (entry / "class").read_text().strip()
+            vendor, kind = ((entry / name).read_text().strip() for name in ("vendor", "class"))
         except OSError:
             continue
         if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
             return f"the PCI bus lists {entry.name}"
     return None
-
-
-def _device_file(root: Path) -> str | None:
-    names = [entry.name for entry in _entries(root / "dev") if re.fullmatch(r"nvidia\d+", entry.name)]
-    return f"/dev/{names[0]} is there" if names else None
-
-
-def _driver_listing(root: Path) -> str | None:
-    folder = root / "proc/driver/nvidia/gpus"
-    entries = _entries(folder)
-    return f"/proc/driver/nvidia/gpus lists {entries[0].name}" if entries else None
-
-
-def _torch_sees_one(python: str | None) -> str | None:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None  # torch's CUDA goes through this library
-    try:
-        devices = training_python.cuda_devices(training_python.find_python(python))
-    except UserError:
-        return None
-    return f"torch sees {devices.names[0]}" if devices.names else None
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []

@@ -24,19 +24,16 @@ from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.machine.resource_limits import tightest_group_limit
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.plausible import energy_doubt
 from trainfast_runner.machine.telemetry.sampler import take_tick
 from trainfast_runner.machine.training_python import NEEDED_PACKAGES, ask_worker, compiler, find_python, search_path
 from trainfast_runner.records.home import Home, cache_directory
-from trainfast_runner.records.tick import DeviceReading, Tick
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import counted, gibibytes
 from trainfast_runner.worker.shared.host import can_move_cursor, make_private
 
 OPTIONAL_PACKAGES = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
 SETTLE_S = 0.05
 """Seconds between two readings where no rate is judged."""
-ENERGY_SETTLE_S = 0.6
-"""Seconds between two readings of an energy counter, in which it moves."""
 BUS_WITHIN_S = 5.0
 """Time for systemd-logind to answer on its bus."""
 ENOUGH_HOME_BYTES = 1 << 30
@@ -45,6 +42,24 @@ ENOUGH_MEMORY_BYTES = 4 << 30
 """Chosen, not measured: below these `doctor` warns."""
 SMALLEST_TERMINAL = (80, 24)
 """Columns and lines that the app needs."""
+
+
+State = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding. `fail`: no run can be started here; `warn`: something will not work, or may surprise."""
+
+    name: str
+    state: State
+    finding: str
+    cure: str | None = None
+
+
+def _judged(name: str, is_well: bool, finding: str, cure: str) -> Finding:
+    """A finding of either kind; the cure is of the warning."""
+    return Finding(name, "ok" if is_well else "warn", finding, None if is_well else cure)
 
 
 def examine(home: Home, python: str | None = None) -> list[Finding]:
@@ -58,11 +73,13 @@ def examine(home: Home, python: str | None = None) -> list[Finding]:
         training = [Finding("training Python", "fail", error.line(), "give another one with --python PATH")]
     else:
         training = list(_packages(executable, packages["python"], packages["versions"], python))
+    nvml = Nvml()
+    tick = take_tick(settle_s=SETTLE_S, nvml=nvml)
     return [
         *training,
         *_home(home),
         *_memory(),
-        *_gpu_findings(python, packages["versions"]),
+        *gpu_findings(tick, packages["versions"], detect_machine(packages["versions"]).refusal, nvml.failure),
         *_compiler(executable),
         *_shared_memory(),
         *_logout(),
@@ -108,15 +125,6 @@ def _packages(
         )
 
 
-def _gpu_findings(python: str | None, versions: dict[str, str | None]) -> Iterator[Finding]:
-    nvml = Nvml()
-    tick = take_tick(settle_s=SETTLE_S, nvml=nvml)
-    refusal = detect_machine(versions, python).refusal
-    yield from gpu_findings(tick, versions, refusal, nvml.failure)
-    if any(gpu.energy_mj is not None for gpu in tick.devices):
-        yield from energy_findings(tick, take_tick(settle_s=ENERGY_SETTLE_S))
-
-
 def _home(home: Home) -> Iterator[Finding]:
     try:
         home.create()
@@ -124,12 +132,11 @@ def _home(home: Home) -> Iterator[Finding]:
         yield Finding("run directory", "fail", error.line(), "set TRAINFAST_HOME to a directory you can write")
         return
     free = shutil.disk_usage(home.path).free
-    enough = free >= ENOUGH_HOME_BYTES
-    yield Finding(
+    yield _judged(
         "run directory",
-        "ok" if enough else "warn",
+        free >= ENOUGH_HOME_BYTES,
         f"{home.path} can be written, {gibibytes(free)} free, {counted(len(home.run_ids()), 'run')}",
-        None if enough else "free some space, or delete old runs: trainfast-tui runs prune --keep 20",
+        "free some space, or delete old runs: trainfast-tui runs prune --keep 20",
     )
     cache = cache_directory()
     try:
@@ -152,36 +159,28 @@ def _memory() -> Iterator[Finding]:
     if limit is None:
         yield Finding("memory limit", "ok", "no control group limits this session's memory")
     else:
-        enough = limit >= ENOUGH_MEMORY_BYTES
-        yield Finding(
+        yield _judged(
             "memory limit",
-            "ok" if enough else "warn",
+            limit >= ENOUGH_MEMORY_BYTES,
             f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
-            None if enough else "raise the container's limit, or set memory_limit below it",
+            "raise the container's limit, or set memory_limit below it",
         )
 
 
 def _compiler(executable: str) -> Iterator[Finding]:
     """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
-    if path := compiler(executable):
-        yield Finding("C++ compiler", "ok", path)
-    else:
-        yield Finding(
-            "C++ compiler",
-            "warn",
-            "none found: compile on the CPU and offload_path are refused; zero*-offload steps with torch's AdamW",
-            "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
-        )
-    if ninja := shutil.which("ninja", path=search_path(executable)):
-        yield Finding("ninja", "ok", ninja)
-    else:
-        yield Finding(
-            "ninja",
-            "warn",
-            "none found: DeepSpeed cannot build its extensions: offload_path is refused; zero*-offload steps with"
-            " torch's AdamW",
-            f"{executable} -m pip install ninja",
-        )
+    path = compiler(executable)
+    yield _judged(
+        "C++ compiler",
+        path is not None,
+        path or "none found: compile on the CPU and offload_path are refused; zero*-offload steps with torch's AdamW",
+        "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
+    )
+    ninja = shutil.which("ninja", path=search_path(executable))
+    no_ninja = "none found: DeepSpeed cannot build its extensions: offload_path is refused; zero*-offload steps with"
+    yield _judged(
+        "ninja", ninja is not None, ninja or f"{no_ninja} torch's AdamW", f"{executable} -m pip install ninja"
+    )
 
 
 def _shared_memory() -> Iterator[Finding]:
@@ -194,11 +193,11 @@ def _shared_memory() -> Iterator[Finding]:
         )
         return
     enough = size >= ENOUGH_SHM_BYTES
-    yield Finding(
+    yield _judged(
         "/dev/shm",
-        "ok" if enough else "warn",
+        enough,
         f"{gibibytes(size)}" + ("" if enough else ": DataLoader workers and NCCL may end with a bus error"),
-        None if enough else "start the container with --shm-size=8g or --ipc=host",
+        "start the container with --shm-size=8g or --ipc=host",
     )
 
 
@@ -253,12 +252,7 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
         small = columns < SMALLEST_TERMINAL[0] or lines < SMALLEST_TERMINAL[1]
         poor = "256" not in term and not true_colour
         cure = "make the window at least 80x24" if small else "export TERM=xterm-256color, in tmux tmux-256color"
-        yield Finding(
-            "terminal",
-            "warn" if small or poor else "ok",
-            f"{term}, {colours}, {columns}x{lines}{multiplexer}",
-            cure if small or poor else None,
-        )
+        yield _judged("terminal", not (small or poor), f"{term}, {colours}, {columns}x{lines}{multiplexer}", cure)
     encoding = (sys.stdout.encoding or locale.getpreferredencoding(False)).lower().replace("-", "")
     if encoding != "utf8":
         yield Finding(
@@ -267,19 +261,6 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
             f"this terminal's encoding is {encoding}: charts cannot be drawn in braille",
             "export LANG=C.UTF-8, or start the app with --ascii",
         )
-
-
-State = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One finding. `fail`: no run can be started here; `warn`: something will not work, or may surprise."""
-
-    name: str
-    state: State
-    finding: str
-    cure: str | None = None
 
 
 def gpu_findings(
@@ -326,31 +307,6 @@ def gpu_findings(
     yield from _missing_readings(tick)
 
 
-def energy_findings(before: Tick, after: Tick) -> Iterator[Finding]:
-    """Energy counters that disagree with the power of their GPU, from two ticks."""
-    earlier = {gpu.uuid or gpu.index: gpu for gpu in before.devices}
-    for gpu in after.devices:
-        first = earlier.get(gpu.uuid or gpu.index)
-        doubt = None if first is None else _energy_doubt(first, gpu)
-        if doubt is not None:
-            yield Finding(
-                f"GPU {gpu.index} energy",
-                "warn",
-                f"{doubt}: runs give no energy of this GPU",
-                "update the NVIDIA driver, or restart the machine; nothing but the energy is affected",
-            )
-
-
-def _energy_doubt(first: DeviceReading, last: DeviceReading) -> str | None:
-    if first.t_ns is None or last.t_ns is None or first.energy_mj is None or last.energy_mj is None:
-        return None
-    # A counter that went back was reset in between.
-    if first.power_w is None or last.power_w is None or last.energy_mj < first.energy_mj:
-        return None
-    seconds = (last.t_ns - first.t_ns) / 1e9
-    return energy_doubt((last.energy_mj - first.energy_mj) / 1e3, (first.power_w + last.power_w) / 2 * seconds, seconds)
-
-
 def _missing_readings(tick: Tick) -> Iterator[Finding]:
     """Missing readings, grouped by the reason, so that eight GPUs make one line."""
     by_reason: dict[str, dict[str, list[int]]] = {}
@@ -368,7 +324,5 @@ def _missing_readings(tick: Tick) -> Iterator[Finding]:
             for name, gpus in readings.items()
         ]
         yield Finding("missing readings", "ok", f"{', '.join(names)}: {reason}")
-    if not tick.devices:
-        yield Finding("missing readings", "ok", "every reading of a GPU: there is none to read")
-    else:
+    if tick.devices:
         yield Finding("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")

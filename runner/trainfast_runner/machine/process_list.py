@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import pwd
 import signal
 import time
 from collections.abc import Sequence
@@ -54,23 +53,15 @@ class ProcessRow:
         return sum(readings) if readings else None
 
 
-@dataclass(slots=True)
-class _Sighting:
-    """A process at the last scan: its owner, and its processor time by then."""
-
-    owner: str | None
-    is_own: bool
-    cpu_s: float
-    looked_s: float
-
-
 class ProcessList:
     """Reads /proc every few seconds; use it from one thread."""
 
     def __init__(self) -> None:
         self._pids_are_ours = sees_host_pids()
         """True if the driver lists ids as in /proc."""
-        self._sightings: dict[Identity, _Sighting] = {}
+        self._cpu_s: dict[Identity, float] = {}
+        """The processor time of each process at the last scan."""
+        self._scanned_s = 0.0
         self._rows: dict[int, ProcessRow] = {}
         self._next_scan_s = 0.0
         self._looked_for: frozenset[int] = frozenset()
@@ -99,33 +90,23 @@ class ProcessList:
 
     def _scan(self, gpu_pids: frozenset[int]) -> None:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        rows: dict[int, ProcessRow] = {}
-        sightings: dict[Identity, _Sighting] = {}
+        since_s, self._scanned_s = now_s - self._scanned_s, now_s
+        cpu_s_before, self._cpu_s = self._cpu_s, {}
+        self._rows = {}
         for pid in psutil.pids():
             stat = _running(pid)
             if stat is None or KERNEL_THREADS_PARENT in (pid, stat.parent_pid):
                 continue
             identity = Identity(pid, stat.start_ticks)
-            previous = self._sightings.get(identity)
-            cpu_percent = None
-            if previous is not None and now_s > previous.looked_s:
-                cpu_percent = 100 * (stat.cpu_s - previous.cpu_s) / (now_s - previous.looked_s)
+            self._cpu_s[identity] = stat.cpu_s
+            before_s = cpu_s_before.get(identity)
+            cpu_percent = None if before_s is None or since_s <= 0 else 100 * (stat.cpu_s - before_s) / since_s
             rss_bytes = stat.memory_rss_bytes
-            is_listed = pid in gpu_pids or rss_bytes >= MIN_RSS_BYTES or (cpu_percent or 0) >= MIN_CPU_PERCENT
-            sighting = sightings[identity] = previous or _Sighting(None, False, 0.0, 0.0)
-            sighting.cpu_s, sighting.looked_s = stat.cpu_s, now_s
-            if not is_listed:
-                continue
-            if sighting.owner is None and (uid := owner_uid(pid)) is not None:
-                sighting.owner, sighting.is_own = user_name(uid), uid == os.getuid()
-            # Read again: a launcher may exec another program.
-            command = command_line(pid) or f"[{stat.name}]"
-            age_s = max(0.0, now_s - stat.start_ticks / TICKS_PER_S)
-            rows[pid] = ProcessRow(
-                pid, identity, sighting.owner, sighting.is_own, command, cpu_percent, rss_bytes, age_s
-            )
-        self._sightings = sightings
-        self._rows = rows
+            if pid in gpu_pids or rss_bytes >= MIN_RSS_BYTES or (cpu_percent or 0) >= MIN_CPU_PERCENT:
+                owner, is_own = owner_of(pid) or (None, False)
+                command = command_line(pid) or f"[{stat.name}]"
+                age_s = max(0.0, now_s - stat.start_ticks / TICKS_PER_S)
+                self._rows[pid] = ProcessRow(pid, identity, owner, is_own, command, cpu_percent, rss_bytes, age_s)
 
 
 def _weight(row: ProcessRow) -> tuple[bool, int, float, int]:
@@ -142,20 +123,13 @@ def _running(pid: int) -> Stat | None:
     return None if stat is None or stat.ended else stat
 
 
-def owner_uid(pid: int) -> int | None:
-    """The real user id of a process; None when it has ended."""
+def owner_of(pid: int) -> tuple[str, bool] | None:
+    """The name of a process's owner, and True if that is this user; None when it has ended or is hidden."""
     try:
-        return int(psutil.Process(pid).uids().real)
+        process = psutil.Process(pid)
+        return process.username(), int(process.uids().real) == os.getuid()
     except psutil.Error:
-        return None  # the process has ended, or /proc is mounted so that others' processes are hidden
-
-
-def user_name(uid: int) -> str:
-    """The name of a user, or the number without a name."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+        return None
 
 
 def command_line(pid: int) -> str:
@@ -181,11 +155,9 @@ def check_endable(identity: Identity) -> None:
             "this is trainfast-tui itself" if pid == os.getpid() else "process 1 runs the machine",
             key="pid",
         )
-    uid = owner_uid(pid)
-    if uid is None:
-        raise UserError(f"the owner of process {pid} is unknown: nothing was signalled", key="pid")
-    if uid != os.getuid():
-        raise UserError(f"process {pid} belongs to {user_name(uid)}, not to you: ask them to end it", key="pid")
+    name, is_own = owner_of(pid) or ("an unknown user", False)
+    if not is_own:
+        raise UserError(f"process {pid} belongs to {name}, not to you: ask them to end it", key="pid")
 
 
 def end_process(identity: Identity, *, kill: bool = False) -> str:

@@ -23,18 +23,19 @@ from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 
 NEEDED_PACKAGES = ("torch", "transformers", "tokenizers")
-FAMILIAR_FAMILIES = (
-    *("llama", "qwen3", "qwen2", "mistral", "mixtral", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "olmo2"),
-    *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "electra", "albert"),
-)
-
-
-@dataclass(frozen=True)
-class CudaDevices:
-    """The devices that torch sees, in CUDA's order. `uuids` is empty for a torch that lists none."""
-
-    names: tuple[str, ...]
-    uuids: tuple[str, ...]
+FAMILIAR_FAMILIES = {
+    "llama",
+    "qwen3",
+    "mistral",
+    "mixtral",
+    "gemma3_text",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "bert",
+    "roberta",
+}
+"""Families that most people train: an error's list of families, which is cut short, begins with them."""
 
 
 @dataclass(frozen=True)
@@ -94,29 +95,15 @@ def torch_build(executable: str) -> dict[str, str | None]:
     return {name: versions.get(name) for name in ("torch", "torch.version.cuda", "torch.version.hip")}
 
 
-def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) -> CudaDevices:
-    """The devices torch sees in this environment, by default ours. Imports torch: takes seconds. Raises UserError."""
-    answer = ask_worker(executable, "inspect_model.py", ["{}", "--devices"], environment, task="list its GPUs")
-    names, uuids = answer["devices"]["names"], [uuid for uuid in answer["devices"]["uuids"] if len(uuid) > len("GPU-")]
-    return CudaDevices(tuple(names), tuple(uuids) if len(uuids) == len(names) else ())
-
-
 def model_error(error: dict[str, Any]) -> UserError:
     """The worker's error about a model that cannot be built, as a UserError."""
+    allowed = sorted(error.get("allowed") or [], key=lambda name: name not in FAMILIAR_FAMILIES)
     return UserError(
         str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
         key=error.get("key"),
-        allowed=_familiar_first(error.get("allowed") or []) if not error.get("nearest") else None,
+        allowed=None if error.get("nearest") else allowed,
         nearest=error.get("nearest"),
     )
-
-
-def _familiar_first(names: list[str]) -> list[str]:
-    """The names with the families that most people train in front, so that a list cut short holds them."""
-    return [
-        *(name for name in FAMILIAR_FAMILIES if name in names),
-        *(name for name in names if name not in FAMILIAR_FAMILIES),
-    ]
 
 
 def find_python(python: str | None) -> str:

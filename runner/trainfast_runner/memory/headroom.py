@@ -233,7 +233,7 @@ def predict_rows(
 
     # The model is left out: its trace tells whether it can be built.
     versions = training_python.inspect(python, {}, runs[0].spec.data["objective"]).versions
-    machine = detect_machine(versions, python)
+    machine = detect_machine(versions)
     if machine.refusal is not None and not any(asks_for_cpu(run.spec.knobs["devices"]) for run in runs):
         raise machine.refusal
     ranks: dict[int, int] = {}

@@ -47,8 +47,7 @@ from trainfast_runner.records.result import OomChange, OomExplanation, Result, R
 from trainfast_runner.records.run_file import RunFile, ScriptAsked
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.records.warm_process import WARM_ROLES
-from trainfast_runner.records.worker_lines import ExceptionLine
+from trainfast_runner.records.worker_lines import WARM_ROLES, ExceptionLine
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.knobs import defaults

@@ -24,9 +24,9 @@ from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
 from trainfast_runner.memory.timeline import BlockStack, Segment, Work
 from trainfast_runner.memory.warm_tracer import WarmTracer
-from trainfast_runner.records.file_locks import locked
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
+from trainfast_runner.records.run_directory import locked
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import MIXED_PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, strategy_of

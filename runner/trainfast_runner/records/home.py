@@ -15,9 +15,16 @@ from pathlib import Path
 import platformdirs
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.records.file_locks import is_locked, locked, try_exclusive_lock
 from trainfast_runner.records.json_lines import read_regular, write_atomically
-from trainfast_runner.records.run_directory import is_alive_after_grace, is_listed, is_unfinished, read_run_file
+from trainfast_runner.records.run_directory import (
+    is_alive_after_grace,
+    is_listed,
+    is_locked,
+    is_unfinished,
+    locked,
+    read_run_file,
+    try_exclusive_lock,
+)
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE, OnWait, make_private
 
@@ -48,25 +55,18 @@ def home_directory() -> Path:
     """
     configured = os.environ.get("TRAINFAST_HOME")
     expanded = os.path.expanduser(configured or _own_directory(platformdirs.user_state_dir) or "~")
-    if expanded.startswith("~"):
-        # A user without an entry in the password file, as containers have them, and without HOME.
-        user = expanded.partition("/")[0]
-        raise UserError(
-            f"there is no home directory for {user}: set TRAINFAST_HOME to a directory you can write",
-            key="TRAINFAST_HOME",
-        )
+    # "~" is left of a user without an entry in the password file, as containers have them, and without HOME.
+    fault = f"there is no home directory for {expanded.partition('/')[0]}" if expanded.startswith("~") else None
+    path = expanded
     try:
         path = os.path.abspath(expanded)
         path.encode()
     except FileNotFoundError:
-        raise UserError(
-            f"{expanded} starts in the current directory, which has been deleted: cd to another one",
-            key="TRAINFAST_HOME",
-        ) from None
+        fault = f"{expanded} starts in the current directory, which has been deleted"
     except UnicodeEncodeError:
-        raise UserError(
-            f"{os.fsencode(expanded)!r} is not UTF-8: give another directory", key="TRAINFAST_HOME"
-        ) from None
+        fault = f"{os.fsencode(expanded)!r} is not UTF-8"
+    if fault is not None:
+        raise UserError(f"{fault}: set TRAINFAST_HOME to a directory you can write", key="TRAINFAST_HOME")
     return Path(path)
 
 
@@ -75,8 +75,7 @@ def cache_directory() -> Path:
 
     `cache` in the home for a user who has no directory of their own.
     """
-    path = _own_directory(platformdirs.user_cache_dir)
-    return home_directory() / "cache" if path is None else Path(path)
+    return Path(_own_directory(platformdirs.user_cache_dir) or home_directory() / "cache")
 
 
 def config_directory() -> Path:
@@ -84,8 +83,7 @@ def config_directory() -> Path:
 
     `config` in the home for a user who has no directory of their own.
     """
-    path = _own_directory(platformdirs.user_config_dir)
-    return home_directory() / "config" if path is None else Path(path)
+    return Path(_own_directory(platformdirs.user_config_dir) or home_directory() / "config")
 
 
 def _own_directory(path_of: Callable[[str], str]) -> str | None:

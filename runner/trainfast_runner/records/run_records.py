@@ -19,9 +19,8 @@ from trainfast_runner.records.result import Thinning
 from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_files, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Count, Event, Step, StepTotals
-from trainfast_runner.records.telemetry_lines import TelemetryTail
-from trainfast_runner.records.warm_process import read_knobs_tried
-from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail
+from trainfast_runner.records.tick import TelemetryTail
+from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail, read_knobs_tried
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.records.run_lines import Actual
-from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, drift_text, student_95
 from trainfast_runner.results.doubts import doubts, qualifications, watched_text
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME

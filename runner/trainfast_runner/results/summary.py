@@ -45,13 +45,14 @@ from trainfast_runner.records.run_file import (
 )
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.records.warm_process import WARM_ROLES, batch_sizes
 from trainfast_runner.records.worker_lines import (
+    WARM_ROLES,
     ActualLine,
     CpuLine,
     DataLine,
     OverflowLine,
     WorkerLine,
+    batch_sizes,
     newest_of_first_rank,
 )
 from trainfast_runner.results.bottleneck import (

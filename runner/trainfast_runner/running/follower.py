@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from trainfast_runner.records.capped_file import OUTPUT_FILE, LogTail, StepTail
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail, open_regular
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState
@@ -26,6 +25,7 @@ from trainfast_runner.records.run_directory import (
     END_STATES,
     EVENTS_FILE,
     TELEMETRY_FILE,
+    is_alive,
     is_listed,
     rank_file,
     rank_files,
@@ -34,9 +34,7 @@ from trainfast_runner.records.run_directory import (
 )
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.telemetry_lines import TelemetryTail
-from trainfast_runner.records.tick import Tick
-from trainfast_runner.records.warm_process import read_knobs_tried
+from trainfast_runner.records.tick import TelemetryTail, Tick
 from trainfast_runner.records.worker_lines import (
     ActualLine,
     DataLine,
@@ -45,6 +43,7 @@ from trainfast_runner.records.worker_lines import (
     PhaseLine,
     WorkerLine,
     WorkerTail,
+    read_knobs_tried,
 )
 from trainfast_runner.results.bottleneck import LiveDiagnosis
 from trainfast_runner.results.device_conditions import StepConditions, StepJoin

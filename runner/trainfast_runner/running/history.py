@@ -13,7 +13,7 @@ from trainfast_runner.records.json_lines import DAMAGE, read_regular
 from trainfast_runner.records.result import Doubt, StepCount, Throughput
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, name_of
-from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.running.present_state import other_host, run_state
 from trainfast_runner.running.settling import recover_result
 

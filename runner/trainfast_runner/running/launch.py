@@ -21,14 +21,13 @@ from trainfast_runner.machine.calibration import read_ceiling
 from trainfast_runner.machine.cpu import choose_policy, cpu_has_fp16, fixed_policy, script_policy, thread_count
 from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.devices_knob import CPU
-from trainfast_runner.machine.links import read_links_among
 from trainfast_runner.machine.processes import boot_id, reap_when_ended
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
+from trainfast_runner.machine.telemetry.topology import read_links_among
 from trainfast_runner.memory.headroom import cached_prediction
-from trainfast_runner.records.file_locks import shared_lock
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file
+from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file, shared_lock
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.records.tick import is_instance
 from trainfast_runner.running.planning import RunPlan, refuse_busy

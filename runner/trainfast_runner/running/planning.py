@@ -141,7 +141,7 @@ def _check_settings(
     inspection = training_python.inspect(
         python, spec.model, training_objective, count=knobs["memory_limit"] is not None
     )
-    machine = detect_machine(inspection.versions, inspection.executable).used_by(knobs["devices"])
+    machine = detect_machine(inspection.versions).used_by(knobs["devices"])
     if among and not isinstance(knobs["devices"], str):
         machine = machine.limited_to(among)
     facts = Facts(spec, machine, inspection.config, inspection.versions, inspection.executable)

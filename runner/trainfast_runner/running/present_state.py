@@ -12,14 +12,15 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, boot_id, descendants, has_open, is_running, session_members
-from trainfast_runner.records.file_locks import READERS_WITHIN_S, is_alive
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import DAMAGE, Tail, read_regular, remaining_records
 from trainfast_runner.records.run_directory import (
     END_STATES,
     EVENTS_FILE,
+    READERS_WITHIN_S,
     RESULT_FILE,
     RUN_FILE,
+    is_alive,
     read_result,
     read_run_file,
     unreadable_reason,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import is_alive, is_locked
 from trainfast_runner.records.home import (
     STAMP_CHARACTERS,
     STAMP_FORMAT,
@@ -23,7 +22,14 @@ from trainfast_runner.records.home import (
     is_conducted,
     search_directories,
 )
-from trainfast_runner.records.run_directory import RUN_FILE, is_listed, read_run_file, unreadable_reason
+from trainfast_runner.records.run_directory import (
+    RUN_FILE,
+    is_alive,
+    is_listed,
+    is_locked,
+    read_run_file,
+    unreadable_reason,
+)
 from trainfast_runner.running.present_state import BEING_MADE_S, is_abandoned, unfinished_host
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 

@@ -22,7 +22,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.headroom import with_prediction
 from trainfast_runner.records.capped_file import OUTPUT_FILE, read_log
-from trainfast_runner.records.file_locks import is_alive, open_lock, try_exclusive_lock
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Appender, write_atomically
 from trainfast_runner.records.result import Result
@@ -30,8 +29,11 @@ from trainfast_runner.records.run_directory import (
     EVENTS_FILE,
     EXIT_CODES,
     RESULT_FILE,
+    is_alive,
+    open_lock,
     read_result,
     read_run_file,
+    try_exclusive_lock,
     unreadable_reason,
 )
 from trainfast_runner.records.run_lines import Event, TrainingEnd

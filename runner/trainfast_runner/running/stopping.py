@@ -9,8 +9,8 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, descendants, is_running, send
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import is_alive
 from trainfast_runner.running.present_state import (
     forks_left_by,
     launched_child_of,

@@ -13,7 +13,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
-from trainfast_runner.machine.links import Interconnect, read_links_among
+from trainfast_runner.machine.telemetry.topology import Interconnect, read_links_among
 from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import iter_rows

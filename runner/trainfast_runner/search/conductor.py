@@ -20,13 +20,12 @@ import msgspec
 
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE, rank_file, read_result, read_run_file
+from trainfast_runner.records.run_directory import RESULT_FILE, is_alive, rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, RunFile
-from trainfast_runner.records.warm_process import (
+from trainfast_runner.records.worker_lines import (
     EndOrder,
     ProbeLine,
     ProbeOrder,

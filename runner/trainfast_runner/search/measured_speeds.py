@@ -15,7 +15,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import SCHEMA, RecordedSpec, RunFile
-from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,

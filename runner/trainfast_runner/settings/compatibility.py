@@ -18,8 +18,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu import cpu_has_fp16
 from trainfast_runner.machine.devices import VISIBLE_DEVICES, Machine
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, count_asked, cpu_processes
-from trainfast_runner.machine.process_list import user_name
 from trainfast_runner.machine.training_python import has_libaio, missing_tool, search_path
+from trainfast_runner.records.json_lines import owner_of
 from trainfast_runner.records.tick import is_instance
 from trainfast_runner.settings.device_counts import chosen_gpus, device_count, devices_asked, first_size, world_size
 from trainfast_runner.settings.knob_values import (
@@ -481,7 +481,7 @@ def _closed_to_us(folder: Path) -> str | None:
     status = folder.stat()
     # Root passes `os.access` everywhere, so the owner is checked too.
     if status.st_uid != os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"belongs to user {user_name(status.st_uid)}"
+        return f"belongs to {owner_of(folder)}"
     return None
 
 

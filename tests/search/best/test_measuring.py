@@ -10,7 +10,7 @@ from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.result import Result, RunConditions, Spread, Throttle, Throughput
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.warm_process import TrialLine, TrialOrder
+from trainfast_runner.records.worker_lines import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.candidates import StepRule

@@ -95,13 +95,12 @@ def _print_ceiling(ceiling: Ceiling) -> None:
     """Print the measured speeds, with a warning if other processes slowed them down."""
     rates = ", ".join(f"{name} {number(tflops)} TFLOP/s" for name, tflops in ceiling.tflops.items())
     print_line("", f"measured on {ceiling.name}: {rates}; copy {number(ceiling.copy_gb_per_s)} GB/s (read and written)")
-    if (launches_per_s := ceiling.launches_per_s) is not None:
-        shortest_ms = milliseconds(1000 * EXAMPLE_OPERATIONS / launches_per_s)
-        print_line(
-            f"this host launches about {float(f'{launches_per_s:.2g}'):,.0f} operations a second: a step of"
-            f" {EXAMPLE_OPERATIONS:,} small ones takes at least {shortest_ms}, however fast the device; launch-bound"
-            " models gain from compile and larger batches"
-        )
+    launches = f"{float(f'{ceiling.launches_per_s:.2g}'):,.0f}"
+    print_line(
+        f"this host launches about {launches} operations a second: a step of {EXAMPLE_OPERATIONS:,} small ones takes at"
+        f" least {milliseconds(1000 * EXAMPLE_OPERATIONS / ceiling.launches_per_s)}, however fast the device;"
+        " launch-bound models gain from compile and larger batches"
+    )
     if ceiling.disturbed:
         words = f"other processes took {100 * (1 - (ceiling.cpu_share or 0)):.0f} % of the CPU meanwhile"
         print_line(f"{words}: the ceiling is too low, measure it again on a quiet machine")

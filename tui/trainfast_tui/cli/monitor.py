@@ -12,7 +12,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.device_events import defects
-from trainfast_runner.machine.process_list import command_line, owner_uid, user_name
+from trainfast_runner.machine.process_list import command_line, owner_of
 from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.host import HostReader
@@ -190,9 +190,9 @@ def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
     """
     rows: list[tuple[str, ...]] = []
     for process in gpu.processes or ():
-        uid = owner_uid(process.pid) if sees_host_pids() else None
-        owner = ABSENT if uid is None else user_name(uid)
-        command = ABSENT if uid is None else command_line(process.pid) or ABSENT
+        seen = owner_of(process.pid) if sees_host_pids() else None
+        owner = ABSENT if seen is None else seen[0]
+        command = ABSENT if seen is None else command_line(process.pid) or ABSENT
         rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
     return rows
 
@@ -205,7 +205,7 @@ def topo_arguments(parser: argparse.ArgumentParser) -> None:
 def topo(arguments: argparse.Namespace) -> int:
     """Print matrix, links, legend and advice; return 0 with and without a GPU."""
     # The advice knows what a run may use, which `monitor` does not need for its first reading.
-    from trainfast_runner.machine.links import link_advice
+    from trainfast_runner.machine.telemetry.topology import link_advice
 
     topology = read_topology()
     if arguments.json:

@@ -17,7 +17,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import exit_code_of, rank_file, state_text
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.warm_process import batch_sizes
+from trainfast_runner.records.worker_lines import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_runner.running.present_state import other_host
 from trainfast_runner.search.batch_journal import (

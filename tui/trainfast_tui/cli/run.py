@@ -11,9 +11,8 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.memory.oom import with_newer_explanation
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_directory import is_alive, read_run_file
 from trainfast_runner.running import planning
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.planning import RunPlan

@@ -18,7 +18,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Diagnosis, Result
 from trainfast_runner.records.run_directory import STATES, notable_reason, read_result, read_run_file
 from trainfast_runner.records.run_file import SCHEMA, RunFile
-from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.comparison import ComparisonRow, compare
 from trainfast_runner.results.summary import read_joined_steps, step_record
 from trainfast_runner.running.follower import Follower, RunSnapshot

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError, highest
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.warm_process import WARM_ROLES
-from trainfast_runner.records.worker_lines import ExceptionLine, error_of
+from trainfast_runner.records.run_directory import is_alive
+from trainfast_runner.records.worker_lines import WARM_ROLES, ExceptionLine, error_of
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control import messages
 from trainfast_tui.control.threads import CancellableWork, start_thread

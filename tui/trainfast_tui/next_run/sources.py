@@ -11,7 +11,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RecordedSpec, RunFile
-from trainfast_runner.records.warm_process import COLD
+from trainfast_runner.records.worker_lines import COLD
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob

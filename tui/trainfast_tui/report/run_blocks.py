@@ -18,8 +18,7 @@ from trainfast_runner.records.result import OomChange, Result
 from trainfast_runner.records.run_directory import TELEMETRY_FILE, notable_reason, state_text
 from trainfast_runner.records.run_file import PredictedSpeed, RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.records.telemetry_lines import TelemetryTail
-from trainfast_runner.records.tick import Tick
+from trainfast_runner.records.tick import TelemetryTail, Tick
 from trainfast_runner.results.comparison import DIFFERENT_SAMPLE_VERDICTS, compare, compared_conditions, speeds_rank
 from trainfast_runner.results.distributions import pareto_front
 from trainfast_runner.results.doubts import doubts

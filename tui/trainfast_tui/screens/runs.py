@@ -9,10 +9,9 @@ from functools import partial
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import notable_reason, state_text
-from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.records.run_directory import is_alive, notable_reason, state_text
+from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.running.history import RunRow, row_of
 from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults

@@ -13,7 +13,7 @@ from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses
 from trainfast_runner.records.run_directory import notable_reason, state_text
 from trainfast_runner.records.run_file import SCHEMA, ScriptFigures
 from trainfast_runner.records.run_lines import Actual
-from trainfast_runner.records.warm_process import WARM_ROLES
+from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.comparison import (
     DIFFERENT_SAMPLE_VERDICTS,
     DIFFERENT_SEQ_LEN,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from trainfast_runner.records.warm_process import COLD
+from trainfast_runner.records.worker_lines import COLD
 from trainfast_runner.worker.shared.words import CONFIRMATION, PROBE, TRIAL
 from trainfast_tui.text.format import Tone
 

@@ -85,7 +85,7 @@ def peer_lines(topology: Topology) -> list[str]:
 def topology_sections(topology: Topology) -> list[TopologySection]:
     """Return the sections of a machine; without a GPU only the consequences for training."""
     # Not needed for the line of a GPU, which `monitor` shows first.
-    from trainfast_runner.machine.links import link_advice
+    from trainfast_runner.machine.telemetry.topology import link_advice
 
     advice = TopologySection("for training", "prose", link_advice(topology))
     if not topology.devices:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import binding, throttle
-from trainfast_runner.machine.telemetry.binding import NvmlError, as_text, gpu_count, text_or_reason, uuid_of
+from trainfast_runner.machine.telemetry.binding import NvmlError, call, gpu_count, text_or_reason
 from trainfast_runner.machine.telemetry.plausible import drop_impossible
 from trainfast_runner.machine.telemetry.throttle import degrees_by_limits
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, is_instance
@@ -25,7 +25,7 @@ from trainfast_runner.records.tick import DeviceProcess, DeviceReading, is_insta
 Handle = Any
 """An opaque `nvmlDevice_t` of the binding."""
 Ask = Callable[[ModuleType, Handle], tuple[Any, ...]]
-"""Asks NVML and returns one value for each field of its query; raises NvmlError when there is none."""
+"""Asks NVML and returns one value for each field of its query."""
 
 
 class Pace(Enum):
@@ -36,23 +36,30 @@ class Pace(Enum):
     SPARSE = "sparse"
 
 
-@dataclass(frozen=True)
 class Query:
-    """Fields of `DeviceReading` that one NVML call fills."""
+    """Fields of `DeviceReading` that one NVML call fills, and that call, the preferred one first."""
 
-    fields: tuple[str, ...]
-    pace: Pace
-    asks: tuple[Ask, ...]
+    def __init__(self, fields: str, pace: Pace, *asks: Ask) -> None:
+        self.fields = fields.split()
+        self.pace = pace
+        self.asks = asks
+
+
+def _value(function: str, *arguments: int, divisor: int = 1) -> Ask:
+    def ask(nv: ModuleType, handle: Handle) -> tuple[float]:
+        value = getattr(nv, function)(handle, *arguments)
+        return (value if divisor == 1 else value / divisor,)
+
+    return ask
+
+
+def _memory(nv: ModuleType, handle: Handle, **version: int) -> tuple[int, int, int]:
+    memory = nv.nvmlDeviceGetMemoryInfo(handle, **version)
+    return memory.used, memory.total, memory.free
 
 
 def _memory_v2(nv: ModuleType, handle: Handle) -> tuple[int, int, int]:
-    memory = nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2)
-    return memory.used, memory.total, memory.free
-
-
-def _memory_v1(nv: ModuleType, handle: Handle) -> tuple[int, int, int]:
-    memory = nv.nvmlDeviceGetMemoryInfo(handle)
-    return memory.used, memory.total, memory.free
+    return _memory(nv, handle, version=nv.nvmlMemory_v2)
 
 
 def _utilization(nv: ModuleType, handle: Handle) -> tuple[int, int]:
@@ -65,19 +72,7 @@ def _slowdown_from_margin(nv: ModuleType, handle: Handle) -> tuple[int]:
 
 
 def _compute_capability(nv: ModuleType, handle: Handle) -> tuple[str]:
-    major, minor = nv.nvmlDeviceGetCudaComputeCapability(handle)
-    return (f"{major}.{minor}",)
-
-
-def unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
-    """The throttle reasons that this GPU cannot report; empty when it does not list its reasons."""
-    for function in ("nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSupportedClocksThrottleReasons"):
-        try:
-            bits = getattr(nv, function)(handle)
-        except NvmlError:
-            continue
-        return [reason.name for reason in throttle.REASONS if not bits & reason.bit]
-    return []
+    return ("{}.{}".format(*nv.nvmlDeviceGetCudaComputeCapability(handle)),)
 
 
 def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
@@ -99,85 +94,64 @@ def _processes(function: str) -> Ask:
         code = nv._nvmlGetFunctionPointer(function)(handle, ctypes.byref(count), entries)
         if code != 0:
             raise NvmlError(code)
-        return (
-            [
-                DeviceProcess(
-                    pid=entry.pid,
-                    memory_used_bytes=None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory,
-                )
-                for entry in entries[: min(count.value, MAX_PROCESSES)]
-            ],
-        )
+        used = [(one.pid, one.usedGpuMemory) for one in entries[: min(count.value, MAX_PROCESSES)]]
+        return ([DeviceProcess(pid=pid, memory_used_bytes=None if n == _NOT_AVAILABLE else n) for pid, n in used],)
 
     return ask
 
 
-def _single_value(function: str, *arguments: int) -> Ask:
-    def ask(nv: ModuleType, handle: Handle) -> tuple[int]:
-        return (getattr(nv, function)(handle, *arguments),)
-
-    return ask
-
-
-def _watts(function: str) -> Ask:
-    def ask(nv: ModuleType, handle: Handle) -> tuple[float]:
-        return (getattr(nv, function)(handle) / 1000,)
-
-    return ask
+def unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
+    """The throttle reasons that this GPU cannot report; empty when it does not list its reasons."""
+    for function in ("nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSupportedClocksThrottleReasons"):
+        if (bits := binding.answer_or_none(lambda name: getattr(nv, name)(handle), function)) is not None:
+            return [reason.name for reason in throttle.REASONS if not bits & reason.bit]
+    return []
 
 
 # Arguments below are enums of nvml.h: temperature sensor 0 is the GPU; threshold 0 is shutdown, 1 slowdown,
-# 2 the memory's and 3 the GPU's highest in operation; clock 1 is SM, 2 memory.
-QUERIES: tuple[Query, ...] = (
-    Query(("memory_used_bytes", "memory_total_bytes", "memory_free_bytes"), Pace.TICK, (_memory_v2, _memory_v1)),
-    Query(("gpu_utilization_percent", "memory_utilization_percent"), Pace.TICK, (_utilization,)),
+# 2 the memory's and 3 the GPU's highest in operation; clock 1 is SM, 2 memory. Power is in milliwatts.
+_THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
+MEMORY = Query("memory_used_bytes memory_total_bytes memory_free_bytes", Pace.TICK, _memory_v2, _memory)
+PROCESSES = Query(
+    "processes",
+    Pace.SPARSE,
+    _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
+    _processes("nvmlDeviceGetComputeRunningProcesses_v2"),
+)
+QUERIES = (
+    MEMORY,
+    Query("gpu_utilization_percent memory_utilization_percent", Pace.TICK, _utilization),
+    Query("temperature_c", Pace.TICK, _value("nvmlDeviceGetTemperatureV", 0), _value("nvmlDeviceGetTemperature", 0)),
+    Query("slowdown_temperature_c", Pace.ONCE, _value(_THRESHOLD, 1), _slowdown_from_margin),
+    Query("shutdown_temperature_c", Pace.ONCE, _value(_THRESHOLD, 0)),
+    Query("gpu_max_temperature_c", Pace.ONCE, _value(_THRESHOLD, 3)),
+    Query("memory_max_temperature_c", Pace.ONCE, _value(_THRESHOLD, 2)),
+    Query("degrees_to_slowdown_c", Pace.TICK, _value("nvmlDeviceGetMarginTemperature")),
+    Query("compute_capability", Pace.ONCE, _compute_capability),
+    Query("power_w", Pace.TICK, _value("nvmlDeviceGetPowerUsage", divisor=1000)),
+    Query("sm_clock_mhz", Pace.TICK, _value("nvmlDeviceGetClockInfo", 1)),
+    Query("memory_clock_mhz", Pace.TICK, _value("nvmlDeviceGetClockInfo", 2)),
+    Query("sm_clock_max_mhz", Pace.ONCE, _value("nvmlDeviceGetMaxClockInfo", 1)),
+    Query("memory_clock_max_mhz", Pace.ONCE, _value("nvmlDeviceGetMaxClockInfo", 2)),
     Query(
-        ("temperature_c",),
+        "throttle_reasons",
         Pace.TICK,
-        (_single_value("nvmlDeviceGetTemperatureV", 0), _single_value("nvmlDeviceGetTemperature", 0)),
+        _value("nvmlDeviceGetCurrentClocksEventReasons"),
+        _value("nvmlDeviceGetCurrentClocksThrottleReasons"),
     ),
-    Query(
-        ("slowdown_temperature_c",),
-        Pace.ONCE,
-        (_single_value("nvmlDeviceGetTemperatureThreshold", 1), _slowdown_from_margin),
-    ),
-    Query(("compute_capability",), Pace.ONCE, (_compute_capability,)),
-    Query(("shutdown_temperature_c",), Pace.ONCE, (_single_value("nvmlDeviceGetTemperatureThreshold", 0),)),
-    Query(("degrees_to_slowdown_c",), Pace.TICK, (_single_value("nvmlDeviceGetMarginTemperature"),)),
-    Query(("gpu_max_temperature_c",), Pace.ONCE, (_single_value("nvmlDeviceGetTemperatureThreshold", 3),)),
-    Query(("memory_max_temperature_c",), Pace.ONCE, (_single_value("nvmlDeviceGetTemperatureThreshold", 2),)),
-    Query(("power_w",), Pace.TICK, (_watts("nvmlDeviceGetPowerUsage"),)),
-    Query(("sm_clock_mhz",), Pace.TICK, (_single_value("nvmlDeviceGetClockInfo", 1),)),
-    Query(("memory_clock_mhz",), Pace.TICK, (_single_value("nvmlDeviceGetClockInfo", 2),)),
-    Query(("sm_clock_max_mhz",), Pace.ONCE, (_single_value("nvmlDeviceGetMaxClockInfo", 1),)),
-    Query(("memory_clock_max_mhz",), Pace.ONCE, (_single_value("nvmlDeviceGetMaxClockInfo", 2),)),
-    Query(
-        ("throttle_reasons",),
-        Pace.TICK,
-        (
-            _single_value("nvmlDeviceGetCurrentClocksEventReasons"),
-            _single_value("nvmlDeviceGetCurrentClocksThrottleReasons"),
-        ),
-    ),
-    Query(("mig_mode",), Pace.SPARSE, (_mig_mode,)),
-    Query(("fan_percent",), Pace.SPARSE, (_single_value("nvmlDeviceGetFanSpeed"),)),
-    Query(("power_limit_w",), Pace.SPARSE, (_watts("nvmlDeviceGetEnforcedPowerLimit"),)),
-    Query(("pcie_generation",), Pace.SPARSE, (_single_value("nvmlDeviceGetCurrPcieLinkGeneration"),)),
-    Query(("pcie_width",), Pace.SPARSE, (_single_value("nvmlDeviceGetCurrPcieLinkWidth"),)),
-    Query(("pcie_generation_max",), Pace.ONCE, (_single_value("nvmlDeviceGetMaxPcieLinkGeneration"),)),
-    Query(("pcie_width_max",), Pace.ONCE, (_single_value("nvmlDeviceGetMaxPcieLinkWidth"),)),
-    Query(
-        ("processes",),
-        Pace.SPARSE,
-        (
-            _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
-            _processes("nvmlDeviceGetComputeRunningProcesses_v2"),
-        ),
-    ),
+    Query("mig_mode", Pace.SPARSE, _mig_mode),
+    Query("fan_percent", Pace.SPARSE, _value("nvmlDeviceGetFanSpeed")),
+    Query("power_limit_w", Pace.SPARSE, _value("nvmlDeviceGetEnforcedPowerLimit", divisor=1000)),
+    Query("pcie_generation", Pace.SPARSE, _value("nvmlDeviceGetCurrPcieLinkGeneration")),
+    Query("pcie_width", Pace.SPARSE, _value("nvmlDeviceGetCurrPcieLinkWidth")),
+    Query("pcie_generation_max", Pace.ONCE, _value("nvmlDeviceGetMaxPcieLinkGeneration")),
+    Query("pcie_width_max", Pace.ONCE, _value("nvmlDeviceGetMaxPcieLinkWidth")),
+    PROCESSES,
 )
 """Left out on purpose: nvmlDeviceGetPcieThroughput (blocks 20 ms a direction) and the graphics processes."""
-
-ENERGY_BY_FUNCTION = Query(("energy_mj",), Pace.TICK, (_single_value("nvmlDeviceGetTotalEnergyConsumption"),))
+INSTANCE_QUERIES = (MEMORY, PROCESSES)
+"""The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
+ENERGY_BY_FUNCTION = Query("energy_mj", Pace.TICK, _value("nvmlDeviceGetTotalEnergyConsumption"))
 """Asked only of a driver that does not give the energy counter as a field value."""
 
 ALL_LINKS = 0xFFFFFFFF
@@ -229,11 +203,17 @@ FIELDS: tuple[NvmlField, ...] = (
 
 CAUSE_COUNTERS = ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns", "hw_power_brake_ns")
 """The counters of single causes. Their numbers moved between drivers, and the old ones now mean something else."""
-CAUSE_NUMBERS: tuple[tuple[str, int], ...] = (("269-271", 269), ("251-253", 251))
-"""First field number of the cause counters by driver, the likeliest first: 269 since R580, 251 in R575. In R570 and
-since R580 the numbers 251 to 253 are settings of power smoothing, which answer with success and 32 bits."""
+CAUSE_FIELDS = {
+    f"{first}-{first + 2}": [NvmlField(name, first + n, ullong=True) for n, name in enumerate(CAUSE_COUNTERS)]
+    for first in (269, 251)
+}
+"""The cause counters by driver, the likeliest first: from 269 since R580, from 251 in R575. In R570 and since R580 the
+numbers 251 to 253 are settings of power smoothing, which answer with success and 32 bits."""
 
-
+Values = dict[str, Any]
+"""Values by field of `DeviceReading`, None where the GPU gives none now."""
+Reasons = dict[str, str]
+"""The reasons of missing values by field."""
 Entry = tuple[int, int, int]
 """The driver's answer about one field: the type of the value, NVML's code, the value's bits."""
 
@@ -249,109 +229,89 @@ class FieldCall:
         self._blank = bytes(self._answers)
 
     def ask(self, nv: ModuleType, handle: Handle) -> list[Entry]:
-        """The driver's answers, in order. Raises NvmlError when the call as a whole fails."""
+        """The driver's answers, in order. Raises an error when the call as a whole fails."""
         # A field that the driver leaves out must not keep its previous answer.
         ctypes.memmove(self._answers, self._blank, len(self._blank))
-        call = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
-        code = call(handle, ctypes.c_int32(len(self.fields)), ctypes.byref(self._answers))
+        function = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
+        code = function(handle, ctypes.c_int32(len(self.fields)), ctypes.byref(self._answers))
         if code != 0:
             raise NvmlError(code)
         return list(_ENTRY_LAYOUT.iter_unpack(self._answers))
 
 
 class FieldBatch:
-    """The fields that one GPU answers, found by asking once, and their values each tick."""
+    """The fields that one GPU answers, found by asking for all of them once, and their values each tick."""
 
-    def __init__(self) -> None:
-        self.answered: list[NvmlField] = []
-        self.absent: dict[str, str] = {}
+    def __init__(self, nv: ModuleType, handle: Handle) -> None:
+        """Raises NvmlError when the GPU is gone."""
+        self.absent: Reasons = {}
         """Fields that the GPU does not answer, with the reasons."""
         self.cause_numbers: str | None = None
         """The field numbers of the counters of single causes; None without any."""
+        self.probed: tuple[Values, Reasons] = ({}, {})
+        """The first values of the answered fields."""
+        self._calls: dict[bool, FieldCall] = {}
+        """The call of a tick without (False) and with (True) the sparse fields; empty if no field is answered."""
         self._wrapping: dict[str, Unwrapped] = {}
-        self._calls: dict[bool, FieldCall | None] = {}
-        """The call of a tick without (False) and with (True) the sparse fields, made once; None if none is due."""
-
-    @property
-    def sparse_names(self) -> list[str]:
-        """The answered fields that not every tick reads."""
-        return [field.name for field in self.answered if field.pace is Pace.SPARSE]
-
-    def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
-        """Ask for all fields once; return the values of the sparse ones. Raises NvmlError when the GPU is gone."""
-        by_label = {
-            label: [NvmlField(name, first_number + index, ullong=True) for index, name in enumerate(CAUSE_COUNTERS)]
-            for label, first_number in CAUSE_NUMBERS
-        }
-        fields_to_ask = [*FIELDS, *(field for fields in by_label.values() for field in fields)]
+        asked = [*FIELDS, *(field for fields in CAUSE_FIELDS.values() for field in fields)]
         try:
-            entries = dict(zip(fields_to_ask, FieldCall(nv, fields_to_ask).ask(nv, handle), strict=True))
+            entries = dict(zip(asked, call(FieldCall(nv, asked).ask, nv, handle), strict=True))
         except NvmlError as error:
             if binding.is_fatal(error.value):
                 raise
-            names = [*CAUSE_COUNTERS, "throttle_counters", *(field.name for field in FIELDS)]
+            names = ("throttle_counters", *(field.name for field in asked))
             self.absent = dict.fromkeys(names, binding.field_failure(error.value, str(error)))
-            return {}
-        usable = {field for field in fields_to_ask if _is_usable(field, entries[field])}
-        self.cause_numbers = next((label for label, fields in by_label.items() if usable.issuperset(fields)), None)
-        causes = by_label[self.cause_numbers] if self.cause_numbers else []
-        self.answered = [*(field for field in FIELDS if field in usable), *causes]
-        absent = [field for field in FIELDS if field not in usable]
-        if not causes:
-            likeliest, _ = CAUSE_NUMBERS[0]
-            absent += by_label[likeliest]
-        self.absent = {field.name: _failure_text(field, entries[field]) for field in absent}
-        if not causes:
+            return
+        usable = {field for field in asked if _is_usable(field, entries[field])}
+        self.cause_numbers = next((label for label, fields in CAUSE_FIELDS.items() if usable.issuperset(fields)), None)
+        causes = CAUSE_FIELDS[self.cause_numbers or next(iter(CAUSE_FIELDS))]
+        usable -= {field for field in asked if field.name in CAUSE_COUNTERS} - {*(causes if self.cause_numbers else ())}
+        for field in (*FIELDS, *causes):
+            if field not in usable:
+                self.absent[field.name] = _failure_text(field, entries[field])
+        if self.cause_numbers is None:
             # Without counters their field numbers are missing for the same reason.
             self.absent["throttle_counters"] = self.absent[CAUSE_COUNTERS[0]]
-        sparse = [field for field in self.answered if field.pace is Pace.SPARSE]
-        values, _ = self._decoded(sparse, [entries[field] for field in sparse])
-        return values
+        for sparse in (False, True):
+            due = [field for field in asked if field in usable and (sparse or field.pace is Pace.TICK)]
+            if due:
+                self._calls[sparse] = FieldCall(nv, due)
+                self.probed = self._decoded(due, [entries[field] for field in due])
 
     def start_again(self) -> None:
         """Expect no wrap-around at the next lower value: the driver may have reset its counters."""
         for counter in self._wrapping.values():
             counter.start_again()
 
-    def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> tuple[dict[str, Any], dict[str, str]]:
-        """The values of the due fields, None where the GPU gives none now, and the reasons of those.
-
-        Takes one call. Raises NvmlError when the GPU or the library is gone.
-        """
-        if sparse not in self._calls:
-            due = [field for field in self.answered if sparse or field.pace is Pace.TICK]
-            self._calls[sparse] = FieldCall(nv, due) if due else None
-        call = self._calls[sparse]
-        if call is None:
+    def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> tuple[Values, Reasons]:
+        """The values of the due fields, by one call. Raises NvmlError when the GPU or the library is gone."""
+        field_call = self._calls.get(sparse)
+        if field_call is None:
             return {}, {}
         try:
-            entries = call.ask(nv, handle)
+            return self._decoded(field_call.fields, call(field_call.ask, nv, handle))
         except NvmlError as error:
             if binding.is_fatal(error.value):
                 raise
-            reason = binding.field_failure(error.value, str(error))
-            names = [field.name for field in call.fields]
-            return dict.fromkeys(names), dict.fromkeys(names, reason)
-        return self._decoded(call.fields, entries)
+            names = [field.name for field in field_call.fields]
+            return dict.fromkeys(names), dict.fromkeys(names, binding.field_failure(error.value, str(error)))
 
-    def _decoded(self, fields: list[NvmlField], entries: list[Entry]) -> tuple[dict[str, Any], dict[str, str]]:
-        values: dict[str, Any] = {}
-        failure_by_field: dict[str, str] = {}
+    def _decoded(self, fields: list[NvmlField], entries: list[Entry]) -> tuple[Values, Reasons]:
+        values: Values = {}
+        reasons: Reasons = {}
         for field, (kind, code, raw) in zip(fields, entries, strict=True):
             bits = _BITS_BY_TYPE.get(kind)
-            if code != 0:
+            if code != 0 or bits is None:
                 if binding.is_fatal(code):
                     raise NvmlError(code)
-                values[field.name], failure_by_field[field.name] = None, binding.field_failure(code)
-            elif bits is not None:
-                raw &= (1 << bits) - 1
-                if field.wraps:
-                    raw = self._wrapping.setdefault(field.name, Unwrapped()).follow(raw, bits)
-                # The driver's thousandths, without the dust of their product.
-                values[field.name] = raw if field.scale == 1 else round(raw * field.scale, 3)
-            else:
-                values[field.name], failure_by_field[field.name] = None, _failure_text(field, (kind, code, raw))
-        return values, failure_by_field
+                values[field.name], reasons[field.name] = None, _failure_text(field, (kind, code, raw))
+                continue
+            raw &= (1 << bits) - 1
+            if field.wraps:
+                raw = self._wrapping.setdefault(field.name, Unwrapped()).follow(raw, bits)
+            # The driver's thousandths, without the dust of their product.
+            values[field.name] = raw if field.scale == 1 else round(raw * field.scale, 3)
+        return values, reasons
 
 
 class Unwrapped:
@@ -373,11 +333,9 @@ class Unwrapped:
         """The running total after this reading of a counter of `bits` bits; the first reading is its start."""
         if self._total is None:
             self._total = raw
-        elif self._last is None:
-            pass
-        elif raw >= self._last:
+        elif self._last is not None and raw >= self._last:
             self._total += raw - self._last
-        elif self._last < 1 << 32:
+        elif self._last is not None and self._last < 1 << 32:
             self._total += raw - self._last + (1 << min(bits, 32))
         self._last = raw
         return self._total
@@ -387,131 +345,13 @@ def _is_usable(field: NvmlField, entry: Entry) -> bool:
     """True if the entry holds a value or a passing failure; the call succeeds even for unknown fields."""
     kind, code, _ = entry
     if code != 0:
-        return code in binding.TRANSIENT
+        return code not in binding.LASTING
     return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS_BY_TYPE
 
 
 def _failure_text(field: NvmlField, entry: Entry) -> str:
     _, code, _ = entry
-    if code == 0:
-        return f"this driver means something else by field {field.number}"
-    return binding.field_failure(code)
-
-
-_INSTANCE_QUERIES = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
-"""The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
-_PACES = {name: query.pace for query in (*QUERIES, ENERGY_BY_FUNCTION) for name in query.fields}
-"""The paces of the readings by function."""
-
-
-class Capabilities:
-    """The calls that one GPU answers, and the reasons of the readings that it never gives: all are asked for once."""
-
-    def __init__(self, nv: ModuleType, handle: Handle, uuid: str | None) -> None:
-        """Probe a GPU, or a MIG instance. Raises NvmlError when the GPU or the library is gone."""
-        self.batch = FieldBatch()
-        """The field values with an answer, asked for in one call."""
-        self.probed: dict[str, Any] = {}
-        """The answers to the probe of the readings that not every tick asks for."""
-        self.probe_failures: dict[str, str] = {}
-        """The reasons of the sparse readings that the probe did not get; later ticks ask again."""
-        self._unsupported: dict[str, str] = {}
-        """The fields of `DeviceReading` that no query answers, with the reasons."""
-        self.queries: list[tuple[Query, Ask]] = []
-        """The queries with an answer, each with the call that gives it."""
-        if is_instance(uuid):
-            self._probe_instance(nv, handle)
-        else:
-            self._probe_gpu(nv, handle)
-        every_tick = [query for query in self.queries if query[0].pace is Pace.TICK]
-        sparse = [query for query in self.queries if query[0].pace is Pace.SPARSE]
-        self.due = {False: every_tick, True: every_tick + sparse}
-        """The queries of a tick without (False) and with (True) the sparse ones."""
-        self.sparse_names = [name for query, _ in sparse for name in query.fields] + self.batch.sparse_names
-        """The fields that the sparse queries and field values give."""
-        self.absent = self.batch.absent | self._unsupported
-        """Every field that the GPU never gives, with the reason."""
-
-    def _probe_gpu(self, nv: ModuleType, handle: Handle) -> None:
-        self.probed |= self.batch.probe(nv, handle)
-        for query in QUERIES:
-            self._probe_query(nv, handle, query)
-        if self.batch.absent.pop("energy_mj", None) is not None:
-            self._probe_query(nv, handle, ENERGY_BY_FUNCTION)
-        if "throttle_reasons" not in self._unsupported:
-            for name in unreported_reasons(nv, handle):
-                self._unsupported[f"throttle_reasons.{name}"] = binding.UNREPORTED
-        self._drop_impossible()
-        self._explain()
-
-    def _probe_instance(self, nv: ModuleType, handle: Handle) -> None:
-        """Probe a MIG instance's own readings; the rest is absent."""
-        whole_gpu_queries = [query for query in (*QUERIES, ENERGY_BY_FUNCTION) if query not in _INSTANCE_QUERIES]
-        names = (name for query in whole_gpu_queries for name in query.fields)
-        all_names = [*names, *CAUSE_COUNTERS, *(field.name for field in FIELDS)]
-        self._unsupported |= dict.fromkeys(all_names, binding.OF_THE_WHOLE_GPU)
-        for query in _INSTANCE_QUERIES:
-            self._probe_query(nv, handle, query)
-        self._drop_impossible()
-
-    def _probe_query(self, nv: ModuleType, handle: Handle, query: Query) -> None:
-        reasons: list[str] = []
-        transient: Ask | None = None
-        for ask in query.asks:
-            try:
-                answer = nv.call(ask, nv, handle)
-            except NvmlError as error:
-                if binding.is_fatal(error.value):
-                    raise
-                if error.value in binding.TRANSIENT and query.pace is not Pace.ONCE:
-                    transient = transient or ask
-                reasons.append(binding.reading_failure(error.value, str(error)))
-            else:
-                self.queries.append((query, ask))
-                self.probed.update(zip(query.fields, answer, strict=True))
-                return
-        # A reason about the reading is worth more than one about an unknown call.
-        telling_reasons = [reason for reason in reasons if reason not in binding.TOO_OLD_REASONS]
-        failed = dict.fromkeys(query.fields, [*telling_reasons, *reasons][0])
-        if transient is None:
-            self._unsupported.update(failed)
-        else:
-            self.queries.append((query, transient))
-            if query.pace is Pace.SPARSE:
-                self.probe_failures.update(failed)
-
-    def _drop_impossible(self) -> None:
-        """Drop the probed values that cannot be, and those that every tick asks for again."""
-        for name, reason in drop_impossible(self.probed).items():
-            pace = _PACES.get(name, Pace.SPARSE)  # field values that the probe keeps are sparse, and so are processes
-            if pace is Pace.ONCE:
-                self._unsupported[name] = reason
-            elif pace is Pace.SPARSE:
-                self.probe_failures[name] = reason
-        self.probed = {name: value for name, value in self.probed.items() if _PACES.get(name) is not Pace.TICK}
-
-    def _explain(self) -> None:
-        """Replace "not supported" by the cause where it is known."""
-        unsupported, absent_fields = self._unsupported, self.batch.absent
-        not_supported = binding.reading_failure(binding.NOT_SUPPORTED, "")
-        if unsupported.get("memory_total_bytes") == not_supported:
-            memory_fields = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")
-            unsupported.update(dict.fromkeys(memory_fields, binding.UNIFIED_MEMORY))
-        if self.probed.get("mig_mode"):
-            for name, reason in unsupported.items():
-                if reason == not_supported and "utilization" in name:
-                    unsupported[name] = binding.UNDER_MIG
-        for name in ("ecc_corrected_errors", "ecc_uncorrected_errors"):
-            if absent_fields.get(name) == not_supported:
-                absent_fields[name] = binding.NO_ECC
-        margin_failure, limit_failure = (
-            unsupported.get(name) for name in ("degrees_to_slowdown_c", "slowdown_temperature_c")
-        )
-        if margin_failure in binding.TOO_OLD_REASONS and limit_failure is not None:
-            # An older driver computes the margin from the thresholds, so the missing threshold is the reason.
-            unsupported["degrees_to_slowdown_c"] = limit_failure
-        if degrees_by_limits(self.probed | {"temperature_c": 0}) is not None:
-            unsupported.pop("degrees_to_slowdown_c", None)
+    return binding.field_failure(code) if code != 0 else f"this driver means something else by field {field.number}"
 
 
 class Device:
@@ -521,34 +361,59 @@ class Device:
         self.index = index
         self.uuid = uuid
         self.name: str | None = None
-        self.uuid_failure: str | None = None
-        self._name_failure: str | None = None
-        """The reasons that a GPU which answers has no UUID or name, or None."""
+        self._identity_failures: Reasons = {}
+        """The reasons that a GPU which answers has no UUID or name."""
         self.error: str | None = None
         """The reason that the GPU does not answer, or None."""
         self.lost = False
         """True while initializing NVML again may bring the GPU back."""
         self.handle: Handle = None
         """NVML's, valid until the next initialization."""
-        self.capabilities: Capabilities | None = None
-        """None until the GPU was probed."""
+        self.batch: FieldBatch | None = None
+        """None until the GPU was probed, and for a MIG instance."""
+        self.is_probed = False
+        self._queries: list[tuple[Query, Ask]] = []
+        """The queries with an answer that holds for a while only, each with the call that gives it."""
+        self.absent: Reasons = {}
+        """The fields that the GPU never gives, with the reasons."""
+        self._values: Values = {}
+        """The last value of each reading."""
+        self._failures: Reasons = {}
+        """The reasons of the values that the last reading did not get."""
         self._last_reason_bits = 0
-        self._kept: dict[str, Any] = {}
-        """Values that hold until they are read again: of the probe, and of the last sparse reading."""
-        self._kept_failures: dict[str, str] = {}
-        """The reasons of the values that the last sparse reading did not get."""
 
     def attach(self, nv: ModuleType, handle: Handle) -> None:
         """Take a fresh handle, and probe the GPU's readings unless they are known."""
         self.handle = handle
-        if self.capabilities is not None:
-            self.capabilities.batch.start_again()
-            if self.error is None:
-                return
-        self.name, self._name_failure = text_or_reason(nv, lambda: as_text(nv.nvmlDeviceGetName(handle)))
-        self.capabilities = Capabilities(nv, handle, self.uuid)
-        self._kept, self._kept_failures = self.capabilities.probed, self.capabilities.probe_failures
-        self.error, self.lost = None, False
+        if self.batch is not None:
+            self.batch.start_again()
+        if self.is_probed and self.error is None:
+            return
+        self.name, reason = text_or_reason(binding.name_of, nv, handle)
+        self.note_identity("name", reason)
+        self._queries, self.absent, self._values, self._failures = [], {}, {}, {}
+        if is_instance(self.uuid):
+            whole_gpu = [query for query in (*QUERIES, ENERGY_BY_FUNCTION) if query not in INSTANCE_QUERIES]
+            names = [name for query in whole_gpu for name in query.fields]
+            names += [*CAUSE_COUNTERS, *(field.name for field in FIELDS)]
+            self.absent = dict.fromkeys(names, binding.OF_THE_WHOLE_GPU)
+            self._probe(nv, INSTANCE_QUERIES)
+        else:
+            self.batch = FieldBatch(nv, handle)
+            self.absent = self.batch.absent
+            by_function = [ENERGY_BY_FUNCTION] if self.absent.pop("energy_mj", None) is not None else []
+            self._probe(nv, [*QUERIES, *by_function], self.batch.probed)
+            if "throttle_reasons" not in self.absent:
+                for name in unreported_reasons(nv, handle):
+                    self.absent[f"throttle_reasons.{name}"] = binding.UNREPORTED
+            self._explain()
+        self.is_probed, self.error, self.lost = True, None, False
+
+    def note_identity(self, name: str, failure: str | None) -> None:
+        """Keep the reason that the GPU has no `name` or `uuid`; None if it has one."""
+        self._identity_failures.pop(name, None)
+        if failure is not None:
+            self._identity_failures[name] = failure
 
     def fail(self, sentence: str, *, lost: bool) -> None:
         """Mark the GPU as not answering; `lost` when it may come back."""
@@ -558,57 +423,91 @@ class Device:
         """The reading of a GPU that does not answer: its identity and the error."""
         return DeviceReading(index=self.index, uuid=self.uuid, name=self.name, error=sentence)
 
-    def read(self, nv: ModuleType, t_ns: int, *, sparse: bool) -> tuple[DeviceReading, dict[str, str]]:
+    def read(self, nv: ModuleType, t_ns: int, *, sparse: bool) -> tuple[DeviceReading, Reasons]:
         """The reading at `t_ns`, with `sparse` its slow parts too, and the reasons of the missing parts by field."""
-        capabilities = self.capabilities
-        assert capabilities is not None
-        values, failure_by_field = self._ask(nv, capabilities, sparse=sparse)
-        if sparse:
-            names = capabilities.sparse_names
-            self._kept = self._kept | {name: values[name] for name in names if name in values}
-            kept_failures = [item for item in failure_by_field.items() if item[0].partition(".")[0] in names]
-            self._kept_failures = dict(kept_failures)
+        values, failures = ({}, {}) if self.batch is None else self.batch.read(nv, self.handle, sparse=sparse)
+        for query, ask in self._queries:
+            if sparse or query.pace is Pace.TICK:
+                try:
+                    values.update(zip(query.fields, call(ask, nv, self.handle), strict=True))
+                except NvmlError as error:
+                    if binding.is_fatal(error.value):
+                        raise
+                    values.update(dict.fromkeys(query.fields))
+                    failures |= dict.fromkeys(query.fields, binding.reading_failure(error.value, str(error)))
+        self._take(values, failures)
+        values = dict(self._values)
+        reasons = self._identity_failures | self.absent | self._failures
         if (bits := values.get("throttle_reasons")) is not None:
             values["throttle_reasons"] = throttle.decode(throttle.believed(bits, self._last_reason_bits))
             self._last_reason_bits = bits
-        values = self._kept | values
         if values.get("degrees_to_slowdown_c") is None:
             values["degrees_to_slowdown_c"] = degrees_by_limits(values)
             if values["degrees_to_slowdown_c"] is not None:
-                failure_by_field.pop("degrees_to_slowdown_c", None)
+                reasons.pop("degrees_to_slowdown_c", None)
+            elif "temperature_c" in reasons:
+                # The limits are known, and only the temperature is missing from the margin.
+                reasons.setdefault("degrees_to_slowdown_c", reasons["temperature_c"])
         reading = DeviceReading(
             index=self.index,
             uuid=self.uuid,
             name=self.name,
             t_ns=t_ns,
-            throttle_counters=capabilities.batch.cause_numbers,
+            throttle_counters=None if self.batch is None else self.batch.cause_numbers,
             **values,
         )
-        identity = (("uuid", self.uuid_failure), ("name", self._name_failure))
-        identity_failures = {name: reason for name, reason in identity if reason is not None}
-        reasons = identity_failures | capabilities.absent | self._kept_failures | failure_by_field
-        if reading.degrees_to_slowdown_c is None and "temperature_c" in reasons:
-            # The limits are known, and only the temperature is missing from the margin.
-            reasons.setdefault("degrees_to_slowdown_c", reasons["temperature_c"])
         return reading, reasons
 
-    def _ask(
-        self, nv: ModuleType, capabilities: Capabilities, *, sparse: bool
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The values of the due readings, None where the GPU gives none now, and the reasons of those."""
-        values: dict[str, Any] = {}
-        failure_by_field: dict[str, str] = {}
-        for query, ask in capabilities.due[sparse]:
-            try:
-                values.update(zip(query.fields, nv.call(ask, nv, self.handle), strict=True))
-            except NvmlError as error:
-                if binding.is_fatal(error.value):
-                    raise
-                failure_by_field.update(dict.fromkeys(query.fields, binding.reading_failure(error.value, str(error))))
-                values.update(dict.fromkeys(query.fields))
-        field_values, field_failures = capabilities.batch.read(nv, self.handle, sparse=sparse)
-        values |= field_values
-        return values, failure_by_field | field_failures | drop_impossible(values)
+    def _take(self, values: Values, failures: Reasons) -> None:
+        """Keep fresh values, without the impossible ones, and the reasons of the missing ones."""
+        failures = failures | drop_impossible(values)
+        self._values |= values
+        if self._failures or failures:
+            kept = {name: why for name, why in self._failures.items() if name.partition(".")[0] not in values}
+            self._failures = kept | failures
+
+    def _probe(self, nv: ModuleType, queries: Collection[Query], batch: tuple[Values, Reasons] = ({}, {})) -> None:
+        """Make each call once, to know those that the GPU answers; `batch` are the answered field values."""
+        values, failures = dict(batch[0]), dict(batch[1])
+        for query in queries:
+            reasons: list[str] = []
+            passing: Ask | None = None
+            for ask in query.asks:
+                try:
+                    values.update(zip(query.fields, call(ask, nv, self.handle), strict=True))
+                except NvmlError as error:
+                    if binding.is_fatal(error.value):
+                        raise
+                    if error.value not in binding.LASTING:
+                        passing = passing or ask
+                    reasons.append(binding.reading_failure(error.value, str(error)))
+                else:
+                    passing, reasons = ask, []
+                    break
+            if passing is not None and query.pace is not Pace.ONCE:
+                self._queries.append((query, passing))
+            if reasons:
+                # A reason about the reading is worth more than one about an unknown call.
+                telling = [reason for reason in reasons if reason not in binding.TOO_OLD_REASONS]
+                failed = failures if passing is not None else self.absent
+                failed |= dict.fromkeys(query.fields, [*telling, *reasons][0])
+        self._take(values, failures)
+
+    def _explain(self) -> None:
+        """Replace "not supported" by the cause where it is known."""
+        absent, not_supported = self.absent, binding.reading_failure(binding.NOT_SUPPORTED, "")
+        if absent.get("memory_total_bytes") == not_supported:
+            absent.update(dict.fromkeys(MEMORY.fields, binding.UNIFIED_MEMORY))
+        for name, reason in absent.items():
+            if reason == not_supported and name.startswith("ecc_"):
+                absent[name] = binding.NO_ECC
+            elif reason == not_supported and "utilization" in name and self._values.get("mig_mode"):
+                absent[name] = binding.UNDER_MIG
+        if absent.get("degrees_to_slowdown_c") in binding.TOO_OLD_REASONS and "slowdown_temperature_c" in absent:
+            # An older driver computes the margin from the thresholds, so the missing threshold is the reason.
+            absent["degrees_to_slowdown_c"] = absent["slowdown_temperature_c"]
+        if degrees_by_limits(self._values | {"temperature_c": 0}) is not None:
+            absent.pop("degrees_to_slowdown_c", None)
 
 
 class DeviceList:
@@ -626,23 +525,24 @@ class DeviceList:
         """
         handles: dict[Device, Handle] = {}
         seen_indexes: set[int] = set()
-        asks = [partial(nv.nvmlDeviceGetHandleByIndex, position) for position in range(gpu_count(nv))]
-        asks += [partial(nv.nvmlDeviceGetHandleByUUID, uuid.encode()) for uuid in self._instances]
+        asks = [partial(call, lambda n: nv.nvmlDeviceGetHandleByIndex(n), n) for n in range(gpu_count(nv))]
+        asks += [partial(_handle_of, nv, uuid) for uuid in self._instances]
         for position, ask in enumerate(asks):
             device = None
             try:
                 handle = ask()
-                uuid, reason = text_or_reason(nv, partial(uuid_of, nv, handle))
+                uuid, reason = text_or_reason(binding.uuid_of, nv, handle)
                 if uuid is not None and uuid in (known.uuid for known in handles):
                     uuid, reason = None, f"the driver gives {uuid} to two GPUs"
                 device = self._identify(position, uuid)
-                device.uuid_failure = None if device.uuid else reason
+                device.note_identity("uuid", None if device.uuid else reason)
                 handles[device] = handle
             except NvmlError as error:
                 if error.value in binding.LIBRARY_FAILURES:
                     raise
                 device = device or self._identify(position, None)
-                device.fail(binding.device_failure(error.value, str(error)), lost=binding.may_pass(error.value))
+                lost = error.value in binding.DEVICE_FAILURES
+                device.fail(binding.device_failure(error.value, str(error)), lost=lost)
             seen_indexes.add(device.index)
         for device in self.devices:
             if device.index not in seen_indexes:
@@ -651,9 +551,8 @@ class DeviceList:
 
     def find_lost(self, nv: ModuleType) -> dict[Device, Handle]:
         """The handles of the lost GPUs, without another initialization; empty if not all of them have one."""
-        lost = [device for device in self.devices if device.lost]
         try:
-            return {device: nv.nvmlDeviceGetHandleByUUID((device.uuid or "").encode()) for device in lost}
+            return {device: _handle_of(nv, device.uuid or "") for device in self.devices if device.lost}
         except NvmlError:
             return {}
 
@@ -669,3 +568,8 @@ class DeviceList:
             gpu = Device(index, uuid)
             self.devices.append(gpu)
         return gpu
+
+
+def _handle_of(nv: ModuleType, uuid: str) -> Handle:
+    """The handle of a GPU or MIG instance. Raises NvmlError."""
+    return call(lambda: nv.nvmlDeviceGetHandleByUUID(uuid.encode()))

@@ -1,21 +1,17 @@
-"""The machine around the GPUs: processor, memory, disks, network, and one run's process tree, summed.
-
-Read from files of `/proc`: psutil reads the same files, and takes three to four times as long for what a tick needs
-(docs/decisions.md).
-"""
+"""The machine around the GPUs, by psutil, and one run's process tree, summed, from `/proc/PID/stat`."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
-from trainfast_runner.machine.processes import TICKS_PER_S, Stat, read_proc, read_stat, read_storage_bytes
+from trainfast_runner.machine.processes import Stat, read_stat, read_storage_bytes
 from trainfast_runner.machine.telemetry.plausible import refusal
 from trainfast_runner.records.tick import HostReading, RunReading
 
@@ -122,15 +118,12 @@ _T = TypeVar("_T")
 UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedError)
 """Errors of a reading that the system does not give."""
 
-SENSORS_EVERY = 5
-"""Ticks between two readings of the sensors, which cost milliseconds."""
+SPARSE_EVERY = 5
+"""Ticks between two readings of what costs most: the sensors, swap, and the list of disks."""
 _NO_SENSOR = "no processor temperature sensor is visible"
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
-_MEMORY = re.compile(r"^(MemTotal|MemAvailable|SwapTotal|SwapFree): +(\d+)", re.MULTILINE)
-_SECTOR_BYTES = 512
-"""`/proc/diskstats` counts sectors of this size on every disk (Documentation/admin-guide/iostats of the kernel)."""
-_LOOPBACK = "lo"
+_NO_NETWORK = "no network interface but loopback"
 BLOCK_DEVICES = "/sys/block"
 """A folder for each whole block device; the kernel's own (LVM, LUKS, md, loop) have no `device` in it."""
 
@@ -142,19 +135,24 @@ class HostReader:
         self.tree: ProcessTree | None = None
         """The run's processes, or None when no run is watched."""
         self._ticks = 0
-        self._temperature_c: float | None = None
         self._has_sensor = True
+        self._temperature_c: float | None = None
+        self._swap_used_bytes: int | None = None
+        self._disks: frozenset[str] = frozenset()
+        self._sparse_missing: dict[str, str] = {}
+        """The reasons that the last sparse reading left parts out."""
         self._cores: list[CoreSeconds] | None = None
 
     def read(self) -> tuple[HostReading, dict[str, str]]:
         """The reading, and the reason for each missing part (keys start with `host.`, or are `run`)."""
-        missing: dict[str, str] = {}
+        if self._ticks % SPARSE_EVERY == 0:
+            self._read_sparse()
+        missing = dict(self._sparse_missing)
         per_core = self._per_core(missing)
-        no_network = "no network interface but loopback"
         counters = {
             **(_ask("host.memory_used_bytes", read_memory, missing) or {}),
-            **(_ask("host.disk_read_bytes", read_disks, missing) or {}),
-            **(_ask("host.network_received_bytes", read_network, missing, none=no_network) or {}),
+            **(_ask("host.disk_read_bytes", partial(read_disks, self._disks), missing, none="no disk") or {}),
+            **(_ask("host.network_received_bytes", read_network, missing, none=_NO_NETWORK) or {}),
         }
         load = _ask("host.load_1m", os.getloadavg, missing)
         run = None
@@ -166,22 +164,24 @@ class HostReader:
             cpu_count=len(self._cores) if self._cores else None,
             cpu_percent_per_core=per_core,
             load_1m=load[0] if load else None,
-            temperature_c=self._temperature(missing),
+            temperature_c=self._temperature_c,
+            swap_used_bytes=self._swap_used_bytes,
             run=run,
             **counters,
         )
         self._ticks += 1
         return reading, missing
 
-    def _temperature(self, missing: dict[str, str]) -> float | None:
-        """The last temperature of the processor, read again every few ticks."""
-        if self._ticks % SENSORS_EVERY == 0 and self._has_sensor:
+    def _read_sparse(self) -> None:
+        missing: dict[str, str] = {"host.temperature_c": _NO_SENSOR}
+        if self._has_sensor:
+            del missing["host.temperature_c"]
             self._temperature_c = _ask("host.temperature_c", _package_temperature, missing, none=_NO_SENSOR)
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
             self._has_sensor = self._temperature_c is not None or self._ticks > 0
-        if self._temperature_c is None:
-            missing.setdefault("host.temperature_c", _NO_SENSOR)
-        return self._temperature_c
+        self._swap_used_bytes = _ask("host.swap_used_bytes", lambda: int(psutil.swap_memory().used), missing)
+        self._disks = _ask("host.disk_read_bytes", whole_disks, missing) or frozenset()
+        self._sparse_missing = missing
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
         previous_cores = self._cores
@@ -217,7 +217,7 @@ def _package_temperature() -> float | None:
 
 
 def _ask(
-    key: str, call: Callable[[], _T | None], missing: dict[str, str], *, none: str = "this system has no such reading"
+    key: str, call: Callable[[], _T | None], missing: dict[str, str], *, none: str = "no such reading"
 ) -> _T | None:
     """The call's answer; None, with the reason in `missing`, if the system refuses or has none."""
     try:
@@ -238,48 +238,42 @@ class CoreSeconds(NamedTuple):
 
 
 def read_cores() -> list[CoreSeconds]:
-    """Busy and idle seconds of each core, in order. Raises OSError, or LookupError or ValueError for a damaged file."""
-    cores = []
-    # The first line is the sum of all cores; the lines after the cores begin with other words.
-    for line in _read("stat").splitlines()[1:]:
-        if not line.startswith("cpu"):
-            break
-        # A guest's time, which follows, is in that of its user already (proc_stat(5)).
-        user, nice, system, idle, disk_wait, irq, softirq, stolen = map(int, line.split()[1:9])
-        busy = user + nice + system + irq + softirq + stolen
-        cores.append(CoreSeconds(busy / TICKS_PER_S, (idle + disk_wait) / TICKS_PER_S))
-    if not cores:
-        raise ValueError("no cores are listed")
-    return cores
+    """Busy and idle seconds of each core, in order. Raises one of `UNREADABLE`."""
+    return [
+        # A guest's time is in that of its user already (proc_stat(5)).
+        CoreSeconds(core.user + core.nice + core.system + core.irq + core.softirq + core.steal, core.idle + core.iowait)
+        for core in psutil.cpu_times(percpu=True)
+    ]
 
 
 def read_memory() -> dict[str, int]:
-    """Memory and swap at this moment, by field of `HostReading` (proc_meminfo(5)). Raises as `read_cores`."""
-    kib = {name: int(size) for name, size in _MEMORY.findall(_read("meminfo"))}
+    """Memory at this moment, by field of `HostReading`. Raises as `read_cores`."""
+    memory = psutil.virtual_memory()
     return {
-        "memory_used_bytes": (kib["MemTotal"] - kib["MemAvailable"]) << 10,
-        "memory_total_bytes": kib["MemTotal"] << 10,
-        "memory_available_bytes": kib["MemAvailable"] << 10,
-        "swap_used_bytes": (kib["SwapTotal"] - kib["SwapFree"]) << 10,
+        "memory_used_bytes": memory.total - memory.available,
+        "memory_total_bytes": memory.total,
+        "memory_available_bytes": memory.available,
     }
 
 
-def read_disks() -> dict[str, int] | None:
-    """Bytes that all whole disks have read and written since boot, by field of `HostReading`; None without a disk.
+def whole_disks() -> frozenset[str]:
+    """The names of all whole disks, without partitions and what the kernel makes on top. Raises as `read_cores`."""
+    names = os.listdir(BLOCK_DEVICES)
+    return frozenset(name.replace("!", "/") for name in names if os.path.exists(f"{BLOCK_DEVICES}/{name}/device"))
 
-    A device that the kernel makes on top of a disk does not count: its disk counts the same bytes. Raises as
-    `read_cores`.
+
+def read_disks(names: Collection[str]) -> dict[str, int] | None:
+    """Bytes that these disks have read and written since boot, by field of `HostReading`; None without a disk.
+
+    A partition, and a device that the kernel makes on top, counts the same bytes as its disk. Raises as `read_cores`.
     """
-    disks = {
-        name.replace("!", "/") for name in os.listdir(BLOCK_DEVICES) if os.path.exists(f"{BLOCK_DEVICES}/{name}/device")
-    }
-    # Partitions have lines of their own, and their disk's line counts them too.
-    counters = [fields for line in _read("diskstats").splitlines() if (fields := line.split())[2] in disks]
-    if not counters:
+    counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
+    disks = [counted for name, counted in counters.items() if name in names]
+    if not disks:
         return None
     return {
-        "disk_read_bytes": _SECTOR_BYTES * sum(int(fields[5]) for fields in counters),
-        "disk_write_bytes": _SECTOR_BYTES * sum(int(fields[9]) for fields in counters),
+        "disk_read_bytes": sum(disk.read_bytes for disk in disks),
+        "disk_write_bytes": sum(disk.write_bytes for disk in disks),
     }
 
 
@@ -288,16 +282,11 @@ def read_network() -> dict[str, int] | None:
 
     Loopback carries gloo and local sockets. Raises as `read_cores`.
     """
-    # Two lines of headings; then eight counters of receiving and eight of sending (proc_pid_net(5)).
-    lines = (line.rpartition(":") for line in _read("net/dev").splitlines()[2:])
-    interfaces = [figures.split() for name, _, figures in lines if name.strip() != _LOOPBACK]
+    counters = psutil.net_io_counters(pernic=True, nowrap=False)
+    interfaces = [counted for name, counted in counters.items() if name != "lo"]
     if not interfaces:
         return None
     return {
-        "network_received_bytes": sum(int(counters[0]) for counters in interfaces),
-        "network_sent_bytes": sum(int(counters[8]) for counters in interfaces),
+        "network_received_bytes": sum(interface.bytes_recv for interface in interfaces),
+        "network_sent_bytes": sum(interface.bytes_sent for interface in interfaces),
     }
-
-
-def _read(name: str) -> str:
-    return read_proc(name).decode()

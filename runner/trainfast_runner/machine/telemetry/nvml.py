@@ -8,7 +8,6 @@ rest. A killable process instead would need seconds for each GPU to open the dri
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import queue
 import threading
@@ -20,7 +19,7 @@ from types import ModuleType
 from typing import Any, Final, Generic, TypeVar
 
 from trainfast_runner.machine.telemetry import binding
-from trainfast_runner.machine.telemetry.binding import FIRST_RETRY_NS, Driver, NvmlError, NvmlFailure
+from trainfast_runner.machine.telemetry.binding import NvmlError, NvmlFailure, answer_or_none, call
 from trainfast_runner.machine.telemetry.device import Device, DeviceList, Handle
 from trainfast_runner.records.tick import DeviceReading, is_instance
 
@@ -143,80 +142,29 @@ def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
 
 _SHORTEST_REST_NS = 1_000_000_000
 _LONGEST_REST_NS = 60_000_000_000
-"""Shortest and longest pause in the calls to a GPU after one has hung."""
+"""Shortest and longest pause in the calls to a GPU after one has hung; each is twice the one before."""
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A GPU's call that timed out, and when the GPU is asked again."""
+    """A GPU's call that took too long, and when the GPU is asked again."""
 
     job: Job[Any]
     rest_until_ns: int
     rest_ns: int
 
+    @property
+    def sentence(self) -> str:
+        """The reason that the GPU does not answer, with the age of the call."""
+        return binding.slow_call_sentence(self.job.age_s, "this GPU")
+
+    def is_rested(self, t_ns: int) -> bool:
+        """True if the call has come back, and the GPU may be asked again."""
+        return self.job.ended and t_ns >= self.rest_until_ns
+
     def has_recovered(self, t_ns: int) -> bool:
         """True once the GPU has answered for long enough to be treated as any other."""
         return self.job.ended and t_ns > self.rest_until_ns + _LONGEST_REST_NS
-
-
-class GpuCalls:
-    """Runs calls about GPUs, and remembers which of them hung."""
-
-    def __init__(self, stopping: threading.Event | None) -> None:
-        """Once `stopping` is set, no call is waited for longer than a fraction of a second."""
-        self.timed = TimedCalls(stopping)
-        self._hangs: dict[int, Hang] = {}
-        """The last call that took too long, by GPU index."""
-
-    @property
-    def any_hanging(self) -> bool:
-        """True if a call is still in the driver."""
-        return any(not hang.job.ended for hang in self._hangs.values())
-
-    def hung_before(self, device: Device) -> bool:
-        """True if a call about this GPU took too long, and the GPU has not yet answered well for long."""
-        return device.index in self._hangs
-
-    def is_rested(self, device: Device, t_ns: int) -> bool:
-        """True if the call that hung has come back, and the GPU may be asked again."""
-        hang = self._hangs.get(device.index)
-        return hang is not None and hang.job.ended and t_ns >= hang.rest_until_ns
-
-    def run(
-        self, devices: Sequence[Device], call: Callable[[Device], T], timeout_s: float, t_ns: int
-    ) -> list[tuple[Device, Job[T]]]:
-        """Call for each of these GPUs; return the calls that ended, whose errors are in their jobs.
-
-        A GPU whose call takes longer than `timeout_s` is marked as not answering.
-        """
-        jobs = [Job(partial(call, device)) for device in devices]
-        self.timed.run(jobs, timeout_s)
-        ended = []
-        for device, job in zip(devices, jobs, strict=True):
-            if job.ended:
-                ended.append((device, job))
-            else:
-                self._leave_alone(device, job, t_ns)
-        return ended
-
-    def refresh(self, devices: Sequence[Device], t_ns: int) -> None:
-        """Forget the hangs of GPUs that have recovered, and renew the sentences about the others."""
-        self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.has_recovered(t_ns)}
-        for device in devices:
-            hang = self._hangs.get(device.index)
-            if hang is not None and not hang.job.ended:
-                device.error = _sentence(hang.job)
-
-    def _leave_alone(self, device: Device, job: Job[Any], t_ns: int) -> None:
-        """Mark the GPU; it rests for twice as long as after its hang before."""
-        earlier_hang = self._hangs.get(device.index)
-        rest_ns = min(earlier_hang.rest_ns * 2, _LONGEST_REST_NS) if earlier_hang else _SHORTEST_REST_NS
-        self._hangs[device.index] = Hang(job, t_ns + rest_ns, rest_ns)
-        device.fail(_sentence(job), lost=False)
-
-
-def _sentence(job: Job[Any]) -> str:
-    return binding.slow_call_sentence(job.age_s, "this GPU")
 
 
 OnXid = Callable[[int, int, int], None]
@@ -228,9 +176,9 @@ _WAIT_MS: Final = 250
 """Milliseconds of one wait in the driver; the watch can only be ended between two of them."""
 _LOST_PAUSE_S: Final = 1.0
 """Chosen, not measured: pause after a wait that failed."""
+
 _WHOLE_GPU: Final = 0xFFFFFFFF
 """gpuInstanceId of nvmlEventData_t for an error that NVML attributes to no single instance."""
-
 XID_MEANINGS: Final = {
     13: "graphics engine exception, often an illegal access of the program",
     31: "memory page fault of the program",
@@ -260,8 +208,8 @@ def xid_text(code: int) -> str:
 class XidWatch:
     """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile.
 
-    In MIG mode NVML reports an error for the whole GPU. `on_xid` gets it for that GPU and for each watched instance in
-    it, except for an error of another GPU instance.
+    NVML reports an error for the whole GPU: `on_xid` gets it for that GPU and for each watched MIG instance in it,
+    except for an error of another instance.
     """
 
     def __init__(self, nv: ModuleType, devices: Sequence[Device], on_xid: OnXid) -> None:
@@ -270,9 +218,7 @@ class XidWatch:
         self._nv = nv
         self._on_xid = on_xid
         self._stopping = threading.Event()
-        self._handles = {device.index: device.handle for device in devices if not is_instance(device.uuid)}
-        self._instances = {device.index: device.handle for device in devices if is_instance(device.uuid)}
-        self._indexes = {_address(handle): index for index, handle in self._handles.items()}
+        self._devices = devices
         # Registering is a call into the driver too: only this thread waits for it.
         self._thread = threading.Thread(target=self._run, name="nvml-xid", daemon=True)
         self._thread.start()
@@ -283,34 +229,31 @@ class XidWatch:
         self._thread.join(2 * _WAIT_MS / 1000)
         return not self._thread.is_alive()
 
-    def _register(self) -> tuple[Any, Callable[[Any, int], Any]] | None:
-        """The set of events to wait for, and the call that waits; None when no GPU gives any."""
-        nv = self._nv
-        try:
-            # A foreign or old binding may lack any of the three.
-            register, wait, events = nv.nvmlDeviceRegisterEvents, nv.nvmlEventSetWait_v2, nv.nvmlEventSetCreate()
-        except NvmlError as error:
-            self.missing = dict.fromkeys([*self._handles, *self._instances], _reason(error))
-            return None
-        refused_reasons = {}
-        for index, handle in self._handles.items():
-            try:
-                register(handle, _XID_EVENTS, events)
-            except NvmlError as error:
-                refused_reasons[index] = _reason(error)
-        self.missing = self.missing | refused_reasons
-        return (events, wait) if len(refused_reasons) < len(self._handles) else None
-
     def _run(self) -> None:
         nv = self._nv
-        instances = self._instances_by_gpu()
-        registered = self._register()
-        if registered is None:
+        watched: dict[int | None, list[tuple[int, int]]] = {}
+        try:
+            # An old binding may lack any of the three.
+            events, register, wait = call(
+                lambda: (nv.nvmlEventSetCreate(), nv.nvmlDeviceRegisterEvents, nv.nvmlEventSetWait_v2)
+            )
+        except NvmlError as error:
+            self.missing = dict.fromkeys((device.index for device in self._devices), _reason(error))
             return
-        events, wait = registered
-        while not self._stopping.is_set():
+        for device in self._devices:
             try:
-                event = wait(events, _WAIT_MS)
+                if is_instance(device.uuid):
+                    gpu = call(lambda handle: nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), device.handle)
+                    instance = call(lambda handle: nv.nvmlDeviceGetGpuInstanceId(handle), device.handle)
+                else:
+                    gpu, instance = device.handle, _WHOLE_GPU
+                    call(register, gpu, _XID_EVENTS, events)
+                watched.setdefault(_address(gpu), []).append((device.index, instance))
+            except NvmlError as error:
+                self.missing = self.missing | {device.index: _reason(error)}
+        while watched and not self._stopping.is_set():
+            try:
+                event = call(wait, events, _WAIT_MS)
             except NvmlError as error:
                 if error.value == binding.UNINITIALIZED:
                     break
@@ -318,30 +261,10 @@ class XidWatch:
                     # A lost GPU makes every wait fail at once: pause, since the others may still report.
                     self._stopping.wait(_LOST_PAUSE_S)
                 continue
-            index = self._indexes.get(_address(event.device))
-            if event.eventType == _XID_EVENTS and index is not None:
-                t_ns = time.monotonic_ns()
-                self._on_xid(t_ns, index, event.eventData)
-                for instance, number in instances.get(index, ()):
-                    if event.gpuInstanceId in (number, _WHOLE_GPU):
-                        self._on_xid(t_ns, instance, event.eventData)
-        with contextlib.suppress(NvmlError):
-            nv.nvmlEventSetFree(events)
-
-    def _instances_by_gpu(self) -> dict[int, list[tuple[int, int]]]:
-        """The instances of each GPU by its index: their own index and the number of the GPU instance."""
-        nv = self._nv
-        by_gpu: dict[int, list[tuple[int, int]]] = {}
-        for index, handle in self._instances.items():
-            try:
-                gpu = self._indexes.get(_address(nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
-                number = nv.nvmlDeviceGetGpuInstanceId(handle)
-            except NvmlError as error:
-                self.missing = self.missing | {index: _reason(error)}
-                continue
-            if gpu is not None:
-                by_gpu.setdefault(gpu, []).append((index, number))
-        return by_gpu
+            for index, instance in watched.get(_address(event.device), ()) if event.eventType == _XID_EVENTS else ():
+                if instance == _WHOLE_GPU or event.gpuInstanceId in (instance, _WHOLE_GPU):
+                    self._on_xid(time.monotonic_ns(), index, event.eventData)
+        answer_or_none(lambda: nv.nvmlEventSetFree(events))
 
 
 def _address(handle: Handle) -> int | None:
@@ -354,6 +277,9 @@ def _reason(error: NvmlError) -> str:
 
 SPARSE_EVERY = 5
 """Ticks between two readings of process lists, fans, limits and PCIe links."""
+_FIRST_RETRY_NS = 1_000_000_000
+_LONGEST_RETRY_NS = 60_000_000_000
+"""The first and the longest wait before NVML is opened again; each is twice the one before."""
 _LOST_RETRY_NS = 2_000_000_000
 """Interval between two tries to reach a lost GPU: a few calls that fail at once, unlike another initialization."""
 READING_TIMEOUT_S = 0.8
@@ -389,14 +315,25 @@ class Nvml:
         than a fraction of a second. `instances` are UUIDs of MIG instances to read after the GPUs."""
         self.timeout_s = timeout_s
         """Time for all readings of one GPU."""
+        self.driver_version: str | None = None
+        """The driver's version; None before it answers."""
         self._opening_s = opening_s
         self._on_xid = on_xid
-        self._driver = Driver()
+        self._nv: ModuleType | None = None
+        """The binding while NVML is open."""
+        self._failure: NvmlFailure | None = None
+        """The reason that NVML as a whole does not answer, or None."""
+        self._version_failure: str | None = None
         self._gpus = DeviceList(instances)
-        self._calls = GpuCalls(stopping)
+        self._calls = TimedCalls(stopping)
+        self._hangs: dict[Device, Hang] = {}
+        """The last call of a GPU that took too long, until the GPU has answered well for long."""
         self._xids: XidWatch | None = None
         self._opening: Job[dict[Device, Handle]] | None = None
         """The initialization that has not come back."""
+        self._retry_at_ns = 0
+        """Before this time NVML is not opened again, and no lost GPU is looked for."""
+        self._delay_ns = _FIRST_RETRY_NS
         self._needs_reopening = False
         """True if a lost GPU needs more than a new handle."""
         self._reopen_at_ns = 0
@@ -404,25 +341,30 @@ class Nvml:
         self._ticks = 0
 
     @property
-    def driver_version(self) -> str | None:
-        """The driver's version; None before it answers."""
-        return self._driver.version
-
-    @property
     def cut_short(self) -> bool:
         """True if a reading was given up early because `stopping` was set: that GPU may not hang."""
-        return self._calls.timed.cut_short
+        return self._calls.cut_short
+
+    @property
+    def failure(self) -> NvmlFailure | None:
+        """The reason that NVML as a whole does not answer or lists no GPU, or None."""
+        if self._opening is not None:
+            return binding.opening_failure(self._opening.age_s)
+        return self._failure or (None if self._gpus.devices else NvmlFailure(binding.NO_DEVICES))
 
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
         """One reading for each GPU, and the reasons of missing ones. `t_ns` is CLOCK_MONOTONIC and paces retries."""
         if self._opening is not None and self._opening.ended:
             opened, self._opening = self._opening, None
             self._attach(opened, t_ns)
-        self._calls.refresh(self._gpus.devices, t_ns)
-        if not self._driver.is_open:
+        self._hangs = {device: hang for device, hang in self._hangs.items() if not hang.has_recovered(t_ns)}
+        for device, hang in self._hangs.items():
+            if not hang.job.ended:
+                device.error = hang.sentence
+        if self._nv is None:
             self._open_when_due(t_ns)
         devices = list(self._gpus.devices)
-        answered, missing = self._read_all(devices, t_ns) if self._driver.is_open else ({}, {})
+        answered, missing = ({}, {}) if self._nv is None else self._read_all(self._nv, devices, t_ns)
         readings = []
         for device in devices:
             reading = answered.get(device.index)
@@ -431,65 +373,82 @@ class Nvml:
                 missing[f"gpu{device.index}"] = sentence
                 reading = device.failed_reading(sentence)
             readings.append(reading)
-        if self._driver.is_open and any(device.lost for device in devices):
+        if self._nv is not None and any(device.lost for device in devices):
             # After the readings: opening the driver again can take seconds, and the others must not wait for it.
             self._open_when_due(t_ns)
-        return readings, missing | self._general_reasons()
+        if self._xids is not None:
+            missing |= {f"gpu{index}.xid_errors": reason for index, reason in self._xids.missing.items()}
+        if (failure := self.failure) is not None:
+            missing["nvml"] = failure.sentence
+        if self._nv is not None and self._version_failure is not None:
+            missing["nvml.driver_version"] = self._version_failure
+        return readings, missing
 
     def close(self) -> None:
         """Close the driver. A later `sample` opens it again."""
         self._shut()
-        self._calls.timed.close()
+        self._retry_at_ns = 0
+        self._calls.close()
 
-    @property
-    def failure(self) -> NvmlFailure | None:
-        """The reason that NVML as a whole does not answer or lists no GPU, or None."""
-        if self._opening is not None:
-            return binding.opening_failure(self._opening.age_s, OPENING_S)
-        return self._driver.failure or (None if self._gpus.devices else NvmlFailure(binding.NO_DEVICES))
-
-    def _general_reasons(self) -> dict[str, str]:
-        """The reasons of missing readings that are not in the readings of single GPUs."""
-        reasons = {}
-        if self._xids is not None:
-            reasons = {f"gpu{index}.xid_errors": reason for index, reason in self._xids.missing.items()}
-        if (failure := self.failure) is not None:
-            reasons["nvml"] = failure.sentence
-        if self._driver.is_open and self._driver.version_failure is not None:
-            reasons["nvml.driver_version"] = self._driver.version_failure
-        return reasons
-
-    def _read_all(self, devices: Sequence[Device], t_ns: int) -> tuple[dict[int, DeviceReading], dict[str, str]]:
+    def _read_all(
+        self, nv: ModuleType, devices: Sequence[Device], t_ns: int
+    ) -> tuple[dict[int, DeviceReading], dict[str, str]]:
         """The readings of the GPUs that answer, by index, and the reasons of their missing parts."""
-        nv = self._driver.nv
-        assert nv is not None
-        read = partial(_timed_reading, nv, t_ns - time.monotonic_ns(), self._ticks)
+        offset_ns, tick = t_ns - time.monotonic_ns(), self._ticks
         self._ticks += 1
-        for device in devices:
-            self._revive_if_rested(device, t_ns)
-        due = [device for device in devices if device.error is None and not device.lost]
+
+        def read(device: Device) -> tuple[DeviceReading, dict[str, str]]:
+            # Slow questions are asked of one GPU after another, so that no tick has to carry all of them.
+            sparse = (tick + device.index) % SPARSE_EVERY == 0
+            return device.read(nv, time.monotonic_ns() + offset_ns, sparse=sparse)
+
+        for device, hang in self._hangs.items():
+            if hang.is_rested(t_ns) and not device.lost:
+                # The call that hung may have been the first reading, and may have failed in the end.
+                device.error, device.lost = None, not device.is_probed
+        due = [device for device in devices if device.is_probed and device.error is None and not device.lost]
         # GPUs that have hung before come last: the others have their readings on time.
-        sound_devices = [device for device in due if not self._calls.hung_before(device)]
-        doubtful_devices = [device for device in due if self._calls.hung_before(device)]
-        ended_jobs = self._calls.run(sound_devices, read, self.timeout_s, t_ns)
-        ended_jobs += self._calls.run(doubtful_devices, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
+        sound_devices = [device for device in due if device not in self._hangs]
+        doubtful_devices = [device for device in due if device in self._hangs]
+        ended_jobs = self._run(sound_devices, read, self.timeout_s, t_ns)
+        ended_jobs += self._run(doubtful_devices, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
         readings: dict[int, DeviceReading] = {}
         missing: dict[str, str] = {}
         for device, job in ended_jobs:
             if self._mark_failed(device, job, t_ns):
                 if device.lost:
                     self._needs_reopening = False
-                    self._driver.retry_at_ns = t_ns + FIRST_RETRY_NS
+                    self._retry_at_ns = t_ns + _FIRST_RETRY_NS
             elif job.result is not None:
                 readings[device.index], reasons = job.result
                 missing.update({f"gpu{device.index}.{field}": reason for field, reason in reasons.items()})
         return readings, missing
 
-    def _revive_if_rested(self, device: Device, t_ns: int) -> None:
-        """Let a GPU whose call hung be read again once it has rested."""
-        if self._calls.is_rested(device, t_ns) and not device.lost:
-            # The call that hung may have been the first reading, and may have failed in the end.
-            device.error, device.lost = None, device.capabilities is None
+    def _run(
+        self, devices: Sequence[Device], call: Callable[[Device], T], timeout_s: float, t_ns: int
+    ) -> list[tuple[Device, Job[T]]]:
+        """Call for each of these GPUs; return the calls that ended, whose errors are in their jobs.
+
+        A GPU whose call takes longer than `timeout_s` is marked as not answering, and rests.
+        """
+        jobs = [Job(partial(call, device)) for device in devices]
+        self._calls.run(jobs, timeout_s)
+        ended = []
+        for device, job in zip(devices, jobs, strict=True):
+            if job.ended:
+                ended.append((device, job))
+                continue
+            before = self._hangs.get(device)
+            rest_ns = min(before.rest_ns * 2, _LONGEST_REST_NS) if before else _SHORTEST_REST_NS
+            self._hangs[device] = Hang(job, t_ns + rest_ns, rest_ns)
+            device.fail(self._hangs[device].sentence, lost=False)
+        return ended
+
+    @property
+    def _any_hanging(self) -> bool:
+        """True if a call is still in the driver."""
+        # A copy: an opening that has not come back asks this from its own thread.
+        return any(not hang.job.ended for hang in tuple(self._hangs.values()))
 
     def _mark_failed(self, device: Device, job: Job[Any], t_ns: int) -> bool:
         """Mark the GPU or the whole library if NVML failed in this call; True if it did. Raises any other error."""
@@ -498,22 +457,32 @@ class Nvml:
             return False
         if not isinstance(error, NvmlError):
             raise error
-        code = error.value
-        if code in binding.LIBRARY_FAILURES:
-            self._driver.fail(code, str(error), t_ns)
-        else:
-            device.fail(binding.device_failure(code, str(error)), lost=binding.may_pass(code))
+        if error.value not in binding.LIBRARY_FAILURES:
+            lost = error.value in binding.DEVICE_FAILURES
+            device.fail(binding.device_failure(error.value, str(error)), lost=lost)
+        elif self._nv is not None:
+            self._nv = None
+            self._fail(error, t_ns)
         return True
+
+    def _fail(self, error: NvmlError, t_ns: int) -> None:
+        """Keep the reason that NVML as a whole does not answer, and open it again later."""
+        self._failure = binding.library_failure(error.value, str(error))
+        self._retry_at_ns = t_ns + self._next_delay_ns()
+
+    def _next_delay_ns(self) -> int:
+        delay_ns, self._delay_ns = self._delay_ns, min(self._delay_ns * 2, _LONGEST_RETRY_NS)
+        return delay_ns
 
     def _open_when_due(self, t_ns: int) -> None:
         """Open NVML, or look for a lost GPU again, in the thread that may hang."""
-        hanging, is_open = self._calls.any_hanging, self._driver.is_open
-        if self._opening is not None or t_ns < self._driver.retry_at_ns or (hanging and not is_open):
+        hanging, is_open = self._any_hanging, self._nv is not None
+        if self._opening is not None or t_ns < self._retry_at_ns or (hanging and not is_open):
             return
         # A lost GPU can be asked for beside a call that hangs; closing the driver under that call is another matter.
         may_close = not hanging and t_ns >= self._reopen_at_ns
         job = Job(partial(self._find_gpus, t_ns, may_close=may_close))
-        self._calls.timed.run([job], self._opening_s if may_close or not is_open else self.timeout_s)
+        self._calls.run([job], self._opening_s if may_close or not is_open else self.timeout_s)
         if job.ended:
             self._attach(job, t_ns)
         else:
@@ -521,43 +490,50 @@ class Nvml:
 
     def _find_gpus(self, t_ns: int, *, may_close: bool) -> dict[Device, Handle]:
         """Open NVML, or if it `may_close` close and open it again; return the GPUs to ask: all, or the lost ones."""
-        nv = self._driver.nv
-        if nv is not None and self._driver.is_open:
+        if self._nv is not None:
             if not (self._needs_reopening and may_close):
-                handles = self._gpus.find_lost(nv)
+                handles = self._gpus.find_lost(self._nv)
                 if handles or not may_close:
                     return handles
-            self._reopen_at_ns = t_ns + self._driver.next_delay_ns()
+            self._reopen_at_ns = t_ns + self._next_delay_ns()
         self._shut()
-        return self._driver.open(self._gpus.find, t_ns) or {}
+        nv = None
+        try:
+            nv = binding.load()
+            call(lambda: nv.nvmlInit())
+            self.driver_version, self._version_failure = binding.text_or_reason(binding.driver_version, nv)
+            found = self._gpus.find(nv)
+        except NvmlError as error:
+            if nv is not None:
+                binding.shut_down(nv)
+            self._fail(error, t_ns)
+            return {}
+        # From here on the GPUs may be read: not before, with handles of an earlier initialization.
+        self._nv = nv
+        return found
 
     def _attach(self, opening: Job[dict[Device, Handle]], t_ns: int) -> None:
         """Probe the readings of the GPUs that were found; a hanging GPU delays no other."""
         if opening.error is not None:
             raise opening.error
-        nv = self._driver.nv
-        if nv is None or not self._driver.is_open:
+        nv = self._nv
+        if nv is None:
             return
-        self._driver.failure = None
+        self._failure = None
         handles = opening.result or {}
         timeout_s = max(self.timeout_s, self._opening_s * _FIRST_READING_SHARE)
-        probes = self._calls.run(list(handles), lambda device: device.attach(nv, handles[device]), timeout_s, t_ns)
-        for device, job in probes:
+        for device, job in self._run(list(handles), lambda gpu: gpu.attach(nv, handles[gpu]), timeout_s, t_ns):
             self._mark_failed(device, job, t_ns)
         self._needs_reopening = any(device.lost for device in self._gpus.devices)
         if self._needs_reopening:
-            self._driver.retry_at_ns = t_ns + _LOST_RETRY_NS
-        elif self._driver.is_open:
-            self._driver.reset_delay()
+            self._retry_at_ns = t_ns + _LOST_RETRY_NS
+        elif self._nv is not None:
+            self._delay_ns = _FIRST_RETRY_NS
         if self._xids is None or any(device.error is None for device in handles):
-            self._watch_for_xids(nv)
-
-    def _watch_for_xids(self, nv: ModuleType) -> None:
-        """Watch for errors of the GPUs that answer now."""
-        self._stop_watching()
-        if self._driver.is_open and self._on_xid is not None:
-            answering_gpus = [device for device in self._gpus.devices if device.error is None]
-            self._xids = XidWatch(nv, answering_gpus, self._on_xid)
+            self._stop_watching()
+            if self._nv is not None and self._on_xid is not None:
+                answering_gpus = [device for device in self._gpus.devices if device.error is None]
+                self._xids = XidWatch(nv, answering_gpus, self._on_xid)
 
     def _stop_watching(self) -> bool:
         """End the wait for Xid errors; True once it has ended."""
@@ -566,12 +542,7 @@ class Nvml:
 
     def _shut(self) -> None:
         # Shutting the driver down under a call that is still in it may crash this process.
-        is_idle = self._stop_watching() and not self._calls.any_hanging
-        self._driver.close(shut_down=is_idle)
-
-
-def _timed_reading(nv: ModuleType, offset_ns: int, tick: int, device: Device) -> tuple[DeviceReading, dict[str, str]]:
-    """A GPU's reading at `offset_ns` beside the clock, and the reasons of its missing parts."""
-    # Slow questions are asked of one GPU after another, so that no tick has to carry all of them.
-    sparse = (tick + device.index) % SPARSE_EVERY == 0
-    return device.read(nv, time.monotonic_ns() + offset_ns, sparse=sparse)
+        is_idle = self._stop_watching() and not self._any_hanging
+        nv, self._nv = self._nv, None
+        if nv is not None and is_idle:
+            binding.shut_down(nv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Final
 
@@ -14,36 +15,27 @@ IMPOSSIBLE: Final = "the driver's answer is impossible"
 _TEN_YEARS_S: Final = 10 * 365 * 86400
 RANGES: Final[dict[str, tuple[float, float]]] = {
     "percent": (0, 100),
-    "fan_percent": (0, 120),
     "c": (0, 150),
-    "degrees_to_slowdown_c": (-50, 150),
-    "slowdown_temperature_c": (1, 150),
-    "shutdown_temperature_c": (1, 150),
-    "gpu_max_temperature_c": (1, 150),
-    "memory_max_temperature_c": (1, 150),
     "w": (0, 5_000),
-    "power_limit_w": (1, 5_000),
     "mj": (0, 5_000_000 * _TEN_YEARS_S),
     "mhz": (0, 5_000),
-    "memory_clock_mhz": (0, 30_000),
-    "memory_clock_max_mhz": (0, 30_000),
-    "sm_clock_max_mhz": (1, 5_000),
     "ns": (0, _TEN_YEARS_S * 1_000_000_000),
     "bytes": (0, (1 << 64) - 1),
-    "memory_used_bytes": (0, 1 << 50),
-    "memory_total_bytes": (1, 1 << 50),
-    "memory_free_bytes": (0, 1 << 50),
     "errors": (0, 1_000_000_000),
-    "remapped_rows_corrected": (0, 100_000),
-    "remapped_rows_uncorrected": (0, 100_000),
-    "remapped_rows_pending": (0, 1),
-    "remapped_rows_failed": (0, 1),
-    "gpu_count": (0, 1_024),
-    "mig_slot_count": (0, 1_024),
-    "pcie_generation": (1, 10),
-    "pcie_generation_max": (1, 10),
-    "pcie_width": (1, 32),
-    "pcie_width_max": (1, 32),
+    "count": (0, 1_024),
+    "fan_percent": (0, 120),
+    "degrees_to_slowdown_c": (-50, 150),
+    "power_limit_w": (1, 5_000),
+    "sm_clock_max_mhz": (1, 5_000),
+    "memory_total_bytes": (1, 1 << 50),
+    **dict.fromkeys(("memory_clock_mhz", "memory_clock_max_mhz"), (0, 30_000)),
+    **dict.fromkeys(("memory_used_bytes", "memory_free_bytes"), (0, 1 << 50)),
+    **dict.fromkeys(("slowdown_temperature_c", "shutdown_temperature_c"), (1, 150)),
+    **dict.fromkeys(("gpu_max_temperature_c", "memory_max_temperature_c"), (1, 150)),
+    **dict.fromkeys(("remapped_rows_corrected", "remapped_rows_uncorrected"), (0, 100_000)),
+    **dict.fromkeys(("remapped_rows_pending", "remapped_rows_failed"), (0, 1)),
+    **dict.fromkeys(("pcie_generation", "pcie_generation_max"), (1, 10)),
+    **dict.fromkeys(("pcie_width", "pcie_width_max"), (1, 32)),
 }
 """The lowest and the highest value of a reading by its name, else by its unit, the last word of the name.
 
@@ -58,19 +50,23 @@ MAX_PID: Final = 1 << 22
 _KNOWN_REASONS: Final = sum(reason.bit for reason in throttle.REASONS)
 
 
+@functools.cache
+def _limits(name: str) -> tuple[float, float] | None:
+    return RANGES.get(name) or RANGES.get(name.rpartition("_")[2])
+
+
 def refusal(name: str, value: Any) -> str | None:
     """The reason that a value of this reading is impossible; None for any other, and for a reading without a range."""
-    low, high = RANGES.get(name) or RANGES.get(name.rpartition("_")[2]) or (None, None)
     if value is None:
         return None
-    if name == "throttle_reasons":
-        is_possible = (value & ~_KNOWN_REASONS).bit_count() <= MOST_UNKNOWN_REASONS
-        return None if is_possible else f"{IMPOSSIBLE}: {value:#x}"
-    if name == "compute_capability":
-        return None if re.fullmatch(r"[1-9]\d?\.\d", value) else f"{IMPOSSIBLE}: {value}"
-    if low is None or high is None or low <= value <= high:
-        return None
-    return f"{IMPOSSIBLE}: {value:,} is not between {low:,} and {high:,}"
+    if (limits := _limits(name)) is not None:
+        low, high = limits
+        return None if low <= value <= high else f"{IMPOSSIBLE}: {value:,} is not between {low:,} and {high:,}"
+    if name == "throttle_reasons" and (value & ~_KNOWN_REASONS).bit_count() > MOST_UNKNOWN_REASONS:
+        return f"{IMPOSSIBLE}: {value:#x}"
+    if name == "compute_capability" and not re.fullmatch(r"[1-9]\d?\.\d", value):
+        return f"{IMPOSSIBLE}: {value}"
+    return None
 
 
 def drop_impossible(values: dict[str, Any]) -> dict[str, str]:

@@ -1,32 +1,22 @@
-"""The connections of the GPUs: the matrix of `nvidia-smi topo -m`, PCIe links, CPU and NUMA affinity, peer access.
-`read_topology` opens NVML for its readings only; `machine.links` has the meaning for training."""
+"""The connections of the GPUs: the matrix of `nvidia-smi topo -m`, PCIe links, CPU and NUMA affinity, peer access, and
+their meaning for the choice of a strategy. `read_topology` opens NVML for its readings only."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from trainfast_runner.machine.telemetry import binding
-from trainfast_runner.machine.telemetry.binding import (
-    NvmlError,
-    NvmlFailure,
-    answer_or_none,
-    as_text,
-    ask_once,
-    gpu_count,
-    possible_count,
-    uuid_of,
-)
+from trainfast_runner.machine.telemetry.binding import NvmlError, NvmlFailure, answer_or_none, ask_once, call, gpu_count
 from trainfast_runner.machine.telemetry.device import Handle
 from trainfast_runner.machine.telemetry.plausible import drop_impossible
-from trainfast_runner.records.tick import MIG_PREFIX
+from trainfast_runner.units import gpus_text
 
 SCHEMA = 1
 SELF_SIGN, UNKNOWN_SIGN = "X", "?"
@@ -115,7 +105,7 @@ def _read_topology(nv: ModuleType) -> Topology:
     handles: list[Handle] = []
     for index in range(gpu_count(nv)):
         try:
-            handle = nv.nvmlDeviceGetHandleByIndex(index)
+            handle = call(_handle_at, nv, index)
             device = _device(nv, handle, index)
         except NvmlError as error:
             handle = None
@@ -125,51 +115,77 @@ def _read_topology(nv: ModuleType) -> Topology:
     if not devices:
         return Topology(missing=binding.NO_DEVICES)
     links = [_Links(nv, handle) for handle in handles]
-    buses = [device.bus_id for device in devices]
     positions = range(len(devices))
+
+    def sign(a: int, b: int) -> str:
+        ends, other = links[a].ends, devices[b].bus_id
+        link_count = sum(end == other for end in ends) if other else 0
+        switched = min(links[a].switched, links[b].switched)
+        # GPUs of two partitions hang on switches too, and cannot reach each other over them.
+        if not link_count and switched and _peer_status(nv, handles[a], handles[b], _NVLINK_CAPABILITY) in (None, 0):
+            link_count = switched
+        if link_count:
+            return f"NV{link_count}"
+        if handles[a] is None or handles[b] is None:
+            return UNKNOWN_SIGN
+        level = answer_or_none(lambda: int(nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b])))
+        return UNKNOWN_SIGN if level is None else SIGN_OF_ANCESTOR.get(level, UNKNOWN_SIGN)
+
+    def peer(a: int, b: int) -> str | None:
+        status = None if a == b else _peer_status(nv, handles[a], handles[b], _READ_CAPABILITY)
+        return None if status is None else PEER_ACCESS.get(status, "not known")
+
     return Topology(
         devices=[msgspec.structs.replace(device, nvlinks=link.up) for device, link in zip(devices, links, strict=True)],
-        matrix=[
-            [SELF_SIGN if a == b else _link(nv, handles, links, buses, a, b) for b in positions] for a in positions
-        ],
-        p2p=[[None if a == b else _peer_access(nv, handles[a], handles[b]) for b in positions] for a in positions],
+        matrix=[[SELF_SIGN if a == b else sign(a, b) for b in positions] for a in positions],
+        p2p=[[peer(a, b) for b in positions] for a in positions],
     )
 
 
+def _handle_at(nv: ModuleType, index: int) -> Handle:
+    return nv.nvmlDeviceGetHandleByIndex(index)
+
+
+def _peer_status(nv: ModuleType, a: Handle, b: Handle, capability: int) -> int | None:
+    """NVML's answer about peer access; None without one."""
+    return answer_or_none(lambda: int(nv.nvmlDeviceGetP2PStatus(a, b, capability))) if a and b else None
+
+
+_FIGURES: Final[dict[str, Callable[[ModuleType, Handle], int]]] = {
+    "memory_total_bytes": lambda nv, handle: nv.nvmlDeviceGetMemoryInfo(handle).total,
+    "gpu_utilization_percent": lambda nv, handle: nv.nvmlDeviceGetUtilizationRates(handle).gpu,
+    "pcie_generation": lambda nv, handle: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+    "pcie_generation_max": lambda nv, handle: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle),
+    "pcie_width": lambda nv, handle: nv.nvmlDeviceGetCurrPcieLinkWidth(handle),
+    "pcie_width_max": lambda nv, handle: nv.nvmlDeviceGetMaxPcieLinkWidth(handle),
+}
+"""Readings by their name in `DeviceReading`, which has their possible values."""
+
+
 def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
-    bus = answer_or_none(nv, lambda: _bus_id(nv.nvmlDeviceGetPciInfo(handle).busId))
-    figures = {
-        "memory_total_bytes": answer_or_none(nv, lambda: nv.nvmlDeviceGetMemoryInfo(handle).total),
-        "gpu_utilization_percent": answer_or_none(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
-        "pcie_generation": answer_or_none(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
-        "pcie_generation_max": answer_or_none(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
-        "pcie_width": answer_or_none(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-        "pcie_width_max": answer_or_none(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
-    }
+    bus = answer_or_none(lambda: _bus_id(nv.nvmlDeviceGetPciInfo(handle)))
+    figures: dict[str, Any] = {name: answer_or_none(ask, nv, handle) for name, ask in _FIGURES.items()}
     drop_impossible(figures)
-    names_below_max = [
-        name
-        for name in ("generation", "width")
-        if (figures[f"pcie_{name}"] or 0) < (figures[f"pcie_{name}_max"] or 0) and figures[f"pcie_{name}"] is not None
-    ]
+    present = {name: figures[f"pcie_{name}"] for name in ("generation", "width")}
+    below_max = [name for name, now in present.items() if now is not None and now < (figures[f"pcie_{name}_max"] or 0)]
     return TopologyDevice(
         index=index,
-        uuid=answer_or_none(nv, lambda: uuid_of(nv, handle)),
-        name=answer_or_none(nv, lambda: as_text(nv.nvmlDeviceGetName(handle))),
+        uuid=answer_or_none(binding.uuid_of, nv, handle),
+        name=answer_or_none(binding.name_of, nv, handle),
         bus_id=bus,
-        pcie_below_max="+".join(names_below_max) or None,
+        pcie_below_max="+".join(below_max) or None,
         busy_percent=figures.pop("gpu_utilization_percent"),
-        cpu_affinity=answer_or_none(nv, lambda: _cpus(nv, handle)),
+        cpu_affinity=answer_or_none(_cpus, nv, handle),
         numa_node=_numa_node(nv, handle, bus),
         **figures,
     )
 
 
-def _bus_id(answer: str | bytes) -> str:
-    """`00000000:3B:00.0` of NVML as sysfs has it, `0000:3b:00.0`."""
-    text = as_text(answer).lower()
-    domain, _, bus_and_device = text.partition(":")
-    return f"{int(domain, 16):04x}:{bus_and_device}" if bus_and_device else text
+def _bus_id(pci: Any) -> str:
+    """`00000000:3B:00.0` of NVML as sysfs has it, `0000:3b:00.0`; bindings before 11.515 return bytes."""
+    text = pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId
+    domain, _, bus_and_device = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{bus_and_device}"
 
 
 def _cpus(nv: ModuleType, handle: Handle) -> str | None:
@@ -180,9 +196,9 @@ def _cpus(nv: ModuleType, handle: Handle) -> str | None:
 
 def _numa_node(nv: ModuleType, handle: Handle, bus_id: str | None) -> int | None:
     """The one memory node nearest to the GPU, from NVML, else from sysfs; None on a machine that has only one."""
-    nodes = answer_or_none(nv, lambda: list(_bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE))))
+    nodes = answer_or_none(lambda: _bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE)))
     if nodes:
-        return int(nodes[0])
+        return nodes[0]
     try:
         node = int((SYSFS / (bus_id or "-") / "numa_node").read_text())
     except (OSError, ValueError):
@@ -191,12 +207,10 @@ def _numa_node(nv: ModuleType, handle: Handle, bus_id: str | None) -> int | None
 
 
 def _bits(words: Iterable[int]) -> list[int]:
-    return [
-        index * _WORD_BITS + bit
-        for index, word in enumerate(words)
-        for bit in range(_WORD_BITS)
-        if int(word) >> bit & 1
+    numbered = [
+        (index * _WORD_BITS + bit, word >> bit & 1) for index, word in enumerate(words) for bit in range(_WORD_BITS)
     ]
+    return [number for number, is_set in numbered if is_set]
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -219,55 +233,18 @@ class _Links:
         """Links to an NVSwitch, which reaches every GPU on it."""
         self.ends: list[str] = []
         """Bus ids at the other ends of the rest."""
-        if handle is None:
-            return
-        for link in range(_MAX_LINKS):
-            try:
-                is_up = nv.nvmlDeviceGetNvLinkState(handle, link)
-            except NvmlError:
-                # Not supported, or past the last link.
-                return
-            self.up = (self.up or 0) + bool(is_up)
-            if is_up and answer_or_none(nv, partial(_end_type, nv, handle, link)) == _SWITCH_TYPE:
+        for link in range(0 if handle is None else _MAX_LINKS):
+            is_up = answer_or_none(lambda link: bool(nv.nvmlDeviceGetNvLinkState(handle, link)), link)
+            if is_up is None:
+                return  # not supported, or past the last link
+            self.up = (self.up or 0) + is_up
+            if not is_up:
+                continue
+            kind = answer_or_none(lambda link: int(nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)), link)
+            if kind == _SWITCH_TYPE:
                 self.switched += 1
-            elif is_up and (end := answer_or_none(nv, partial(_end_bus, nv, handle, link))):
+            elif end := answer_or_none(lambda link: _bus_id(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)), link):
                 self.ends.append(end)
-
-
-def _end_type(nv: ModuleType, handle: Handle, link: int) -> int:
-    return int(nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
-
-
-def _end_bus(nv: ModuleType, handle: Handle, link: int) -> str:
-    return _bus_id(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
-
-
-def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: list[str | None], a: int, b: int) -> str:
-    direct_links = sum(end == buses[b] for end in links[a].ends) if buses[b] else 0
-    link_count = direct_links or _through_switch(nv, handles, links, a, b)
-    if link_count:
-        return f"NV{link_count}"
-    if handles[a] is None or handles[b] is None:
-        return UNKNOWN_SIGN
-    level = answer_or_none(nv, lambda: nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]))
-    return SIGN_OF_ANCESTOR.get(level, UNKNOWN_SIGN)
-
-
-def _through_switch(nv: ModuleType, handles: list[Handle], links: list[_Links], a: int, b: int) -> int:
-    """Bonded links between two GPUs that hang on the same switches: the smaller number of the two."""
-    link_count = min(links[a].switched, links[b].switched)
-    if not link_count:
-        return 0
-    # GPUs of two partitions hang on switches too, and cannot reach each other over them.
-    status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK_CAPABILITY))
-    return link_count if status in (None, 0) else 0
-
-
-def _peer_access(nv: ModuleType, a: Handle, b: Handle) -> str | None:
-    if a is None or b is None:
-        return None
-    status = answer_or_none(nv, lambda: nv.nvmlDeviceGetP2PStatus(a, b, _READ_CAPABILITY))
-    return None if status is None else PEER_ACCESS.get(status, "not known")
 
 
 @dataclass(frozen=True)
@@ -275,17 +252,8 @@ class Instance:
     """One MIG instance."""
 
     uuid: str
-    name: str | None
     gpu_index: int
     gpu_uuid: str
-    gpu_instance: int | None
-    """Number of the instance within the GPU, as `compute_instance`; None if unknown."""
-    compute_instance: int | None
-
-    @property
-    def old_name(self) -> str:
-        """The instance's name before driver R470, which CUDA still takes."""
-        return f"{MIG_PREFIX}{self.gpu_uuid}/{self.gpu_instance}/{self.compute_instance}"
 
 
 def read_instances() -> list[Instance]:
@@ -299,33 +267,175 @@ def read_instances() -> list[Instance]:
 def _instances_of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     """The instances of one GPU; empty when it does not answer or is not in MIG mode."""
     try:
-        gpu = nv.nvmlDeviceGetHandleByIndex(index)
-        slot_count = possible_count(nv, "mig_slot_count", partial(nv.nvmlDeviceGetMaxMigDeviceCount, gpu))
-        gpu_uuid = nv.call(uuid_of, nv, gpu)
+        gpu = call(_handle_at, nv, index)
+        slot_count = binding.possible_count("mig_slot_count", lambda: nv.nvmlDeviceGetMaxMigDeviceCount(gpu))
+        gpu_uuid = call(binding.uuid_of, nv, gpu)
     except NvmlError:
         return []
-    instances = []
-    for slot in range(slot_count):
-        # A slot without an instance answers NotFound.
-        handle = answer_or_none(nv, partial(_handle_of_slot, nv, gpu, slot))
-        if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:
-            instances.append(instance)
-    return instances
+    # A slot without an instance answers NotFound.
+    handles = [answer_or_none(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(slot_count)]
+    uuids = [answer_or_none(binding.uuid_of, nv, handle) for handle in handles if handle is not None]
+    return [Instance(uuid, index, gpu_uuid) for uuid in uuids if uuid is not None]
 
 
-def _handle_of_slot(nv: ModuleType, gpu: Handle, slot: int) -> Handle:
-    return nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
+SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")
 
 
-def _instance(nv: ModuleType, handle: Handle, gpu_index: int, gpu_uuid: str) -> Instance | None:
-    uuid = answer_or_none(nv, lambda: uuid_of(nv, handle))
-    if uuid is None:
-        return None
-    return Instance(
-        uuid=uuid,
-        name=answer_or_none(nv, lambda: as_text(nv.nvmlDeviceGetName(handle))),
-        gpu_index=gpu_index,
-        gpu_uuid=gpu_uuid,
-        gpu_instance=answer_or_none(nv, lambda: nv.nvmlDeviceGetGpuInstanceId(handle)),
-        compute_instance=answer_or_none(nv, lambda: nv.nvmlDeviceGetComputeInstanceId(handle)),
+@dataclass(frozen=True)
+class Interconnect:
+    """The links among some GPUs, as the decisions need them."""
+
+    islands: tuple[tuple[int, ...], ...]
+    """The groups whose members are all reached over NVLink, as positions in the topology."""
+    slowest: str | None
+    """The slowest sign of the matrix among them; None for a single GPU or when unknown."""
+    peer_access: bool | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of GPUs."""
+        return sum(map(len, self.islands))
+
+    @property
+    def all_nvlink(self) -> bool:
+        """True if every pair is joined by NVLink."""
+        return self.count > 1 and len(self.islands) == 1
+
+    @property
+    def any_nvlink(self) -> bool:
+        """True if some pair is joined by NVLink."""
+        return any(len(island) > 1 for island in self.islands)
+
+
+def interconnect(topology: Topology, among: Sequence[int] | None = None) -> Interconnect:
+    """The links among the GPUs at these positions of the topology; by default all."""
+    indexes = list(range(len(topology.devices)) if among is None else among)
+    pairs = [(a, b) for a in indexes for b in indexes if a < b]
+    signs = [topology.matrix[a][b] for a, b in pairs]
+    slow = [sign for sign in SLOWEST_FIRST if sign in signs]
+    nvlinks = sorted({sign for sign in signs if sign.startswith("NV")}, key=lambda sign: int(sign[2:]))
+    peers = [topology.p2p[a][b] for a, b in pairs]
+    return Interconnect(
+        islands=_islands(topology, indexes),
+        slowest=next(iter([*slow, *nvlinks]), None),
+        peer_access=None if None in peers or not peers else all(peer == "ok" for peer in peers),
     )
+
+
+def read_links_among(uuids: Collection[str]) -> Interconnect | None:
+    """The links among these GPUs, asked of NVML now; None for fewer than two."""
+    if len(uuids) < 2:
+        return None
+    topology = read_topology()
+    indexes = [index for index, device in enumerate(topology.devices) if device.uuid in uuids]
+    return interconnect(topology, indexes) if len(indexes) > 1 else None
+
+
+def _islands(topology: Topology, indexes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Groups whose members all reach each other over NVLink; each GPU is in its first group."""
+    groups: list[list[int]] = []
+    for index in indexes:
+        island = next(
+            (group for group in groups if all(topology.matrix[index][other].startswith("NV") for other in group)), None
+        )
+        if island is None:
+            groups.append([index])
+        else:
+            island.append(index)
+    return tuple(map(tuple, groups))
+
+
+DDP_MEASURED = "On two GPUs the guide measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
+
+
+def link_advice(topology: Topology) -> list[str]:
+    """Sentences about the whole machine, the most important first."""
+    if not topology.devices:
+        missing = topology.missing or binding.NO_DEVICES
+        if binding.comes_from_a_driver(missing):
+            return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
+        return [f"No GPU to show, runs train on the CPU: {missing}."]
+    answering_indexes = [index for index, device in enumerate(topology.devices) if device.error is None]
+    silent = _silent_note([device for device in topology.devices if device.error is not None])
+    if len(answering_indexes) < 2:
+        single = "One GPU: strategy=single; nothing has to be sent to another."
+        return [*silent, *([single] if answering_indexes else []), *_pcie(topology.devices)]
+    links = interconnect(topology, answering_indexes)
+    lines = [*silent, *_strategies(links)]
+    if links.slowest == "SYS":
+        lines.append("SYS pairs cross the link between the CPU sockets: for two GPUs choose a pair that does not.")
+    if links.peer_access is False:
+        reason = next(peer for row in topology.p2p for peer in row if peer not in (None, "ok"))
+        words = (
+            f"Some GPUs cannot read each other's memory ({reason}): NCCL copies through host memory, as with p2p=off."
+        )
+        lines.append(words)
+    return [*lines, *_pcie(topology.devices), *_affinity(topology.devices)]
+
+
+def _silent_note(devices: Sequence[TopologyDevice]) -> list[str]:
+    if not devices:
+        return []
+    verb = "does" if len(devices) == 1 else "do"
+    return [f"{gpus_text([device.index for device in devices])} {verb} not answer: the rest is about the others."]
+
+
+def _strategies(links: Interconnect) -> list[str]:
+    fits = "A model that fits one GPU: strategy=ddp, which sends gradients only, while the backward computes."
+    if links.all_nvlink:
+        return [
+            f"Every pair of GPUs is joined by NVLink ({links.slowest} at the least).",
+            fits,
+            "A model that does not fit one: pp, zero3, fsdp and tp are about equal over NVLink; measure them.",
+        ]
+    if links.any_nvlink:
+        largest = max(len(island) for island in links.islands)
+        names = " and ".join(gpus_text(island) for island in links.islands if len(island) > 1)
+        return [
+            f"NVLink joins {names}; what crosses from one group to another goes over PCIe ({links.slowest}).",
+            f"Keep tensor parallelism inside a group: tp_degree at most {largest}.",
+            fits + " Across the groups its all-reduce is bound by the slow link, and still the cheapest.",
+            "A model that does not fit one group: pp across the groups sends the least; zero and fsdp gather every"
+            " weight over the slow link.",
+        ]
+    return [
+        f"No NVLink: GPUs talk over PCIe ({links.slowest or 'the path is not known'} at the worst).",
+        fits + " grad_accum makes its exchanges rarer. " + DDP_MEASURED,
+        "A model that does not fit one GPU: pp beats tp and zero here, because it sends the least.",
+    ]
+
+
+def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
+    """The meaning of PCIe links below their maximum; an idle GPU lowers its generation to save power."""
+    lines = []
+    for device in devices:
+        lowered_parts = (device.pcie_below_max or "").split("+")
+        if "width" in lowered_parts:
+            lines.append(
+                f"GPU {device.index} uses {device.pcie_width} of {device.pcie_width_max} PCIe lanes: check its slot,"
+                " riser or the board's lane sharing; transfers to it are slower by as much."
+            )
+    lowered_devices = [device for device in devices if "generation" in (device.pcie_below_max or "")]
+    idle = [device for device in lowered_devices if not device.busy_percent]
+    busy = [device for device in lowered_devices if device.busy_percent]
+    if idle:
+        lines.append(
+            f"{gpus_text([device.index for device in idle])}: PCIe generation below the maximum while idle, which"
+            " saves power; look again during a run."
+        )
+    if busy:
+        lines.append(
+            f"{gpus_text([device.index for device in busy])}: PCIe generation below the maximum under load: check"
+            " slot, riser and the BIOS setting of the slot's speed."
+        )
+    return lines
+
+
+def _affinity(devices: Sequence[TopologyDevice]) -> list[str]:
+    nodes = {device.numa_node for device in devices if device.numa_node is not None}
+    if len(nodes) < 2:
+        return []
+    return [
+        f"The GPUs are attached to {len(nodes)} NUMA nodes: pin loader processes to the CPUs of their GPU's node"
+        " (numactl --cpunodebind)."
+    ]

@@ -85,7 +85,7 @@ def _plan_command(
 ) -> RunPlan:
     """The plan of the command on this machine's devices, still without its script. Raises UserError."""
     knobs = spec.knobs
-    machine = detect_machine(versions, command.interpreter, environment).used_by(knobs.get("devices"))
+    machine = detect_machine(versions, environment=environment).used_by(knobs.get("devices"))
     if machine.refusal is not None:
         raise machine.refusal
     choice = _chosen_gpus(machine, knobs)

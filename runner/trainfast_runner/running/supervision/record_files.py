@@ -17,8 +17,7 @@ from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, capped
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_file
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES, thin_evenly, thin_telemetry
-from trainfast_runner.records.tick import Tick, is_instance
+from trainfast_runner.records.tick import TELEMETRY_CAP_BYTES, Tick, is_instance, thin_evenly, thin_telemetry
 
 PERIOD_S = 1.0
 """Seconds between two ticks."""

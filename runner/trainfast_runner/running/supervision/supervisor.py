@@ -27,8 +27,7 @@ from trainfast_runner.machine.processes import (
 from trainfast_runner.machine.resource_limits import oom_kills
 from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.records.capped_file import CAP_BYTES
-from trainfast_runner.records.file_locks import shared_lock
-from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file
+from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file, shared_lock
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, TrainingEnd, UnendedProcess
 from trainfast_runner.running.present_state import STOP_GRACE_S

@@ -14,9 +14,8 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import TELEMETRY_FILE
-from trainfast_runner.records.telemetry_lines import read_ticks
-from trainfast_runner.records.tick import Tick
-from trainfast_runner.records.warm_process import ProbeLine
+from trainfast_runner.records.tick import Tick, read_ticks
+from trainfast_runner.records.worker_lines import ProbeLine
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.answer import answer_of, explain_nothing_fits

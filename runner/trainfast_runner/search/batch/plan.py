@@ -140,7 +140,7 @@ def batch_key(plan: RunPlan) -> str:
     """
     visible: list[str | None] = []
     if plan.device == "cuda":
-        visible = [gpu.uuid for gpu in detect_machine(plan.versions, plan.python or None).gpus]
+        visible = [gpu.uuid for gpu in detect_machine(plan.versions).gpus]
     knobs = {name: value for name, value in plan.spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
     parts = (plan.spec.model, plan.spec.data, knobs, plan.device, visible, plan.python, plan.versions)
     return key_of_question(parts, plan)

@@ -11,8 +11,7 @@ from trainfast_runner.errors import highest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.warm_process import ProbeLine
-from trainfast_runner.records.worker_lines import ScriptLine
+from trainfast_runner.records.worker_lines import ProbeLine, ScriptLine
 from trainfast_runner.search.batch.decide import BatchState, memory_fits_by_rank, tightest
 from trainfast_runner.search.batch_journal import ConfirmationRun, Probe, RankPeaks
 from trainfast_runner.search.conductor import end_text

@@ -18,7 +18,7 @@ from trainfast_runner.records.home import Home, conductor_lock
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_lines import Step, StepTotals
 from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.records.warm_process import TrialLine
+from trainfast_runner.records.worker_lines import TrialLine
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict, first_difference
 from trainfast_runner.running import launch

@@ -16,7 +16,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.warm_process import COLD
+from trainfast_runner.records.worker_lines import COLD
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of, answer_so_far

@@ -137,7 +137,7 @@ def plan_script_best(
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_SEARCH)
     plan = plan_script_run({"steps": MIN_TRIAL_STEPS, "timing_warmup": UNTIMED_TRIAL_STEPS})
     check_request(request, plan)
-    machine = detect_machine(plan.versions, plan.python or None).used_by(plan.spec.knobs.get("devices"))
+    machine = detect_machine(plan.versions).used_by(plan.spec.knobs.get("devices"))
     survey = ScriptSurvey(preset, plan, machine, plan_script_run)
     _check_answerable(request, survey.named, preset)
     entries = [KNOBS_BY_NAME[name] for name in survey.named if survey.has_batch or name not in BATCH_KNOBS]

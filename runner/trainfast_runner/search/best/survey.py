@@ -119,7 +119,7 @@ class ModelSurvey(Survey):
 
     def __init__(self, spec: RunSpec, plan: RunPlan) -> None:
         inspected = training_python.inspect(plan.python, spec.model, spec.data["objective"])
-        machine = detect_machine(inspected.versions, inspected.executable).used_by(spec.knobs["devices"])
+        machine = detect_machine(inspected.versions).used_by(spec.knobs["devices"])
         super().__init__(spec, plan, machine)
         self._facts = Facts(spec, machine, inspected.config, inspected.versions, inspected.executable)
 

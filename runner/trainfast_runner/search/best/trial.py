@@ -22,7 +22,7 @@ from trainfast_runner.machine.cpu import CpuWindow
 from trainfast_runner.records.result import Doubt, Result
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_records import read_records, read_worker_lines
-from trainfast_runner.records.warm_process import TrialLine
+from trainfast_runner.records.worker_lines import TrialLine
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions import DeviceConditions, join_of
 from trainfast_runner.results.doubts import DOUBTFUL_THROTTLED_SHARE, THROTTLING_KINDS, doubts

@@ -1,7 +1,7 @@
 """Print, as one JSON line, the packages of a training Python and the facts of a model.
 
-`PY inspect_model.py '{"model": {...}, "objective": "causal-lm"}' [--count] [--attention] [--devices]`. Without a flag
-torch is not imported, which takes a quarter of the time.
+`PY inspect_model.py '{"model": {...}, "objective": "causal-lm"}' [--count] [--attention]`. Without a flag torch is not
+imported, which takes a quarter of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERSIONED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "flash-
 
 
 def main(arguments: list[str]) -> dict[str, Any]:
-    """Return `python`, `versions`, and as asked `config`, `model_type`, `parameters`, `attentions`, `devices`.
+    """Return `python`, `versions`, and as asked `config`, `model_type`, `parameters`, `attentions`.
 
     `error` is there if the model cannot be built.
     """
@@ -38,8 +38,6 @@ def main(arguments: list[str]) -> dict[str, Any]:
         # A configuration does not need these packages; without torch this process takes a quarter of the time.
         hide_packages(("torch", "tensorflow", "jax"))
         logging.disable(logging.WARNING)
-    if "--devices" in flags:
-        answer["devices"] = _devices()
     if request.get("model"):
         if answer["versions"]["transformers"] is None:
             answer["error"] = {"message": "this Python has no transformers", "key": "python", "allowed": []}
@@ -82,17 +80,6 @@ def _count(config: Any, objective: str) -> int:
     with torch.device("meta"):
         model = model_class(objective).from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _devices() -> dict[str, list[str]]:
-    """The GPUs that this Python's torch sees, in CUDA's order: `{names[], uuids[]}`."""
-    import torch
-
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {
-        "names": [properties.name for properties in gpus],
-        "uuids": [f"GPU-{getattr(properties, 'uuid', '')}" for properties in gpus],
-    }
 
 
 def hide_packages(names: Collection[str]) -> None:
