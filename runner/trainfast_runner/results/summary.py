@@ -457,7 +457,7 @@ def _outage_row(index: int | None, outage: Outage, window: Window | None) -> Rec
         seconds=(ended_ns - began_ns) / 1e9,
         back=outage.back,
         measured_fraction=0.0 if window is None else max(0, covered_ns) / (window.end_ns - window.begin_ns),
-        throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.grown.get(cause.name, 0.0)) > 0},
+        throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.throttled_ns.get(cause.name, 0.0)) > 0},
     )
 
 
