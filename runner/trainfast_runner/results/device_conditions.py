@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -62,7 +62,7 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     """Throttling, clocks and energy of one device in a window. Dictionaries are by cause; None was not measured.
 
     `lost_ms` is throttled time times the loss of SM clock meanwhile: an estimate of the throttling's cost, right for
-    work that scales with the clock.
+    work that scales with the clock. None for a device that the run only watches: no step waits for it.
     """
 
     index: int | None = None
@@ -101,6 +101,7 @@ class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
 class Outage(NamedTuple):
     """The time between two answers of a device, and the growth of its counters meanwhile."""
 
+    begin_ns: int
     silent_ns: int
     """Time of the first sample without an answer."""
     end_ns: int
@@ -219,11 +220,13 @@ class _Span(NamedTuple):
 class DeviceTrack:
     """One device's answers in the order of their time, and its conditions between any two moments.
 
-    `keep` samples stay in memory, up to twice as many before the older half is dropped; None keeps all.
+    `keep` samples stay in memory, up to twice as many before the older half is dropped; None keeps all. `is_used` is
+    False for a device that the run only watches.
     """
 
-    def __init__(self, uuid: str, keep: int | None = None) -> None:
+    def __init__(self, uuid: str, keep: int | None = None, *, is_used: bool = True) -> None:
         self.uuid = uuid
+        self._is_used = is_used
         self.index: int | None = None
         self.times: list[int] = []
         self.energy_doubt: str | None = None
@@ -294,7 +297,7 @@ class DeviceTrack:
         self._counted.grow(ns, None if by_power is None else counted)
         self._integrated.grow(ns, None if counted is None else by_power)
         if self._silent_ns is not None:
-            self._ended_outages.append(Outage(self._silent_ns, t_ns, counted_ns))
+            self._ended_outages.append(Outage(self.times[-1], self._silent_ns, t_ns, counted_ns))
         return sources
 
     def _forget(self, count: int) -> None:
@@ -307,7 +310,7 @@ class DeviceTrack:
         """The times without an answer after a first one, also one that has not ended by the newest sample."""
         if not self.times or self._silent_ns is None:
             return self._ended_outages
-        return [*self._ended_outages, Outage(self._silent_ns, self._newest_ns, {}, back=False)]
+        return [*self._ended_outages, Outage(self.times[-1], self._silent_ns, self._newest_ns, {}, back=False)]
 
     def judge_energy(self) -> None:
         """Believe the energy counter nowhere if all samples together refute it: a few alone may not."""
@@ -332,7 +335,7 @@ class DeviceTrack:
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled_ms,
-            lost_ms={name: span.ms(total) for name, total in self._lost.items()},
+            lost_ms={name: span.ms(total) if self._is_used else None for name, total in self._lost.items()},
             sources={
                 name: SOURCES[max((by_cause[name] for by_cause in sources), default=0)]
                 for name, ms in throttled_ms.items()
@@ -346,56 +349,68 @@ class DeviceTrack:
             temperature_c=self._temperatures[first_index] if self.times[first_index] <= begin_ns else None,
         )
 
+    def conditions_of_step(self, step: Step) -> DeviceConditions:
+        """The conditions in a step; without figures in an outage, which may not have ended yet in a live view."""
+        for outage in self.outages():
+            if outage.begin_ns < step.t_ns and (step.begin_ns < outage.end_ns or not outage.back):
+                return DeviceConditions(index=self.index, uuid=self.uuid)
+        return self.conditions_between(step.begin_ns, step.t_ns)
+
     def _span(self, begin_ns: int, end_ns: int) -> _Span:
         return _Span(self._moment(begin_ns), self._moment(end_ns), end_ns - begin_ns)
 
     def _moment(self, t_ns: int) -> _Moment:
-        """The moment, at most as far outside the samples as the nearest two are apart."""
+        """The moment, at most as far outside the samples as the nearest two are apart; not in an outage at the end."""
         times = self.times
         if len(times) < 2:
             return _Moment(0, 0.0)
         after = min(max(1, bisect_left(times, t_ns)), len(times) - 1)
         part = (t_ns - times[after - 1]) / (times[after] - times[after - 1])
-        return _Moment(after, min(max(part, -1.0), 2.0))
+        return _Moment(after, min(max(part, -1.0), 2.0 if self._silent_ns is None else 1.0))
 
 
 class StepJoin:
     """Joins steps to the samples of some devices as both come in. Feed samples in the order of their time.
 
-    `samples_factor` turns the samples of one rank's step into the whole run's: it is the data-parallel degree. `keep`
-    bounds how many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all.
+    `used_uuids` are the devices that the run trains on, by default all. `samples_factor` turns the samples of one
+    rank's step into the whole run's: it is the data-parallel degree. `keep` bounds how many samples of a device stay in
+    memory, `keep_steps` how many steps wait; None keeps all.
     """
 
     def __init__(
         self,
         uuids: Sequence[str],
         *,
+        used_uuids: Collection[str] | None = None,
         samples_factor: float = 1.0,
         keep: int | None = None,
         keep_steps: int | None = None,
     ) -> None:
-        self.tracks = {uuid: DeviceTrack(uuid, keep) for uuid in uuids}
+        self.tracks = {
+            uuid: DeviceTrack(uuid, keep, is_used=used_uuids is None or uuid in used_uuids) for uuid in uuids
+        }
         """The track of each device, by UUID."""
         self._samples_factor = samples_factor
         self._waiting: deque[Step] = deque(maxlen=keep_steps)
+        self._seen_ns: int | None = None
 
     def add_tick(self, t_ns: int, devices: Iterable[Reading]) -> None:
         """Add the devices of one tick."""
+        self._seen_ns = t_ns
         for sample in devices:
             track = self.tracks.get(sample.uuid or "")
             if track is not None:
                 track.add(t_ns if sample.t_ns is None else sample.t_ns, sample)
 
     def add(self, step: Step) -> None:
-        """Take a step of rank 0; it is joined when every device has answered after its end."""
+        """Take a step of rank 0; it is joined when a tick after its end has come."""
         if self.tracks:
             self._waiting.append(step)
 
     def joined(self, *, final: bool = False) -> list[StepConditions]:
         """The steps joined since the last call; `final`: no more samples will come."""
-        answered_ns = min((track.times[-1] for track in self.tracks.values() if track.times), default=-1)
         conditions = []
-        while self._waiting and (final or self._waiting[0].t_ns <= answered_ns):
+        while self._waiting and (final or (self._seen_ns is not None and self._waiting[0].t_ns <= self._seen_ns)):
             conditions.append(self._join_step(self._waiting.popleft()))
         return conditions
 
@@ -404,7 +419,7 @@ class StepJoin:
         return [track.conditions_between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
 
     def _join_step(self, step: Step) -> StepConditions:
-        devices = self.conditions_between(step.begin_ns, step.t_ns)
+        devices = [track.conditions_of_step(step) for track in self.tracks.values() if track.times]
         joules = total_joules(devices)
         samples = (step.samples or 0) * self._samples_factor
         return StepConditions(
@@ -437,10 +452,14 @@ def _least_exact(devices: Sequence[DeviceConditions]) -> dict[str, str]:
 
 
 def join_of(
-    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], *, samples_factor: float = 1.0
+    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]],
+    uuids: Sequence[str],
+    *,
+    used_uuids: Collection[str] | None = None,
+    samples_factor: float = 1.0,
 ) -> StepJoin:
     """A `StepJoin` with all samples of ended records, without the energy counters that the records refute."""
-    join = StepJoin(uuids, samples_factor=samples_factor)
+    join = StepJoin(uuids, used_uuids=used_uuids, samples_factor=samples_factor)
     timed_samples = ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ()))
     for t_ns, sample in sorted(timed_samples, key=itemgetter(0)):
         join.add_tick(t_ns, (sample,))
