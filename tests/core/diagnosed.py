@@ -43,8 +43,10 @@ class Case:
         return MeasuredWindow(
             run=run,
             steps=steps,
-            devices=join_of(samples, uuids).conditions_between(window.begin_ns, window.end_ns),
-            samples={uuid: [sample for _, sample in of] for uuid, of in samples.items()},
+            devices=join_of(samples, uuids, used_uuids=run.device_uuids).conditions_between(
+                window.begin_ns, window.end_ns
+            ),
+            samples=samples,
             hosts=[_host(self.host(n)) for n in range(10)],
             foreign=run.foreign_processes,
         )
@@ -61,7 +63,7 @@ class Case:
         ticks = [
             {
                 "t_ns": n * S,
-                "devices": [of[n] for of in window.samples.values()],
+                "devices": [of[n][1] for of in window.samples.values()],
                 "host": hosts[min(n, 9)],
                 "missing": {},
                 "sample_us": 1,

@@ -49,7 +49,7 @@ def fraction_error(scenario, times, begin, end, *counters):
     """How far the result's thermal fraction of a window is from what the scenario did."""
     window = Window(round(begin * S), round(end * S))
     devices = join_of(sampled(scenario, times, *counters), [GPU]).conditions_between(window.begin_ns, window.end_ns)
-    text = window_throttle(devices, window, 1, [GPU]).thermal_fraction
+    text = window_throttle(devices, window, 1).thermal_fraction
     return abs(text - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
 
 
@@ -124,9 +124,8 @@ def test_counters_that_start_again_lose_one_interval_not_the_run():
 def test_where_nothing_tells_there_is_no_figure():
     samples = [(t * S, DeviceSample(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
     window = Window(2 * S, 10 * S)
-    found = window_throttle(
-        join_of({GPU: samples}, [GPU]).conditions_between(window.begin_ns, window.end_ns), window, 8, [GPU]
-    )
+    devices = join_of({GPU: samples}, [GPU]).conditions_between(window.begin_ns, window.end_ns)
+    found = window_throttle(devices, window, 8)
     assert (found.thermal_fraction, found.power_fraction) == (None, None)
     (row,) = found.devices
     assert (row.uuid, row.thermal_fraction, row.thermal_source) == (GPU, None, None)

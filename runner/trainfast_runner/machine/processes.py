@@ -24,11 +24,6 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of the kernel's proc_ns.h: the content of /proc/self/ns/pid outside of every container."""
 PR_SET_CHILD_SUBREAPER = 36
 """The option of prctl(2), from the kernel's prctl.h."""
-COMPILER_PROGRAMS = {
-    *("ninja", "nvcc", "cicc", "cudafe++", "ptxas", "hipcc"),
-    *("cc", "c++", "gcc", "g++", "cc1", "cc1plus", "clang", "clang++"),
-}
-"""Names of the programs that build DeepSpeed's extensions and the kernels of torch.compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,24 +257,6 @@ def collect_orphans() -> bool:
             return False
         if pid == 0:
             return True
-
-
-@dataclass(frozen=True)
-class ProcessWork:
-    """The running processes' processor time so far in seconds, and the names of compilers among them."""
-
-    cpu_s: float = 0.0
-    compilers: tuple[str, ...] = ()
-
-
-def work_below(root_pid: int) -> ProcessWork:
-    """Return the work of all processes below `root_pid`; none if /proc cannot be read now."""
-    try:
-        running = [stat for _, stat in processes_below(root_pid) if not stat.ended]
-    except OSError:
-        return ProcessWork()
-    names = {stat.name for stat in running}
-    return ProcessWork(sum(stat.cpu_s for stat in running), tuple(sorted(names & COMPILER_PROGRAMS)))
 
 
 _BLOCK_BYTES = 1 << 16

@@ -16,7 +16,7 @@ from trainfast_runner.records.result import Diagnosis, SteadyState
 from trainfast_runner.records.run_file import ForeignProcess, RunFile
 from trainfast_runner.records.run_lines import Event, Step
 from trainfast_runner.records.run_records import HostSample, RunRecords
-from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
+from trainfast_runner.records.tick import HostReading, Tick
 from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RULES, BottleneckRule, Figure, Scope
 from trainfast_runner.results.device_conditions import DeviceConditions, Reading, StepJoin, Window, window_of
 from trainfast_runner.results.distributions import steady_state
@@ -66,8 +66,6 @@ class _Sentence(string.Formatter):
 
 
 _SENTENCE = _Sentence()
-_ONE_OF_TWO = ("degrees_over_c", "degrees_under_c")
-"""The distances from a limit: one of them is always None, and left out."""
 
 
 def _finding(rule: BottleneckRule, figures: Mapping[str, Figure]) -> Diagnosis | None:
@@ -88,7 +86,7 @@ def _finding(rule: BottleneckRule, figures: Mapping[str, Figure]) -> Diagnosis |
         severity=rule.severity,
         cost_ms_per_step=cost_ms,
         cost_fraction=cost_ms / step_ms if cost_ms is not None and isinstance(step_ms, float) and step_ms else None,
-        figures={name: figures.get(name) for name in shown if name not in _ONE_OF_TWO or figures.get(name) is not None},
+        figures={name: figures.get(name) for name in shown},
         device=device if rule.scope == "device" and isinstance(device, int) else None,
         rank=rank if rule.scope == "rank" and isinstance(rank, int) else None,
     )
@@ -257,7 +255,7 @@ def _devices(window: MeasuredWindow) -> list[Figures]:
 
 
 def _device(window: MeasuredWindow, device: DeviceConditions, fastest_mhz: float | None) -> Figures:
-    samples = window.samples.get(device.uuid or "", ())
+    samples = [sample for _, sample in window.samples.get(device.uuid or "", ())]
     averaged = window.averaged(device.uuid or "")
     hottest_c = highest(sample.temperature_c for sample in samples)
     limit_c = last_known(slows_down_at_c(sample) for sample in samples)
@@ -278,10 +276,6 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest_mhz: float
         **_throttling(device, window, trains=trains),
         "temperature_c": hottest_c,
         "slows_down_at_c": limit_c,
-        "degrees_over_c": None if hottest_c is None or limit_c is None or hottest_c < limit_c else hottest_c - limit_c,
-        "degrees_under_c": None
-        if hottest_c is None or limit_c is None or hottest_c >= limit_c
-        else limit_c - hottest_c,
         "cooling_advice": _cooling_advice(hottest_c, limit_c),
         "temperature_text": _temperature_text(hottest_c, limit_c),
         "power_w": mean_of_known(sample.power_w for sample in averaged),
@@ -324,7 +318,7 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, *, trains: boo
             None if ms is None or steps_share is None else ms * steps_share
             for ms in (device.throttled_ms.get(cause.name), device.lost_ms.get(cause.name))
         )
-        lost_ms = None if lost_ms is None or not trains else lowest((lost_ms, working_ms))
+        lost_ms = None if lost_ms is None else lowest((lost_ms, working_ms))
         cost_ms = lowest((throttled_ms, working_ms)) if lost_ms is None else lost_ms
         figures[f"{cause.name}_ms_per_step"] = throttled_ms
         figures[f"{cause.name}_percent"] = _percent(throttled_ms, step_ms)
@@ -352,14 +346,9 @@ def _temperature_text(hottest_c: float | None, limit_c: float | None) -> str:
     if limit_c is None:
         return f"at {hottest_c:.0f} °C"
     over_c = hottest_c - limit_c
-    at = f"though its chip is at {hottest_c:.0f} °C" if over_c <= -FAR_UNDER_C else f"at {hottest_c:.0f} °C"
-    if over_c > 0:
-        side = f"{over_c:.0f} °C over"
-    elif over_c < 0:
-        side = f"{-over_c:.0f} °C under"
-    else:
-        side = "exactly"
-    return f"{at}, {side} the {limit_c:.0f} °C at which it slows down"
+    at = "though its chip is at" if over_c <= -FAR_UNDER_C else "at"
+    side = "under" if over_c < 0 else "over"
+    return f"{at} {hottest_c:.0f} °C, {abs(over_c):.0f} °C {side} the {limit_c:.0f} °C at which it slows down"
 
 
 def _cooling_advice(hottest_c: float | None, limit_c: float | None) -> str:
@@ -451,16 +440,12 @@ nvml.h) and power over a second."""
 
 @dataclass(frozen=True)
 class MeasuredWindow:
-    """Measured steps of a run by rank, and the readings meanwhile: samples by UUID, oldest first.
-
-    `averages` are the samples that reach back to no time before the steps; None when all samples do not.
-    """
+    """Measured steps of a run by rank, and the readings meanwhile: timed samples by UUID, oldest first."""
 
     run: RunFile
     steps: Mapping[int, Sequence[Step]]
     devices: Sequence[DeviceConditions] = ()
-    samples: Mapping[str, Sequence[Reading]] = field(default_factory=dict)
-    averages: Mapping[str, Sequence[Reading]] | None = None
+    samples: Mapping[str, Sequence[tuple[int, Reading]]] = field(default_factory=dict)
     hosts: Sequence[HostSample | HostReading] = ()
     foreign: Sequence[ForeignProcess] = ()
 
@@ -484,15 +469,16 @@ class MeasuredWindow:
 
     def averaged(self, uuid: str) -> Sequence[Reading]:
         """A device's samples whose utilization and power are the steps' alone; empty in a short window."""
-        return (self.samples if self.averages is None else self.averages).get(uuid, ())
+        since_ns = self.first_rank[0].begin_ns + AVERAGED_NS
+        return [sample for t_ns, sample in self.samples.get(uuid, ()) if t_ns >= since_ns]
 
 
 def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> MeasuredWindow:
     """The measured steps of ended records, in the window that `devices` describe. `records.run` must be known."""
     assert records.run is not None
 
-    def within(samples: Iterable[tuple[int, T]], later_ns: int = 0) -> list[T]:
-        return [sample for t_ns, sample in samples if window.begin_ns + later_ns <= t_ns <= window.end_ns]
+    def within(samples: Iterable[tuple[int, T]]) -> list[tuple[int, T]]:
+        return [(t_ns, sample) for t_ns, sample in samples if window.begin_ns <= t_ns <= window.end_ns]
 
     return MeasuredWindow(
         run=records.run,
@@ -503,8 +489,8 @@ def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions],
         },
         devices=devices,
         samples={uuid: within(samples) for uuid, samples in records.device_samples.items()},
-        averages={uuid: within(samples, AVERAGED_NS) for uuid, samples in records.device_samples.items()},
-        hosts=within(records.host_samples) or _newest_before(records.host_samples, window.begin_ns),
+        hosts=[host for _, host in within(records.host_samples)]
+        or _newest_before(records.host_samples, window.begin_ns),
         foreign=foreign_processes(records.run, records.events, window),
     )
 
@@ -582,7 +568,6 @@ class LiveDiagnosis:
                     steps=steps,
                     devices=join.conditions_between(window.begin_ns, window.end_ns),
                     samples=_by_device(ticks_of_window),
-                    averages=_by_device(tick for tick in ticks_of_window if tick.t_ns >= window.begin_ns + AVERAGED_NS),
                     hosts=[tick.host for tick in ticks_of_window],
                     foreign=foreign_processes(run, events, window),
                 )
@@ -594,22 +579,27 @@ class LiveDiagnosis:
         self._renewed += 1
         if self._renewed % STEADY_EVERY != 1:
             return
-        watched_uuids = frozenset(run.watch_uuids)
-        temperatures: dict[str, list[tuple[int, float]]] = {}
-        for tick in ticks:
-            for device in tick.devices:
-                if device.uuid in watched_uuids and device.uuid is not None and device.temperature_c is not None:
-                    temperatures.setdefault(device.uuid, []).append((tick.t_ns, device.temperature_c))
         measured_steps = [step for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns]
-        self.steady = steady_state(measured_steps, list(temperatures.values()))
+        self.steady = steady_state_of(run, measured_steps, _by_device(ticks))
 
 
-def _by_device(ticks: Iterable[Tick]) -> dict[str, list[DeviceReading]]:
-    samples: dict[str, list[DeviceReading]] = {}
+def steady_state_of(
+    run: RunFile, measured_steps: Sequence[Step], samples: Mapping[str, Sequence[tuple[int, Reading]]]
+) -> SteadyState:
+    """The warm-up from measured steps and from the temperatures in the timed samples of the watched devices."""
+    temperatures = [
+        [(t_ns, sample.temperature_c) for t_ns, sample in samples.get(uuid, ()) if sample.temperature_c is not None]
+        for uuid in run.watch_uuids
+    ]
+    return steady_state(measured_steps, temperatures)
+
+
+def _by_device(ticks: Iterable[Tick]) -> dict[str, list[tuple[int, Reading]]]:
+    samples: dict[str, list[tuple[int, Reading]]] = {}
     for tick in ticks:
         for device in tick.devices:
             if device.uuid is not None:
-                samples.setdefault(device.uuid, []).append(device)
+                samples.setdefault(device.uuid, []).append((tick.t_ns, device))
     return samples
 
 

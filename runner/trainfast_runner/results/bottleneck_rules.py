@@ -156,8 +156,6 @@ RULES: tuple[BottleneckRule, ...] = (
             "step_ms",
             "temperature_c",
             "slows_down_at_c",
-            "degrees_over_c",
-            "degrees_under_c",
             "clock_loss_percent",
             "thermal_source",
         ),

@@ -7,10 +7,13 @@ without a spread (peak memory, energy) must differ by `RUN_TO_RUN`.
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from operator import attrgetter
+from typing import Any, Literal
 
 from trainfast_runner.machine.devices_knob import CPU, cpu_processes
 from trainfast_runner.machine.telemetry.throttle import CAUSES
@@ -25,7 +28,7 @@ from trainfast_runner.worker.shared.words import PROBE, STEP_PHASES
 
 TEMPERATURE_APART_C = 10.0
 """Chosen, not measured: degrees C between two GPUs' starts from which they may differ in clock."""
-THROTTLED_APART = 0.02
+PERCENT_APART = 2.0
 """Chosen, not measured: difference of two throttled shares that counts. All of it lost, it lengthens a step by as much
 as two equal runs differ."""
 CPU_LEFT_APART = 0.05
@@ -42,54 +45,85 @@ class ConditionRow:
     differs: bool
 
 
+@dataclass(frozen=True)
+class _Condition:
+    """A condition by its figure in a result: the text of the figure, and the test if two known figures differ."""
+
+    label: str
+    figure_of: Callable[[Result], Any]
+    text: str = "{}"
+    differs: Callable[[Any, Any], bool] = operator.ne
+    shown: Literal["known", "not zero", "different"] = "known"
+
+
 def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
     """Return the rows with a value for at least one run."""
-    return [row for row in _condition_rows(a, b) if row.a is not None or row.b is not None]
+    rows = []
+    for condition in _conditions(a, b):
+        figures = condition.figure_of(a), condition.figure_of(b)
+        differs = None not in figures and condition.differs(*figures)
+        text_a, text_b = (None if figure is None else condition.text.format(figure) for figure in figures)
+        is_known = text_a is not None or text_b is not None
+        if {"known": is_known, "not zero": any(figures), "different": differs}[condition.shown]:
+            rows.append(ConditionRow(condition.label, text_a, text_b, differs))
+    steady, warming = (_steady(a), _steady(b)), (a.conditions.still_warming, b.conditions.still_warming)
+    if steady != (None, None):
+        rows.append(ConditionRow("steady", *steady, None not in warming and warming[0] != warming[1]))
+    return rows
 
 
-def _condition_rows(a: Result, b: Result) -> Iterator[ConditionRow]:
-    clock_losses = a.throttle.clock_loss_fraction, b.throttle.clock_loss_fraction
+def _conditions(a: Result, b: Result) -> Iterator[_Condition]:
+    clock_losses = _percent(a.throttle.clock_loss_fraction), _percent(b.throttle.clock_loss_fraction)
     # Heat slows a run by its clocks alone.
-    same_clocks = None not in clock_losses and not _apart(*clock_losses, THROTTLED_APART)
-    temperature_apart_c = math.inf if same_clocks else TEMPERATURE_APART_C
-    starts_c = a.conditions.start_temperature_c, b.conditions.start_temperature_c
-    yield _figure_row("start temperature", starts_c, _celsius, temperature_apart_c)
-    measured_from_c = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
-    yield _figure_row("temperature as measuring began", measured_from_c, _celsius, temperature_apart_c)
+    same_clocks = None not in clock_losses and not _over(PERCENT_APART)(*clock_losses)
+    heat_differs = _never if same_clocks else _over(TEMPERATURE_APART_C)
+    yield _Condition("start temperature", attrgetter("conditions.start_temperature_c"), "{:.0f} °C", heat_differs)
+    measured_from_c = attrgetter("conditions.measured_from_temperature_c")
+    yield _Condition("temperature as measuring began", measured_from_c, "{:.0f} °C", heat_differs)
+    share_text, share_differs = "{:.1f} % of the time", _over(PERCENT_APART)
     for cause in CAUSES:
-        shares = getattr(a.throttle, f"{cause.name}_fraction"), getattr(b.throttle, f"{cause.name}_fraction")
-        if any(shares):
-            # Other settings draw other power: that difference is theirs.
-            by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
-            apart = math.inf if by_settings else THROTTLED_APART
-            yield _figure_row(f"throttled by {cause.text}", shares, _share, apart)
-    process_counts = [len(result.conditions.foreign_processes) for result in (a, b)]
-    if any(process_counts):
-        yield ConditionRow(
-            "other processes", str(process_counts[0]), str(process_counts[1]), process_counts[0] != process_counts[1]
-        )
-    others_percent = a.conditions.others_cpu_percent, b.conditions.others_cpu_percent
+        throttled_percent = partial(_throttled_percent, cause.name)
+        # Other settings draw other power: that difference is theirs.
+        by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
+        differs = _never if by_settings else share_differs
+        yield _Condition(f"throttled by {cause.text}", throttled_percent, share_text, differs, "not zero")
+    yield _Condition("other processes", lambda run: len(run.conditions.foreign_processes), shown="not zero")
     # A run on a GPU leaves most of the cores to others anyway.
-    on_cpu = CPU in (a.actual.device, b.actual.device)
-    yield ConditionRow(
-        "CPU taken by others",
-        _percent(others_percent[0]),
-        _percent(others_percent[1]),
-        on_cpu and _left_apart(*others_percent),
-    )
-    for row in (
-        _text_row("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
-        _text_row("OpenMP wait policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
-    ):
-        if row.differs:
-            yield row
-    yield _text_row("driver", a, b, lambda result: result.conditions.driver)
-    yield _text_row("GPU memory free at start", a, b, _free_at_start)
-    outages = _outage_fraction(a), _outage_fraction(b)
-    if any(outages):
-        yield _figure_row("GPU without a reading", outages, _share, THROTTLED_APART)
-    warming = a.conditions.still_warming, b.conditions.still_warming
-    yield ConditionRow("steady", _steady(a), _steady(b), None not in warming and warming[0] != warming[1])
+    left_differs = _left_apart if CPU in (a.actual.device, b.actual.device) else _never
+    yield _Condition("CPU taken by others", attrgetter("conditions.others_cpu_percent"), "{:.0f} %", left_differs)
+    yield _Condition("malloc thresholds", lambda run: run.cpu and run.cpu.thresholds, shown="different")
+    yield _Condition("OpenMP wait policy", lambda run: run.cpu and run.cpu.wait_policy, shown="different")
+    yield _Condition("driver", attrgetter("conditions.driver"))
+    yield _Condition("GPU memory free at start", _free_at_start)
+    yield _Condition("GPU without a reading", _outage_percent, share_text, share_differs, "not zero")
+
+
+def _over(least_difference: float) -> Callable[[Any, Any], bool]:
+    """The test if two figures are further apart than `least_difference`."""
+    return lambda a, b: abs(a - b) > least_difference
+
+
+def _never(a: object, b: object) -> bool:
+    return False
+
+
+def _left_apart(a: float, b: float) -> bool:
+    """True if the CPU left by others differs: 89 % and 85 % taken leave 11 and 15, a third more."""
+    left_percent = [max(1.0, 100 - others_percent) for others_percent in (a, b)]
+    return max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART
+
+
+def _percent(fraction: float | None) -> float | None:
+    return None if fraction is None else 100 * fraction
+
+
+def _throttled_percent(cause: str, result: Result) -> float | None:
+    return _percent(getattr(result.throttle, f"{cause}_fraction"))
+
+
+def _outage_percent(result: Result) -> float:
+    """Percent of the measured time in which one of the watched GPUs gave no reading, at its longest."""
+    return 100 * max((outage.measured_fraction for outage in result.conditions.outages), default=0.0)
 
 
 def _free_at_start(result: Result) -> str | None:
@@ -99,51 +133,6 @@ def _free_at_start(result: Result) -> str | None:
         return None
     clean = conditions.clean if conditions.started_clean is None else conditions.started_clean
     return "yes" if clean else "no"
-
-
-def _outage_fraction(result: Result) -> float:
-    """The share of the measured time in which one of the watched GPUs gave no reading, at its longest."""
-    return max((outage.measured_fraction for outage in result.conditions.outages), default=0.0)
-
-
-def _text_row(label: str, a: Result, b: Result, text_of: Callable[[Result], str | None]) -> ConditionRow:
-    text_a, text_b = text_of(a), text_of(b)
-    return ConditionRow(label, text_a, text_b, None not in (text_a, text_b) and text_a != text_b)
-
-
-def _figure_row(
-    label: str,
-    figures: tuple[float | None, float | None],
-    text_of: Callable[[float | None], str | None],
-    least_difference: float,
-) -> ConditionRow:
-    """The row of a figure of both runs, which differs if the two are further apart than `least_difference`."""
-    a, b = figures
-    return ConditionRow(label, text_of(a), text_of(b), _apart(a, b, least_difference))
-
-
-def _apart(a: float | None, b: float | None, least_difference: float) -> bool:
-    return a is not None and b is not None and abs(a - b) > least_difference
-
-
-def _left_apart(a: float | None, b: float | None) -> bool:
-    """True if the CPU left by others differs: 89 % and 85 % taken leave 11 and 15, a third more."""
-    if a is None or b is None:
-        return False
-    left_percent = [max(1.0, 100 - others_percent) for others_percent in (a, b)]
-    return max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART
-
-
-def _celsius(value: float | None) -> str | None:
-    return None if value is None else f"{value:.0f} °C"
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{value:.0f} %"
-
-
-def _share(value: float | None) -> str | None:
-    return None if value is None else f"{100 * value:.1f} % of the time"
 
 
 def _steady(result: Result) -> str | None:
@@ -207,10 +196,8 @@ def compare(a: Result, b: Result) -> Comparison:
     """The difference of `b` from `a`."""
     conditions = compared_conditions(a, b)
     found = list(_doubts(a, b, conditions))
-    rows = _Rows(a, b, is_doubtful=bool(found))
-    return Comparison(
-        a.run_id, b.run_id, _differing_settings(a, b), list(rows.all()), list(_notes(a, b)), conditions, found
-    )
+    rows = list(_rows(a, b, DOUBTFUL if found else None))
+    return Comparison(a.run_id, b.run_id, _differing_settings(a, b), rows, list(_notes(a, b)), conditions, found)
 
 
 def _doubts(a: Result, b: Result, conditions: Sequence[ConditionRow]) -> Iterator[Doubt]:
@@ -236,74 +223,46 @@ def _tried_batch(result: Result) -> dict[str, Any]:
     return {"batch_size": result.tried[-1]} if result.tried else {}
 
 
-class _Rows:
-    """The rows of two runs, and the facts that they share: the noise of a step, and the figures that rank."""
+def _rows(a: Result, b: Result, doubtful: str | None) -> Iterator[ComparisonRow]:
+    """Every row, in the order in which they are shown; `doubtful` is the verdict on figures that are in doubt."""
+    noise, unlike_work = relative_noise(a, b), unlike_work_verdict(a, b)
+    unlike_samples = unlike_work if unlike_work in DIFFERENT_SAMPLE_VERDICTS else None
+    unranked = unlike_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
+    """The verdict on samples/s that do not rank."""
 
-    def __init__(self, a: Result, b: Result, *, is_doubtful: bool) -> None:
-        self._a, self._b = a, b
-        self._doubtful = DOUBTFUL if is_doubtful else None
-        self._noise = relative_noise(a, b)
-        work_verdict = unlike_work_verdict(a, b)
-        self._different_samples = work_verdict if work_verdict in DIFFERENT_SAMPLE_VERDICTS else None
-        self._is_different_batch = work_verdict == DIFFERENT_BATCH
-        self._unranked = self._different_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
-        """The verdict on samples/s that do not rank."""
-        self._unranked_steps = self._unranked or work_verdict
-
-    def all(self) -> Iterator[ComparisonRow]:
-        """Every row, in the order in which they are shown."""
-        yield from self._speed()
-        yield from self._phases()
-        yield from self._memory()
-        yield self._energy()
-        yield self._loss()
-
-    def _speed(self) -> Iterator[ComparisonRow]:
-        a, b = self._a.throughput, self._b.throughput
-        yield self._speed_row(
-            "throughput", "samples/s", a.samples_per_s.typical, b.samples_per_s.typical, self._unranked
-        )
-        if a.predicted or b.predicted:
-            value_a, value_b = (rates.predicted.median if rates.predicted else None for rates in (a, b))
-            yield _row("throughput predicted", "samples/s", value_a, value_b, more_is_better=None)
-        # Tokens of another length are the same work.
-        unranked = None if self._unranked == DIFFERENT_SEQ_LEN else self._unranked
-        yield self._speed_row("token throughput", "tokens/s", a.tokens_per_s.typical, b.tokens_per_s.typical, unranked)
-        yield self._speed_row("step", "ms", self._a.step_ms.p50, self._b.step_ms.p50, self._unranked_steps)
-
-    def _speed_row(
-        self, label: str, unit: str, value_a: float | None, value_b: float | None, verdict: str | None
-    ) -> ComparisonRow:
-        row = _row(label, unit, value_a, value_b, self._noise, more_is_better=unit != "ms")
+    def speed_row(label: str, unit: str, name: str, verdict: str | None) -> ComparisonRow:
+        value_a, value_b = map(attrgetter(name), (a, b))
+        row = _row(label, unit, value_a, value_b, noise, more_is_better=unit != "ms")
         # Steps of another batch do not rank, but their difference has an interval.
-        interval = None if verdict is not None and self._unranked else ratio_interval(value_a, value_b, self._noise)
-        return _with_verdict(replace(row, interval_percent=interval), verdict or self._doubtful)
+        interval = None if verdict is not None and unranked else ratio_interval(value_a, value_b, noise)
+        return _with_verdict(replace(row, interval_percent=interval), verdict or doubtful)
 
-    def _phases(self) -> Iterator[ComparisonRow]:
-        for name in STEP_PHASES:
-            yield _with_verdict(_phase_row(name, self._a, self._b), self._unranked_steps or self._doubtful)
-
-    def _memory(self) -> Iterator[ComparisonRow]:
-        a, b = self._a.memory, self._b.memory
-        yield self._memory_row("peak allocated", a.peak_allocated_bytes, b.peak_allocated_bytes)
-        yield _row("peak predicted", "bytes", a.predicted_bytes, b.predicted_bytes, more_is_better=None)
-        yield self._memory_row("peak reserved", a.peak_reserved_bytes, b.peak_reserved_bytes)
-        yield self._memory_row("device peak", a.device_peak_used_bytes, b.device_peak_used_bytes)
-
-    def _memory_row(self, label: str, value_a: int | None, value_b: int | None) -> ComparisonRow:
-        # Another batch or model takes other memory: neither is the better one for it.
-        more_is_better = None if self._different_samples or self._is_different_batch else False
-        return _row(label, "bytes", value_a, value_b, least=MIN_DIFFERENCE_BYTES, more_is_better=more_is_better)
-
-    def _energy(self) -> ComparisonRow:
-        unranked = self._different_samples or (DIFFERENT_DEVICES if watched_differently(self._a, self._b) else None)
-        row = _row("energy a sample", "J", self._a.energy.joules_per_sample, self._b.energy.joules_per_sample)
-        return _with_verdict(row, unranked or self._doubtful)
-
-    def _loss(self) -> ComparisonRow:
-        steps, other_steps = (result.steps.warmup + result.steps.measured for result in (self._a, self._b))
-        row = _row("last loss", "", self._a.loss.last, self._b.loss.last, more_is_better=None)
-        return _with_verdict(row, None if steps == other_steps else DIFFERENT_STEPS)
+    yield speed_row("throughput", "samples/s", "throughput.samples_per_s.typical", unranked)
+    if a.throughput.predicted or b.throughput.predicted:
+        value_a, value_b = (getattr(result.throughput.predicted, "median", None) for result in (a, b))
+        yield _row("throughput predicted", "samples/s", value_a, value_b, more_is_better=None)
+    # Tokens of another length are the same work.
+    unranked_tokens = None if unranked == DIFFERENT_SEQ_LEN else unranked
+    yield speed_row("token throughput", "tokens/s", "throughput.tokens_per_s.typical", unranked_tokens)
+    yield speed_row("step", "ms", "step_ms.p50", unranked or unlike_work)
+    for name in STEP_PHASES:
+        yield _with_verdict(_phase_row(name, a, b), unranked or unlike_work or doubtful)
+    # Another batch or model takes other memory: neither is the better one for it.
+    less_is_better = None if unlike_samples or unlike_work == DIFFERENT_BATCH else False
+    for label, name, more_is_better, least_bytes in (
+        ("peak allocated", "peak_allocated_bytes", less_is_better, MIN_DIFFERENCE_BYTES),
+        ("peak predicted", "predicted_bytes", None, 0),
+        ("peak reserved", "peak_reserved_bytes", less_is_better, MIN_DIFFERENCE_BYTES),
+        ("device peak", "device_peak_used_bytes", less_is_better, MIN_DIFFERENCE_BYTES),
+    ):
+        bytes_a, bytes_b = getattr(a.memory, name), getattr(b.memory, name)
+        yield _row(label, "bytes", bytes_a, bytes_b, least=least_bytes, more_is_better=more_is_better)
+    energy = _row("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample)
+    unranked_energy = unlike_samples or (DIFFERENT_DEVICES if watched_differently(a, b) else None)
+    yield _with_verdict(energy, unranked_energy or doubtful)
+    loss = _row("last loss", "", a.loss.last, b.loss.last, more_is_better=None)
+    steps_a, steps_b = (result.steps.warmup + result.steps.measured for result in (a, b))
+    yield _with_verdict(loss, None if steps_a == steps_b else DIFFERENT_STEPS)
 
 
 def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow:

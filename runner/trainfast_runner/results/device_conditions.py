@@ -1,16 +1,15 @@
 """The devices' conditions over time, joined to the steps: throttled time, clocks, energy, temperature and outages.
 
 Steps and device samples share CLOCK_MONOTONIC. Nothing is stored: the live view, `runs show --steps` and the summary
-feed the same `StepJoin` from the same two files. Between two samples every rate is constant: a counter's growth is
-spread evenly over the time between, and a throttle reason without a counter holds until the next sample.
+feed the same `StepJoin` from the same two files. Between two answers of a device every rate is constant: a counter's
+growth is spread evenly over the time between, and a throttle reason without a counter holds until the next sample.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -63,7 +62,7 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     """Throttling, clocks and energy of one device in a window. Dictionaries are by cause; None was not measured.
 
     `lost_ms` is throttled time times the loss of SM clock meanwhile: an estimate of the throttling's cost, right for
-    work that scales with the clock.
+    work that scales with the clock. None for a device that the run only watches: no step waits for it.
     """
 
     index: int | None = None
@@ -106,8 +105,8 @@ class Outage(NamedTuple):
     silent_ns: int
     """Time of the first sample without an answer."""
     end_ns: int
-    grown: dict[str, float]
-    """Growth of the counters: nanoseconds by cause, joules as `energy`."""
+    throttled_ns: dict[str, float]
+    """Growth of the throttle counters by cause, in nanoseconds."""
     back: bool = True
     """False if no answer came until the last sample."""
 
@@ -196,12 +195,11 @@ class _Moment(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """A window between two moments of a track, its length, and the outages that lie in it for so many ns."""
+    """A window between two moments of a track, and its length."""
 
     begin: _Moment
     end: _Moment
     ns: int
-    outages: list[tuple[int, Outage]]
 
     def sum(self, total: _Total) -> tuple[float, float]:
         """Nanoseconds in which the rate is known, and the rate summed over them."""
@@ -213,25 +211,22 @@ class _Span(NamedTuple):
         known_ns, amount = self.sum(total)
         return amount / known_ns if known_ns > 0 and known_ns >= MIN_COVERED * self.ns else None
 
-    def amount(self, total: _Total, counter: str | None = None, max_rate: float = math.inf) -> float | None:
-        """The mean rate times the time; in outages the growth of `counter` instead, if there is one."""
-        mean = self.mean(total)
-        if mean is None:
-            return None
-        parts = [(ns, outage) for ns, outage in self.outages if counter in outage.grown]
-        rest_ns = self.ns - sum(ns for ns, _ in parts)
-        grown = (outage.grown[counter or ""] * ns / (outage.end_ns - outage.begin_ns) for ns, outage in parts)
-        return min(mean, max_rate) * rest_ns + sum(grown)
+    def ms(self, total: _Total) -> float | None:
+        """The milliseconds of a share of the time; a counter that catches up on earlier time outruns the clock."""
+        share = self.mean(total)
+        return None if share is None else min(share, 1.0) * self.ns / 1e6
 
 
 class DeviceTrack:
-    """One device's samples in the order of their time, and its conditions between any two moments.
+    """One device's answers in the order of their time, and its conditions between any two moments.
 
-    `keep` samples stay in memory, up to twice as many before the older half is dropped; None keeps all.
+    `keep` samples stay in memory, up to twice as many before the older half is dropped; None keeps all. `is_used` is
+    False for a device that the run only watches.
     """
 
-    def __init__(self, uuid: str, keep: int | None = None) -> None:
+    def __init__(self, uuid: str, keep: int | None = None, *, is_used: bool = True) -> None:
         self.uuid = uuid
+        self._is_used = is_used
         self.index: int | None = None
         self.times: list[int] = []
         self.energy_doubt: str | None = None
@@ -249,76 +244,73 @@ class DeviceTrack:
         """Energy by the counter and by power times time where both are known, to check one by the other."""
         self._counts_energy = False
         """True if a counter was seen. Power times time never replaces a silent counter."""
-        self._answered: tuple[int, Reading] | None = None
         self._silent_ns: int | None = None
-        """Time and sample of the last answer, and the time of the first sample without an answer since then."""
+        self._newest_ns = 0
+        """Times of the first sample without an answer since the last one, and of the newest sample."""
         self._ended_outages: list[Outage] = []
 
     def add(self, t_ns: int, sample: Reading) -> None:
         """Take the sample at `t_ns` (CLOCK_MONOTONIC); one that is no newer than the last is left out."""
-        if self.times and t_ns <= self.times[-1]:
+        if self.times and t_ns <= self._newest_ns:
             return
+        self._newest_ns = t_ns
         self.index = sample.index if self.index is None else self.index
-        self._sources.append({} if self._last is None else self._grow(self._last, sample, t_ns - self.times[-1]))
-        self._note_outage(t_ns, sample)
-        self._last = sample
+        if not _answers(sample):
+            self._silent_ns = t_ns if self._silent_ns is None else self._silent_ns
+            return
+        self._sources.append({} if self._last is None else self._grow(self._last, sample, t_ns))
+        self._last, self._silent_ns = sample, None
         self.times.append(t_ns)
         self._temperatures.append(sample.temperature_c)
         if self._keep is not None and len(self.times) > 2 * self._keep:
             self._forget(len(self.times) - self._keep)
 
-    def _grow(self, earlier: Reading, later: Reading, ns: int) -> dict[str, int]:
-        """Add the time between two samples; return the source of the throttled time by cause."""
-        sources = {}
+    def _grow(self, earlier: Reading, later: Reading, t_ns: int) -> dict[str, int]:
+        """Add the time between two answers; return the source of the throttled time by cause.
+
+        The counters tell of an outage in between, the readings do not.
+        """
+        ns, was_silent = t_ns - self.times[-1], self._silent_ns is not None
+        sources, counted_ns = {}, {}
         for cause in CAUSES:
             throttled_ns, sources[cause.name] = _counted_ns(cause, earlier, later, ns)
+            if throttled_ns is not None:
+                counted_ns[cause.name] = min(throttled_ns, float(ns))
             share, loss = quotient(throttled_ns, ns), _mean(_clock_loss(earlier), _clock_loss(later))
             shown = None if earlier.throttle_reasons is None else not cause.reasons.isdisjoint(earlier.throttle_reasons)
-            if share is None and shown is not None and later.throttle_reasons is not None:
+            if share is None and not was_silent and shown is not None and later.throttle_reasons is not None:
                 share, loss, sources[cause.name] = float(shown), _clock_loss(earlier), _BY_SAMPLES
             self._throttled[cause.name].grow(ns, share)
-            self._lost[cause.name].grow(ns, None if share is None or loss is None else share * loss)
-        self._clock.grow(ns, _mean(earlier.sm_clock_mhz, later.sm_clock_mhz))
-        self._clock_loss.grow(ns, _mean(_working_clock_loss(earlier), _working_clock_loss(later)))
-        counted, by_power = (
-            quotient(_counted_joules(earlier, later), ns),
+            self._lost[cause.name].grow(ns, None if share is None or loss is None or was_silent else share * loss)
+        counted = quotient(_counted_joules(earlier, later), ns)
+        clock, clock_loss, by_power = (
+            _mean(earlier.sm_clock_mhz, later.sm_clock_mhz),
+            _mean(_working_clock_loss(earlier), _working_clock_loss(later)),
             quotient(_mean(earlier.power_w, later.power_w), 1e9),
         )
+        if was_silent:
+            clock = clock_loss = by_power = None
+        self._clock.grow(ns, clock)
+        self._clock_loss.grow(ns, clock_loss)
         self._counts_energy |= earlier.energy_mj is not None or later.energy_mj is not None
         self._energy.grow(ns, counted if self._counts_energy else by_power)
         self._counted.grow(ns, None if by_power is None else counted)
         self._integrated.grow(ns, None if counted is None else by_power)
+        if self._silent_ns is not None:
+            self._ended_outages.append(Outage(self.times[-1], self._silent_ns, t_ns, counted_ns))
         return sources
-
-    def _note_outage(self, t_ns: int, sample: Reading) -> None:
-        """Begin an outage at a sample without an answer; end one, with the growth of the counters over its time."""
-        if not _answers(sample):
-            self._silent_ns = t_ns if self._silent_ns is None else self._silent_ns
-            return
-        before, self._answered = self._answered, (t_ns, sample)
-        silent_ns, self._silent_ns = self._silent_ns, None
-        if before is None or silent_ns is None:
-            return
-        began_ns, last_answer = before
-        ns = t_ns - began_ns
-        counted_ns = {cause.name: _counted_ns(cause, last_answer, sample, ns)[0] for cause in CAUSES}
-        grown = {name: min(grown_ns, float(ns)) for name, grown_ns in counted_ns.items() if grown_ns is not None}
-        if (joules := _counted_joules(last_answer, sample)) is not None:
-            grown["energy"] = joules
-        self._ended_outages.append(Outage(began_ns, silent_ns, t_ns, grown))
 
     def _forget(self, count: int) -> None:
         del self.times[:count], self._temperatures[:count], self._sources[:count]
         rates = (self._clock, self._clock_loss, self._energy, self._counted, self._integrated)
         for total in (*self._throttled.values(), *self._lost.values(), *rates):
             total.forget(count)
-        self._ended_outages = [outage for outage in self._ended_outages if outage.end_ns >= self.times[0]]
 
     def outages(self) -> list[Outage]:
         """The times without an answer after a first one, also one that has not ended by the newest sample."""
-        if self._answered is None or self._silent_ns is None:
+        if not self.times or self._silent_ns is None:
             return self._ended_outages
-        return [*self._ended_outages, Outage(self._answered[0], self._silent_ns, self.times[-1], {}, back=False)]
+        return [*self._ended_outages, Outage(self.times[-1], self._silent_ns, self._newest_ns, {}, back=False)]
 
     def judge_energy(self) -> None:
         """Believe the energy counter nowhere if all samples together refute it: a few alone may not."""
@@ -329,27 +321,21 @@ class DeviceTrack:
         (known_ns, counted), (_, integrated) = span.sum(self._counted), span.sum(self._integrated)
         return energy_doubt(counted, integrated, known_ns / 1e9)
 
-    def conditions_between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:
-        """The conditions between two moments. Time in an outage counts by the counters' growth over the outage.
-
-        With `whole_outages`, ignore outages that reach beyond the two moments: a live one may not have ended yet.
-        """
-        span = self._span(begin_ns, end_ns, whole_outages=whole_outages)
-        # A counter that catches up on earlier time grows faster than the clock.
-        throttled_ms = {
-            name: quotient(span.amount(total, name, max_rate=1.0), 1e6) for name, total in self._throttled.items()
-        }
+    def conditions_between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
+        """The conditions between two moments, at least one answer known."""
+        span = self._span(begin_ns, end_ns)
+        throttled_ms = {name: span.ms(total) for name, total in self._throttled.items()}
         # The samples around the window: the time between them overlaps it.
         first_index = max(0, bisect_right(self.times, begin_ns) - 1)
         last_index = min(bisect_left(self.times, end_ns), len(self.times) - 1)
         sources = self._sources[first_index + 1 : last_index + 1]
-        doubt = self.energy_doubt or self._energy_doubt(span)
-        joules = None if doubt else span.amount(self._energy, "energy")
+        doubt, watts = self.energy_doubt or self._energy_doubt(span), span.mean(self._energy)
+        joules = None if doubt or watts is None else watts * span.ns
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled_ms,
-            lost_ms={name: quotient(span.amount(total, max_rate=1.0), 1e6) for name, total in self._lost.items()},
+            lost_ms={name: span.ms(total) if self._is_used else None for name, total in self._lost.items()},
             sources={
                 name: SOURCES[max((by_cause[name] for by_cause in sources), default=0)]
                 for name, ms in throttled_ms.items()
@@ -363,41 +349,46 @@ class DeviceTrack:
             temperature_c=self._temperatures[first_index] if self.times[first_index] <= begin_ns else None,
         )
 
-    def _span(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> _Span:
-        parts = []
-        for outage in self._ended_outages:
-            covered_ns = min(end_ns, outage.end_ns) - max(begin_ns, outage.begin_ns)
-            is_whole = covered_ns == outage.end_ns - outage.begin_ns
-            if covered_ns > 0 and (is_whole or not whole_outages):
-                parts.append((covered_ns, outage))
-        return _Span(self._moment(begin_ns), self._moment(end_ns), end_ns - begin_ns, parts)
+    def conditions_of_step(self, step: Step) -> DeviceConditions:
+        """The conditions in a step; without figures in an outage, which may not have ended yet in a live view."""
+        for outage in self.outages():
+            if outage.begin_ns < step.t_ns and (step.begin_ns < outage.end_ns or not outage.back):
+                return DeviceConditions(index=self.index, uuid=self.uuid)
+        return self.conditions_between(step.begin_ns, step.t_ns)
+
+    def _span(self, begin_ns: int, end_ns: int) -> _Span:
+        return _Span(self._moment(begin_ns), self._moment(end_ns), end_ns - begin_ns)
 
     def _moment(self, t_ns: int) -> _Moment:
-        """The moment, at most as far outside the samples as the nearest two are apart."""
+        """The moment, at most as far outside the samples as the nearest two are apart; not in an outage at the end."""
         times = self.times
         if len(times) < 2:
             return _Moment(0, 0.0)
         after = min(max(1, bisect_left(times, t_ns)), len(times) - 1)
         part = (t_ns - times[after - 1]) / (times[after] - times[after - 1])
-        return _Moment(after, min(max(part, -1.0), 2.0))
+        return _Moment(after, min(max(part, -1.0), 2.0 if self._silent_ns is None else 1.0))
 
 
 class StepJoin:
     """Joins steps to the samples of some devices as both come in. Feed samples in the order of their time.
 
-    `samples_factor` turns the samples of one rank's step into the whole run's: it is the data-parallel degree. `keep`
-    bounds how many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all.
+    `used_uuids` are the devices that the run trains on, by default all. `samples_factor` turns the samples of one
+    rank's step into the whole run's: it is the data-parallel degree. `keep` bounds how many samples of a device stay in
+    memory, `keep_steps` how many steps wait; None keeps all.
     """
 
     def __init__(
         self,
         uuids: Sequence[str],
         *,
+        used_uuids: Collection[str] | None = None,
         samples_factor: float = 1.0,
         keep: int | None = None,
         keep_steps: int | None = None,
     ) -> None:
-        self.tracks = {uuid: DeviceTrack(uuid, keep) for uuid in uuids}
+        self.tracks = {
+            uuid: DeviceTrack(uuid, keep, is_used=used_uuids is None or uuid in used_uuids) for uuid in uuids
+        }
         """The track of each device, by UUID."""
         self._samples_factor = samples_factor
         self._waiting: deque[Step] = deque(maxlen=keep_steps)
@@ -423,14 +414,12 @@ class StepJoin:
             conditions.append(self._join_step(self._waiting.popleft()))
         return conditions
 
-    def conditions_between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> list[DeviceConditions]:
-        """The conditions of each device with samples between two moments, as its track has them, in their order."""
-        tracks = [track for track in self.tracks.values() if track.times]
-        return [track.conditions_between(begin_ns, end_ns, whole_outages=whole_outages) for track in tracks]
+    def conditions_between(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
+        """The conditions of each device with answers between two moments, as its track has them, in their order."""
+        return [track.conditions_between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
 
     def _join_step(self, step: Step) -> StepConditions:
-        # Live and after the end a step must get the same figures, and live an outage may not have ended yet.
-        devices = self.conditions_between(step.begin_ns, step.t_ns, whole_outages=True)
+        devices = [track.conditions_of_step(step) for track in self.tracks.values() if track.times]
         joules = total_joules(devices)
         samples = (step.samples or 0) * self._samples_factor
         return StepConditions(
@@ -463,10 +452,14 @@ def _least_exact(devices: Sequence[DeviceConditions]) -> dict[str, str]:
 
 
 def join_of(
-    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], *, samples_factor: float = 1.0
+    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]],
+    uuids: Sequence[str],
+    *,
+    used_uuids: Collection[str] | None = None,
+    samples_factor: float = 1.0,
 ) -> StepJoin:
     """A `StepJoin` with all samples of ended records, without the energy counters that the records refute."""
-    join = StepJoin(uuids, samples_factor=samples_factor)
+    join = StepJoin(uuids, used_uuids=used_uuids, samples_factor=samples_factor)
     timed_samples = ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ()))
     for t_ns, sample in sorted(timed_samples, key=itemgetter(0)):
         join.add_tick(t_ns, (sample,))

@@ -50,14 +50,10 @@ def spread(values: Iterable[float], median: Callable[[Sequence[float]], float] =
 
 
 def percentile(values: list[float], share: float) -> float | None:
-    """The value below which `share` (0 to 1) of the values lie, between two neighbours on a straight line."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    """The value below which `share` (0.01 to 0.99) of the values lie, between two neighbours on a straight line."""
+    if len(values) < 2:
+        return values[0] if values else None
+    return statistics.quantiles(values, n=100, method="inclusive")[round(100 * share) - 1]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -13,7 +13,6 @@ from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result, RunConditions
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
-from trainfast_runner.results.device_conditions import MIN_COVERED
 from trainfast_runner.results.distributions import drift_text, is_cooling_down
 from trainfast_runner.units import counted, gpus_text
 
@@ -125,8 +124,6 @@ def _outages(result: Result) -> Iterator[str]:
         ]
         if grown:
             text += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
-        if outage.measured_fraction >= 1 - MIN_COVERED:
-            text += "; the rest is too short for figures of throttled time and energy"
         yield text
 
 

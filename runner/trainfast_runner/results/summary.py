@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ from trainfast_runner.records.worker_lines import (
     CpuLine,
     DataLine,
     OverflowLine,
-    WorkerLine,
     batch_sizes,
     newest_of_first_rank,
 )
@@ -61,6 +60,7 @@ from trainfast_runner.results.bottleneck import (
     has_enough_steps,
     measured_window_of,
     others_cpu_percent,
+    steady_state_of,
 )
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions import (
@@ -77,7 +77,7 @@ from trainfast_runner.results.device_conditions import (
     total_joules,
     window_of,
 )
-from trainfast_runner.results.distributions import median_rate, percentile, spread, steady_state
+from trainfast_runner.results.distributions import median_rate, percentile, spread
 from trainfast_runner.results.doubts import with_doubts
 from trainfast_runner.results.script_steps import read_hook_troubles, script_figures
 from trainfast_runner.results.verdict import Verdict
@@ -100,6 +100,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
     """
     run, ran = records.run, newest_of_first_rank(records.worker_lines, ActualLine)
+    data = newest_of_first_rank(records.worker_lines, DataLine)
     measured_steps = [step for step in records.first_rank_steps if not step.warmup]
     totals = records.totals(min(records.steps, default=0))
     window = window_of(measured_steps)
@@ -107,13 +108,13 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     if measured_steps:
         # `measured_steps` may be a thinned share of the steps: scale up to all of them.
         trained_samples *= totals.measured / len(measured_steps)
-    join = join_of(records.device_samples, run.watch_uuids if run else [])
+    join = _join_of_run(records)
     devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
     measured_window = measured_window_of(records, devices, window) if window and run else None
     step_ms = _step_time(measured_steps)
     result = msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
-        synthetic_data=_synthetic(records.worker_lines),
+        synthetic_data=data.synthetic if data is not None else None,
         actual=Actual(**{name: getattr(ran, name) for name in Actual.__struct_fields__}) if ran else Actual(),
         steps=StepCount(measured=totals.measured, warmup=totals.warmup),
         loss=_losses(records.first_rank_steps, totals.not_finite),
@@ -124,7 +125,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         script=script_figures(directory, records),
         cpu=_cpu(records),
         energy=_window_energy(join, devices, window, trained_samples, totals.measured),
-        throttle=window_throttle(devices, window, step_ms.p50, run.device_uuids if run else ()),
+        throttle=window_throttle(devices, window, step_ms.p50),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],
@@ -339,17 +340,7 @@ def _conditions(
     first_temperature_c = highest(sample.temperature_c for sample in first_samples)
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
-    steady = steady_state(
-        measured_steps,
-        [
-            [
-                (t_ns, sample.temperature_c)
-                for t_ns, sample in records.device_samples.get(uuid, ())
-                if sample.temperature_c is not None
-            ]
-            for uuid in run.watch_uuids
-        ],
-    )
+    steady = steady_state_of(run, measured_steps, records.device_samples)
     others_percent = None if measured_window is None else others_cpu_percent(measured_window)
     return RunConditions(
         **msgspec.structs.asdict(steady),
@@ -378,19 +369,15 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
     return [process for process in measured_window.foreign if process.device in indexes or not indexes]
 
 
-def _synthetic(worker_lines: dict[int, list[WorkerLine]]) -> bool | None:
-    data_lines = [line for lines in worker_lines.values() for line in lines if isinstance(line, DataLine)]
-    synthetic_values = [line.synthetic for line in data_lines if line.synthetic is not None]
-    return synthetic_values[-1] if synthetic_values else None
-
-
 def _window_energy(
     join: StepJoin, devices: Sequence[DeviceConditions], window: Window | None, trained_samples: float, steps: int
 ) -> Energy:
     """Energy summed over the `devices` of the window; no figure if one device's energy is unknown or doubtful."""
-    times = [track.times for track in join.tracks.values() if track.times]
-    if window is None or any(_count_between(one, window) < MIN_SAMPLES for one in times):
+    if window is None:
         return Energy()
+    for track in join.tracks.values():
+        if track.times and sum(window.begin_ns <= t_ns <= window.end_ns for t_ns in track.times) < MIN_SAMPLES:
+            return Energy()
     for device in devices:
         if device.energy_reason is not None:
             return Energy(reason=f"GPU {device.index}: {device.energy_reason}")
@@ -406,21 +393,11 @@ def _window_energy(
     )
 
 
-def _count_between(times_ns: Sequence[int], window: Window) -> int:
-    return sum(window.begin_ns <= t_ns <= window.end_ns for t_ns in times_ns)
-
-
-def window_throttle(
-    devices: Sequence[DeviceConditions], window: Window | None, step_ms: float | None, used_uuids: Collection[str]
-) -> Throttle:
-    """Throttled shares of the window, for each device and the worst; None without samples.
-
-    Steps, of a median of `step_ms`, lose time to those devices alone whose UUIDs are among `used_uuids`, not to one
-    that is only watched.
-    """
+def window_throttle(devices: Sequence[DeviceConditions], window: Window | None, step_ms: float | None) -> Throttle:
+    """Throttled shares of the window, for each device and the worst, beside a median step; None without samples."""
     if window is None:
         return Throttle()
-    rows = [_throttled_device(device, window, step_ms if device.uuid in used_uuids else None) for device in devices]
+    rows = [_throttled_device(device, window, step_ms) for device in devices]
     worst = {
         name: highest(getattr(row, name) for row in rows) for name in (f"{cause.name}_fraction" for cause in CAUSES)
     }
@@ -429,7 +406,7 @@ def window_throttle(
 
 
 def _throttled_device(device: DeviceConditions, window: Window, step_ms: float | None) -> ThrottledDevice:
-    """One device's row; `step_ms` is the median of the steps that trained on it, None without any."""
+    """One device's row; `step_ms` is the median step, None without any."""
     shares: dict[str, Any] = {}
     for cause in CAUSES:
         shares[f"{cause.name}_fraction"] = quotient(device.throttled_ms.get(cause.name), window.ms)
@@ -458,7 +435,7 @@ def _outage_row(index: int | None, outage: Outage, window: Window | None) -> Rec
         seconds=(ended_ns - began_ns) / 1e9,
         back=outage.back,
         measured_fraction=0.0 if window is None else max(0, covered_ns) / (window.end_ns - window.begin_ns),
-        throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.grown.get(cause.name, 0.0)) > 0},
+        throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.throttled_ns.get(cause.name, 0.0)) > 0},
     )
 
 
@@ -466,27 +443,20 @@ def read_joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None
     """Every readable step of the lowest rank, in order; None beside a step of a run that watches no device."""
     records = read_records(directory)
     steps = records.first_rank_steps
-    conditions = {condition.step: condition for condition in _recorded_conditions(records, steps)}
+    join = _join_of_run(records)
+    for step in steps:
+        join.add(step)
+    conditions = {condition.step: condition for condition in join.joined(final=True)}
     return [(step, conditions.get(step.step)) for step in steps]
 
 
-def _recorded_conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
+def _join_of_run(records: RunRecords) -> StepJoin:
+    """The samples of the devices that the run watches; of no device if `run.json` is unreadable."""
     run = records.run
-    if run is None or not run.watch_uuids:
-        return []
-    join = join_of(records.device_samples, run.watch_uuids, samples_factor=ranks_with_samples(run))
-    for step in steps:
-        join.add(step)
-    return [_without_watched_losses(step, run.device_uuids) for step in join.joined(final=True)]
-
-
-def _without_watched_losses(conditions: StepConditions, used_uuids: Collection[str]) -> StepConditions:
-    """A step loses time to the devices it trains on alone, as in the result: not to one that is only watched."""
-    devices = tuple(
-        device if device.uuid in used_uuids else msgspec.structs.replace(device, lost_ms=dict.fromkeys(device.lost_ms))
-        for device in conditions.devices
-    )
-    return msgspec.structs.replace(conditions, devices=devices)
+    if run is None:
+        return StepJoin([])
+    factor = ranks_with_samples(run)
+    return join_of(records.device_samples, run.watch_uuids, used_uuids=run.device_uuids, samples_factor=factor)
 
 
 def step_record(step: Step, conditions: StepConditions | None) -> dict[str, Any]:

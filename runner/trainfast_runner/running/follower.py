@@ -17,17 +17,17 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from trainfast_runner.errors import highest
 from trainfast_runner.records.capped_file import OUTPUT_FILE, LogTail, StepTail
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail, open_regular
-from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState, mean_loss
 from trainfast_runner.records.run_directory import (
     END_STATES,
     EVENTS_FILE,
     TELEMETRY_FILE,
     is_alive,
     is_listed,
-    rank_file,
     rank_files,
     read_result,
     read_run_file,
@@ -188,8 +188,7 @@ class Follower:
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._rates = SummedRates(STEPS_KEPT)
         self._ranks = RankTails(directory)
-        self._ranks_begun: set[int] = set()
-        """The ranks with a step."""
+        self._first_losses: list[float] = []
         self._ticks = RecentRecords(
             TelemetryTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), TICKS_KEPT, RECENT_TELEMETRY_BYTES
         )
@@ -263,6 +262,7 @@ class Follower:
         if self._join is None and self._snapshot.run_file is not None:
             self._join = StepJoin(
                 self._snapshot.run_file.watch_uuids,
+                used_uuids=self._snapshot.run_file.device_uuids,
                 samples_factor=self._summed_ranks(),
                 keep=TICKS_KEPT,
                 keep_steps=CONDITIONS_KEPT,
@@ -270,34 +270,22 @@ class Follower:
         return self._join
 
     def _add_steps(self, rank: int, steps: list[Step]) -> None:
-        first_steps = self._first_steps(rank) if self._begins(rank, steps) else []
-        self._ranks_begun.add(rank)
+        # A training on the CPU has peaks in its first steps alone, which the end of a long file lacks.
+        all_steps = [*self._ranks.skipped_heads.pop(rank, ()), *steps]
+        snapshot = self._snapshot
         if rank == 0:
-            if first_steps:
-                self._snapshot = dataclasses.replace(self._snapshot, first_loss=_first_loss(first_steps))
+            if len(self._first_losses) < LOSSES_IN_A_MEAN:
+                self._first_losses += [step.loss for step in all_steps if step.loss is not None]
+                del self._first_losses[LOSSES_IN_A_MEAN:]
+                snapshot = dataclasses.replace(snapshot, first_loss=mean_loss(self._first_losses))
             self._steps.extend(steps)
             if (join := self._step_join()) is not None:
                 for step in steps:
                     join.add(step)
         self._live.add(rank, steps)
-        # A training on the CPU has peaks in its first steps alone, and the tail of a long file lacks them.
-        peaks = [step.peak_allocated_bytes for step in (*first_steps, *steps) if step.peak_allocated_bytes is not None]
-        if peaks:
-            self._snapshot = dataclasses.replace(
-                self._snapshot, peak_allocated_bytes=max(self._snapshot.peak_allocated_bytes or 0, *peaks)
-            )
+        peak_bytes = highest((snapshot.peak_allocated_bytes, *(step.peak_allocated_bytes for step in all_steps)))
+        self._snapshot = dataclasses.replace(snapshot, peak_allocated_bytes=peak_bytes)
         self._rates.add(rank, steps, self._summed_ranks())
-
-    def _begins(self, rank: int, steps: list[Step]) -> bool:
-        """True if these are a rank's first steps, or rank 0's until its first losses are complete."""
-        if rank not in self._ranks_begun:
-            return True
-        lacks_losses = self._snapshot.first_loss is None or len(self._steps) < LOSSES_IN_A_MEAN
-        return rank == 0 and lacks_losses and any(step.loss is not None for step in steps)
-
-    def _first_steps(self, rank: int) -> list[Step]:
-        """The steps in the head of a rank's file."""
-        return new_records(StepTail(rank_file(self.directory, "steps", rank), FIRST_STEPS_BYTES))
 
     def _summed_ranks(self) -> int:
         """Number of ranks with samples of their own; the others share rank 0's."""
@@ -325,12 +313,6 @@ def newest_run(home: Home) -> Path | None:
     listed = filter(is_listed, chain(home.live_directories(), every))
     runs = ((directory, read_run_file(directory)) for directory in listed)
     return next((directory for directory, run in runs if run is None or run.role is None), None)
-
-
-def _first_loss(steps: list[Step]) -> float | None:
-    """Mean of the first losses of a run's first steps; None without any."""
-    losses = [step.loss for step in steps if step.loss is not None][:LOSSES_IN_A_MEAN]
-    return sum(losses) / len(losses) if losses else None
 
 
 T = TypeVar("T")
@@ -366,6 +348,8 @@ class RankTails:
         self._steps: dict[int, Tail[Step]] = {}
         self._lines: dict[int, WorkerTail] = {}
         self._last_step_ns: dict[int, int] = {}
+        self.skipped_heads: dict[int, list[Step]] = {}
+        """The first steps of each rank whose file is followed from near its end."""
 
     @property
     def unreadable_lines(self) -> int:
@@ -378,6 +362,8 @@ class RankTails:
         for rank, path in rank_files(self._directory, "steps").items():
             if rank not in self._steps:
                 self._steps[rank] = _at_recent_end(StepTail(path), RECENT_BYTES)
+                if self._steps[rank].offset:
+                    self.skipped_heads[rank] = new_records(StepTail(path, FIRST_STEPS_BYTES))
         new_steps = {}
         for rank, tail in self._steps.items():
             # Once the cap has cut the file it is read from its start again.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import calendar
 import fcntl
+import math
 import os
 import re
 import shutil
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,49 +94,39 @@ def remove(entry: UnneededEntry) -> bool:
 
 def disk_bytes(path: Path) -> int:
     """Bytes on the disk of a file, or of a folder with its contents; links are not followed."""
-    if path.is_symlink() or not path.is_dir():
-        with suppress(OSError):
-            return os.lstat(path).st_blocks * STAT_BLOCK_BYTES
-        return 0
-    total = 0
-    for folder, _, files in os.walk(path):
-        for name in (".", *files):
+    return sum(status.st_blocks * STAT_BLOCK_BYTES for status in _statuses(path))
+
+
+def _statuses(path: Path) -> Iterator[os.stat_result]:
+    """The status of a file, or of a folder and all that it contains, without links' targets."""
+    inner = [] if path.is_symlink() else [(folder, [*folders, *files]) for folder, folders, files in os.walk(path)]
+    for folder, names in [(str(path.parent), [path.name]), *inner]:
+        for name in names:
             with suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_blocks * STAT_BLOCK_BYTES
-    return total
+                yield os.lstat(os.path.join(folder, name))
 
 
 def _unneeded_reason(path: Path, older_than_s: float, now_s: float) -> str | None:
-    try:
-        status = path.lstat()
-        if path.suffix == ".lock":
+    if path.suffix == ".lock":
+        with suppress(OSError):
             return None if is_locked(path, fcntl.LOCK_EX) else "an unused lock"
-    except OSError:
         return None
     if (writer := _HALF_MADE.search(path.name)) is not None:
         return None if os.path.exists(f"/proc/{writer[1] or writer[2]}") else "left half-made"
-    unused_s = now_s - _last_use_s(path, status)
+    unused_s = now_s - _last_use_s(path)
     return f"not read or changed for {unused_s / 86400:.0f} days by its file times" if unused_s > older_than_s else None
 
 
-def _last_use_s(path: Path, status: os.stat_result) -> float:
+def _last_use_s(path: Path) -> float:
     """The newest time of an entry's files: reading sets it at most a day late (relatime), or never (noatime).
 
-    A folder counts by its change alone, because listing it here reads it.
+    A folder counts by its change alone, because listing it here reads it. Infinite for an entry that is gone.
     """
-    if not stat.S_ISDIR(status.st_mode):
-        return max(status.st_mtime, status.st_atime)
-    times_s = [status.st_mtime]
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            with suppress(OSError):
-                inner_status = os.lstat(os.path.join(folder, name))
-                times_s.append(
-                    inner_status.st_mtime
-                    if stat.S_ISDIR(inner_status.st_mode)
-                    else max(inner_status.st_mtime, inner_status.st_atime)
-                )
-    return max(times_s)
+    times_s = (
+        status.st_mtime if stat.S_ISDIR(status.st_mode) else max(status.st_mtime, status.st_atime)
+        for status in _statuses(path)
+    )
+    return max(times_s, default=math.inf)
 
 
 CACHE_UNUSED_S = 30 * 86400.0

@@ -39,8 +39,6 @@ class AccelerateLaunch:
     """None for one on each GPU."""
     is_distributed: bool | None
     """None if the ranks are launched distributed only on several GPUs."""
-    uses_deepspeed: bool = False
-    """True if the configuration file asks for DeepSpeed."""
 
     def ranks(self, gpus: int) -> int:
         """Return the number of ranks on a machine with `gpus` visible GPUs: 1 unless they are launched distributed."""
@@ -58,10 +56,8 @@ def read_accelerate_launch(options: Sequence[str], process_count: int | None, cw
     is_on_cpu = "cpu" in values
     is_distributed: bool | None = any(option in values for option in DISTRIBUTED_OPTIONS) or None
     config = _config(os.path.join(cwd, values["config_file"]) if values.get("config_file") else None, is_on_cpu)
-    uses_deepspeed = False
     if config is not None:
         kind = str(config.get("distributed_type", "NO"))
-        uses_deepspeed = kind == "DEEPSPEED"
         if is_distributed is None:
             is_distributed = kind in DISTRIBUTED_TYPES or (kind.startswith("MULTI_") and kind != "MULTI_CPU")
         configured_processes = config.get("num_processes", 1)
@@ -69,7 +65,7 @@ def read_accelerate_launch(options: Sequence[str], process_count: int | None, cw
             process_count = configured_processes
     if is_on_cpu and "mpirun_hostfile" not in values:
         is_distributed = False
-    return AccelerateLaunch(process_count, is_distributed, uses_deepspeed)
+    return AccelerateLaunch(process_count, is_distributed)
 
 
 def _options_with_next_word(options: Sequence[str]) -> list[tuple[str, str]]:
@@ -115,8 +111,6 @@ EACH_CORE = "cpu"
 """Count by which torchrun starts a process for each core, whatever the GPUs."""
 COUNT_OPTIONS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED = "deepspeed"
-READ_BYTES = 1 << 20
-"""The beginning of a script or configuration that is searched for DeepSpeed."""
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
 TORCHRUN = ("-m", TORCHRUN_MODULES[0], "--standalone")
 """Words after the interpreter that start the ranks of a `deepspeed` command."""
@@ -124,7 +118,6 @@ MAX_PROCESSES = 1024
 """Chosen, not measured: more ranks than any one machine has."""
 SHEBANG_BYTES = 512
 """More than the 256 bytes of a first line that Linux reads (BINPRM_BUF_SIZE in binfmts.h)."""
-NUMA_NODES = Path("/sys/devices/system/node")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +151,7 @@ class ScriptCommand:
             return self.accelerate.ranks(gpus)
         if self.process_count is not None:
             return self.process_count
-        return gpus or (_deepspeed_ranks_on_cpu() if self.is_deepspeed else _cores())
+        return gpus or (1 if self.is_deepspeed else _cores())
 
     def argv_on(self, gpus: int) -> list[str]:
         """Return the words that start the script on a machine where it sees `gpus` GPUs."""
@@ -166,17 +159,6 @@ class ScriptCommand:
             return list(self.argv)
         options = 1 + len(TORCHRUN)
         return [*self.argv[:options], f"--nproc-per-node={self.ranks(gpus)}", *self.argv[options:]]
-
-    def names_deepspeed(self, cwd: str) -> bool:
-        """True if the command, a file or module that it names in `cwd`, or accelerate's file names DeepSpeed."""
-        if self.is_deepspeed or (self.accelerate is not None and self.accelerate.uses_deepspeed):
-            return True
-        words = self.typed[1:]
-        files = [os.path.join(cwd, word.rpartition("=")[2]) for word in words]
-        if (index := script_index(self.typed)) is not None:
-            module = os.path.join(cwd, *script_name(self.typed[index]).split("."))
-            files += [f"{module}.py", os.path.join(module, "__main__.py")]
-        return any(DEEPSPEED in word.lower() for word in words) or any(map(_file_names_deepspeed, files))
 
     @property
     def title(self) -> str:
@@ -362,21 +344,6 @@ def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> Sc
         script=tuple(arguments),
         launched=True,
     )
-
-
-def _file_names_deepspeed(path: str) -> bool:
-    try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            return DEEPSPEED.encode() in file.read(READ_BYTES).lower()
-    except OSError:
-        return False
-
-
-def _deepspeed_ranks_on_cpu() -> int:
-    """Return the ranks that `deepspeed` starts without a GPU: one on each NUMA node if numactl is installed."""
-    if shutil.which("numactl") is None:
-        return 1
-    return max(1, sum(bool(cores.read_text().strip()) for cores in NUMA_NODES.glob("node[0-9]*/cpulist")))
 
 
 def _cores() -> int:

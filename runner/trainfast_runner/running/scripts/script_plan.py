@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def plan_script(
     hooks_blocked = _hooks_blocked_reason(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
     spec = _spec(command.name if typed else preset.name, command.title, knobs)
-    plan = _plan_command(spec, command, versions, os.environ, cwd)
+    plan = _plan_command(spec, command, versions)
     script = ScriptAsked(
         command=command_words,
         argv=command.argv_on(len(plan.gpus)),
@@ -80,12 +80,10 @@ def plan_script(
     return replace(plan, env=env, script=script, cwd=cwd)
 
 
-def _plan_command(
-    spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None], environment: Mapping[str, str], cwd: str
-) -> RunPlan:
+def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None]) -> RunPlan:
     """The plan of the command on this machine's devices, still without its script. Raises UserError."""
     knobs = spec.knobs
-    machine = detect_machine(versions, environment=environment).used_by(knobs.get("devices"))
+    machine = detect_machine(versions).used_by(knobs.get("devices"))
     if machine.refusal is not None:
         raise machine.refusal
     choice = _chosen_gpus(machine, knobs)
@@ -99,7 +97,7 @@ def _plan_command(
         memory_limit_bytes=bytes_of_ranks(knobs.get("memory_limit"), ranks),
         python=command.interpreter or "",
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
-        env=_script_variables(knobs, choice, environment, by_index=command.names_deepspeed(cwd)),
+        env=_script_variables(knobs, choice),
         devices_reason=choice.reason,
     )
 
@@ -177,16 +175,15 @@ def _chosen_gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
     return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
 
 
-def _script_variables(
-    knobs: KnobValues, choice: GpuChoice, environment: Mapping[str, str], *, by_index: bool
-) -> dict[str, str]:
+def _script_variables(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
     """Environment variables that the launch adds; the variable that names the run is added at the start."""
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(HOOKS_FOLDER)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
     if asks_for_cpu(knobs.get("devices")):
         env[VISIBLE_DEVICES] = ""
-    elif choice.gpus and (knobs.get("devices") is not None or (by_index and VISIBLE_DEVICES in environment)):
-        env |= visible_gpus(choice.gpus, by_index=by_index)
+    elif choice.gpus and knobs.get("devices") is not None:
+        # The script may use DeepSpeed, which reads indexes only.
+        env |= visible_gpus(choice.gpus, by_index=True)
     return env
 
 

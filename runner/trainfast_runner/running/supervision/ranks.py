@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.processes import Identity, descendants, is_running, send, work_below
+from trainfast_runner.machine.processes import Identity, descendants, is_running, send
 from trainfast_runner.records.capped_file import CappedFile
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.run_directory import NO_STEP, rank_file
@@ -258,8 +258,6 @@ class _FollowedRank:
 
 NO_STEP_S = 60.0
 """Time before the notice about a script without a step: it may only load, or take steps unseen."""
-BUSY_SHARE = 0.5
-"""Processor time over elapsed time above which a script is busy: one that waits, as for a download, uses little."""
 
 
 class ScriptWatch:
@@ -280,8 +278,8 @@ class ScriptWatch:
         self._directory = directory
         self._log_steps = LogSteps(run, directory, output)
         self._notify = notify
-        self._every_s = self._due_s = no_step_s
-        self._notified_compiling = self._notified = False
+        self._no_step_s = no_step_s
+        self._notified = False
 
     def count_steps(self, has_ended: bool) -> None:
         """Record the steps printed since the last call; with `has_ended`, in the unfinished last line too.
@@ -291,22 +289,10 @@ class ScriptWatch:
         self._log_steps.follow(to_the_end=has_ended)
 
     def poll(self, in_training: bool) -> None:
-        """Notify once that no step has come, with the ways to report steps; `in_training` is True after the first step.
-
-        While compilers run, the notice names only them; the ways follow once they have ended.
-        """
+        """Notify once that no step has come, with the ways to report steps; `in_training` is True after the first."""
         waited_s = (time.monotonic_ns() - self._run.clock.monotonic_ns) / 1e9
-        if in_training or self._notified or waited_s <= self._due_s:
-            return
-        work = work_below(os.getpid())
-        unseen = f"{NO_STEP} in {self._due_s:g} s"
-        self._due_s += self._every_s
-        if work.compilers:
-            if not self._notified_compiling:
-                self._notified_compiling = True
-                self._notify(f"{unseen}: the script is compiling ({', '.join(work.compilers)})")
+        if in_training or self._notified or waited_s <= self._no_step_s:
             return
         self._notified = True
-        is_busy = work.cpu_s > BUSY_SHARE * waited_s
-        busy_text = f"its processes used {work.cpu_s:.0f} s of processor time, so it may still load or compile; "
-        self._notify(f"{unseen}: {busy_text if is_busy else ''}{no_step_reason(self._directory, self._run)}")
+        unseen = f"{NO_STEP} in {self._no_step_s:g} s: the script may still load or compile"
+        self._notify(f"{unseen}; {no_step_reason(self._directory, self._run)}")
