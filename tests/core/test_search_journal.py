@@ -17,15 +17,14 @@ from trainfast_runner.records.result import Result, StepTime
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import launch
 from trainfast_runner.search import control, fitted_memory
-from trainfast_runner.search.batch import conductor, plan
-from trainfast_runner.search.batch.answer import BatchFollower, batch_report
-from trainfast_runner.search.batch.conductor import conduct_batch
+from trainfast_runner.search.batch import conductor
+from trainfast_runner.search.batch.answer import batch_report
+from trainfast_runner.search.batch.conductor import BatchPlan, conduct_batch, confirmation_record
 from trainfast_runner.search.batch.decide import BatchDecision, BatchState, state_of_batch_journal
-from trainfast_runner.search.batch.plan import BatchPlan
-from trainfast_runner.search.batch.probe_record import confirmation_record
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
+    BatchFollower,
     BatchLaunched,
     BatchQuestion,
     BatchStep,
@@ -217,13 +216,13 @@ def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path):
 
 def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeypatch):
     home, free = Home(tmp_path), [8 << 30]
-    for module in (fitted_memory, plan):
+    for module in (fitted_memory, conductor):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    first = conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     free[0] -= 512 * MIB
-    assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
+    assert conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
     free[0] -= 512 * MIB
-    second = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    second = conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     assert second != first
     asked = read_batch_journal(second)[0]
     assert sum(asked.limits_bytes) <= free[0]
@@ -231,13 +230,13 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeyp
 
 def test_a_search_whose_own_processes_hold_its_memory_is_followed(tmp_path, monkeypatch):
     home, free = Home(tmp_path), [8 << 30]
-    for module in (fitted_memory, plan):
+    for module in (fitted_memory, conductor):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    first = conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
     free[0] = 1 << 30
     with conductor_lock(first):
-        assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first
-    assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
+        assert conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first
+    assert conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
 
 
 def a_run(home, directory, *, role=None, steps=10, state=""):

@@ -13,9 +13,8 @@ from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.search.batch import conductor
-from trainfast_runner.search.batch.conductor import conduct_batch
+from trainfast_runner.search.batch.conductor import BatchPlan, conduct_batch, open_batch
 from trainfast_runner.search.batch.decide import SizePrediction
-from trainfast_runner.search.batch.plan import BatchPlan, open_batch
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.searches import BatchSearchOptions
 from trainfast_runner.settings.spec import resolve

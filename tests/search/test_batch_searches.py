@@ -15,9 +15,15 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import conductor
-from trainfast_runner.search.batch.conductor import BatchConductor, on_gpus
+from trainfast_runner.search.batch.conductor import (
+    BatchConductor,
+    BatchPlan,
+    on_gpus,
+    open_batch,
+    plan_script_batch,
+    plan_spec_batch,
+)
 from trainfast_runner.search.batch.decide import SizePrediction
-from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_script_batch, plan_spec_batch
 from trainfast_runner.search.batch_journal import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
 from trainfast_runner.search.conductor import SearchCaller, SearchRuns, WarmProcess
 from trainfast_runner.search.fitted_memory import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes

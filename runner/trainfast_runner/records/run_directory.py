@@ -76,7 +76,10 @@ def read_result(directory: Path) -> Result | None:
     Also None while the supervisor computes the figures of a provisional result.
     """
     result = read_written_result(directory)
-    return None if result is not None and result.provisional and is_alive(directory) else result
+    if result is None or not result.provisional:
+        return result
+    # The supervisor may have replaced it and ended since.
+    return None if is_alive(directory) else read_written_result(directory)
 
 
 def read_written_result(directory: Path) -> Result | None:

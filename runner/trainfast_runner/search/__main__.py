@@ -19,8 +19,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.conductor import conduct_batch
-from trainfast_runner.search.batch.plan import open_batch, plan_spec_batch
+from trainfast_runner.search.batch.conductor import conduct_batch, open_batch, plan_spec_batch
 from trainfast_runner.search.batch_journal import BatchLine
 from trainfast_runner.search.best.conductor import conduct_best
 from trainfast_runner.search.best.opening import open_best

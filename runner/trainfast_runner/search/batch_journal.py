@@ -16,6 +16,7 @@ from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.search.fitted_memory import MemoryFit
 from trainfast_runner.search.journal import (
     Conducted,
+    JournalFollower,
     JournalLines,
     Line,
     Paused,
@@ -242,8 +243,8 @@ def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> Confir
 
 
 @dataclass(frozen=True)
-class BatchJournal(JournalLines):
-    """The lines of a batch search's journal, oldest first, by kind."""
+class BatchSnapshot(JournalLines):
+    """A batch search at one moment: the lines of its journal by kind, and what a screen shows of them."""
 
     lines: tuple[BatchLine, ...]
 
@@ -276,6 +277,61 @@ class BatchJournal(JournalLines):
     def ended(self) -> BatchEnded | None:
         """The end; None while the search goes on or was continued."""
         return current_end(self.lines, BatchEnded)
+
+    @property
+    def answer(self) -> BatchAnswer | None:
+        """The answer; None before the search has one."""
+        return None if self.ended is None else self.ended.answer
+
+    @cached_property
+    def is_decided(self) -> bool:
+        """False if the newest step is done and the next is not decided yet."""
+        steps = (line for line in reversed(self.lines) if isinstance(line, BatchStep | Probe | ConfirmationRun))
+        return isinstance(next(steps, None), BatchStep | None)
+
+    @property
+    def memory_fits(self) -> tuple[MemoryFit, ...]:
+        """The newest fits, one for each rank; empty before the first probe."""
+        return () if self._fitted_step is None else tuple(self._fitted_step.memory_fits)
+
+    @cached_property
+    def tightest_fit(self) -> MemoryFit | None:
+        """The newest fit of the rank with the least memory left; None before the first probe."""
+        if self._fitted_step is None:
+            return None
+        rank = self._fitted_step.tightest_rank if self.answer is None else self.answer.tightest_rank
+        return next((fit for fit in self.memory_fits if fit.rank == rank), self.memory_fits[0])
+
+    @cached_property
+    def _fitted_step(self) -> BatchStep | None:
+        """The newest step that was decided by a fit."""
+        return next((line for line in reversed(self.lines) if isinstance(line, BatchStep) and line.memory_fits), None)
+
+    @cached_property
+    def run_id(self) -> str | None:
+        """The search's current run; None between conductors and after the end."""
+        lines = (line for line in reversed(self.lines) if isinstance(line, BatchLaunched | Conducted | BatchEnded))
+        last_line = next(lines, None)
+        return last_line.run_id if isinstance(last_line, BatchLaunched) else None
+
+    @cached_property
+    def since_ns(self) -> int | None:
+        """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor began."""
+        starts = BatchStep | Conducted | Paused | Waiting | Resumed
+        return next((line.t_ns for line in reversed(self.lines) if isinstance(line, starts)), None)
+
+    @cached_property
+    def confirmation_steps(self) -> int | None:
+        """Optimizer steps of a confirmation run; None before a conductor has begun."""
+        conducted = newest(self.lines, Conducted)
+        return None if conducted is None else conducted.confirmation_steps
+
+
+class BatchFollower(JournalFollower[BatchSnapshot]):
+    """Reads the new lines of a batch search's journal."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, BatchSnapshot, BatchLine)
 
 
 def read_batch_journal(directory: Path) -> list[BatchLine]:

@@ -9,10 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.answer import BatchFollower, batch_report
-from trainfast_runner.search.batch.conductor import conduct_batch
-from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_script_batch, plan_spec_batch
-from trainfast_runner.search.batch_journal import BatchEnded, BatchLine, Probe, read_batch_journal
+from trainfast_runner.search.batch.answer import batch_report
+from trainfast_runner.search.batch.conductor import (
+    BatchPlan,
+    conduct_batch,
+    open_batch,
+    plan_script_batch,
+    plan_spec_batch,
+)
+from trainfast_runner.search.batch_journal import BatchEnded, BatchFollower, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.searches import BatchSearchOptions
 from trainfast_runner.settings import presets, script_preset

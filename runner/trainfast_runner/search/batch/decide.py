@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.errors import UserError
+from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
@@ -23,9 +23,8 @@ from trainfast_runner.memory.tracing import TraceProgress, cached_model, trace_m
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
-    BatchAction,
-    BatchJournal,
     BatchLine,
+    BatchSnapshot,
     BatchStep,
     ConfirmationRun,
     Predicted,
@@ -86,21 +85,15 @@ def decide(state: BatchState) -> BatchDecision:
 
 
 def _probe(batch_size: int, reason: str) -> BatchDecision:
-    return _decision("probe", batch_size, reason)
+    return BatchDecision(BatchStep(action="probe", batch_size=batch_size, why=reason))
 
 
 def _confirm(batch_size: int, reason: str) -> BatchDecision:
-    return _decision(CONFIRM_STEP, batch_size, reason)
+    return BatchDecision(BatchStep(action=CONFIRM_STEP, batch_size=batch_size, why=reason))
 
 
 def _end(end_state: EndState, reason: str, batch_size: int | None = None) -> BatchDecision:
-    return _decision("end", batch_size, reason, end_state)
-
-
-def _decision(
-    action: BatchAction, batch_size: int | None, reason: str, end_state: EndState | None = None
-) -> BatchDecision:
-    return BatchDecision(BatchStep(action=action, batch_size=batch_size, why=reason), end_state)
+    return BatchDecision(BatchStep(action="end", batch_size=batch_size, why=reason), end_state)
 
 
 def _much_smaller_probe(state: BatchState, too_large: int) -> BatchDecision:
@@ -119,12 +112,10 @@ def _first_probe(state: BatchState) -> BatchDecision:
     predicted_max = prediction.max_batch if prediction is not None else None
     if prediction is None or not predicted_max or predicted_max < 2:
         start = prediction.start if prediction is not None else 1
-        start_text = "a batch of 1" if start == 1 else "the script's own batch size"
-        reason = f"no prediction: starting at {start_text}"
         if predicted_max is not None:
-            fitting_text = "no batch fits" if predicted_max == 0 else "only a batch of 1 fits"
-            reason = f"predicted: {fitting_text}; trying {start} first"
-        return _probe(start, reason)
+            return _probe(start, f"predicted: at most {predicted_max} fits; trying {start}")
+        start_text = "a batch of 1" if start == 1 else "the script's own batch size"
+        return _probe(start, f"no prediction: starting at {start_text}")
     predicted_max = min(predicted_max, LARGEST_BATCH)
     small_size = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(prediction.linear_from, predicted_max // 2))
     reason = f"predicted: {predicted_max} fits; trying a small size first, to check the prediction"
@@ -308,9 +299,9 @@ def _larger_size_reason(state: BatchState, tight_fit: MemoryFit, target: int) ->
     if len(state.probes_that_fit) > 1:
         error = mebibytes(tight_fit.error_at(target))
         return f"by the fit {target} needs {needs}{rank_text}, and fits even with {error} more"
-    if state.prediction is not None and state.prediction.bytes_per_sample is not None:
-        return f"with the predicted growth per sample from here {target} fits: it needs {needs}{rank_text}"
-    return f"{target} fits even if all memory grows with the batch: {needs}{rank_text}"
+    is_predicted = state.prediction is not None and state.prediction.bytes_per_sample is not None
+    growth = "with the predicted growth per sample" if is_predicted else "even if all memory grows with the batch"
+    return f"{growth} {target} fits: it needs {needs}{rank_text}"
 
 
 LARGEST_BATCH = 1 << 20
@@ -360,7 +351,7 @@ class BatchState:
 
 def state_of_batch_journal(lines: Sequence[BatchLine], *, no_oom: bool = False) -> BatchState:
     """Return the state of a search from the lines of its journal."""
-    journal = BatchJournal(tuple(lines))
+    journal = BatchSnapshot(tuple(lines))
     question = journal.question
     assert question is not None, "a journal begins with its question"
     return BatchState(
@@ -377,23 +368,19 @@ def state_of_batch_journal(lines: Sequence[BatchLine], *, no_oom: bool = False) 
 def memory_fits_by_rank(state: BatchState) -> tuple[MemoryFit, ...]:
     """Return the fit of each rank; empty before any size fitted."""
     slope = state.prediction.bytes_per_sample if state.prediction is not None else None
-    memory_fits = _fits_with_slope(state, slope)
-    too_large = state.too_large
-    if (
-        too_large is not None
-        and len(state.probes_that_fit) == 1
-        and all(fit.surely_fits(too_large) for fit in memory_fits)
-    ):
-        # The prediction was wrong: by its slope the size that ran out would fit.
-        memory_fits = _fits_with_slope(state, None)
-    return memory_fits
+    fits = _fits_with_slope(state, slope)
+    if state.too_large is None or len(state.probes_that_fit) != 1:
+        return fits
+    # By a wrong prediction's slope the size that ran out would fit.
+    is_refuted = all(fit.surely_fits(state.too_large) for fit in fits)
+    return _fits_with_slope(state, None) if is_refuted else fits
 
 
 def _fits_with_slope(state: BatchState, slope: float | None) -> tuple[MemoryFit, ...]:
     memory_fits = []
     for rank in range(state.world_size):
         peaks = _counted_peaks(state, rank).by_size
-        limit_bytes = _limit_bytes(state, rank)
+        limit_bytes = limit_bytes_of(state, rank)
         if peaks and limit_bytes is not None:
             fit = fit_lines(peaks, state.device, slope)
             memory_fits.append(MemoryFit(rank=rank, limit_bytes=limit_bytes, **msgspec.structs.asdict(fit)))
@@ -429,16 +416,15 @@ def _counted_peaks(state: BatchState, rank: int) -> _CountedPeaks:
     return _CountedPeaks(by_size, uncounted_bytes)
 
 
-def _limit_bytes(state: BatchState, rank: int) -> int | None:
-    """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
+def limit_bytes_of(state: BatchState, rank: int) -> int | None:
+    """Return the rank's limit in bytes, or its last reported available memory if that is less; None without either."""
     available_bytes = [
         peaks.available_bytes
         for probe in state.probes
         for peaks in probe.ranks
         if peaks.rank == rank and peaks.available_bytes is not None
     ]
-    limit_bytes = limit_of_rank(state.limits_bytes, rank)
-    return min([*([] if limit_bytes is None else [limit_bytes]), *available_bytes[-1:]], default=None)
+    return lowest((limit_of_rank(state.limits_bytes, rank), *available_bytes[-1:]))
 
 
 BATCH_PHASE = "forward_backward"
@@ -510,3 +496,5 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
         return SizePrediction(None, reason)
     except UserError as error:
         return SizePrediction(None, error.message)
+    except OSError as error:  # as in a full temporary folder: the search goes on without a prediction
+        return SizePrediction(None, f"the trace failed: {error.strerror}")
