@@ -8,9 +8,7 @@ import pytest
 
 from core.test_bench import ended
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.bench.rows import MAX_ROWS, prepare_grid, prepare_script_grid, run_order
-from trainfast_runner.search.bench.table import tabulate
-from trainfast_runner.search.bench.warm_rows import warm_groups
+from trainfast_runner.search.bench import MAX_ROWS, prepare_grid, prepare_script_grid, run_order, tabulate, warm_groups
 from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.cli.bench import WRITERS, bench_markdown

@@ -1,5 +1,6 @@
 """A batch search's journal: its lines, the time worked, how it looks from outside; and who conducts the search."""
 
+import errno
 import time
 from contextlib import ExitStack
 
@@ -37,7 +38,7 @@ from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.search.journal import Conducted, JournalWriter, Paused, Resumed, Waiting, worked_seconds
-from trainfast_runner.search.searches import BATCH_KIND, BatchSearchOptions, new_search, newest_search, unfinished
+from trainfast_runner.search.searches import BATCH_KIND, SearchOptions, new_search, newest_search, unfinished
 from trainfast_runner.settings.spec import resolve
 
 
@@ -218,11 +219,11 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeyp
     home, free = Home(tmp_path), [8 << 30]
     for module in (fitted_memory, conductor):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    first = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     free[0] -= 512 * MIB
-    assert conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
+    assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first, "its limit is 0.9 of what was free"
     free[0] -= 512 * MIB
-    second = conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    second = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     assert second != first
     asked = read_batch_journal(second)[0]
     assert sum(asked.limits_bytes) <= free[0]
@@ -232,11 +233,11 @@ def test_a_search_whose_own_processes_hold_its_memory_is_followed(tmp_path, monk
     home, free = Home(tmp_path), [8 << 30]
     for module in (fitted_memory, conductor):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    first = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     free[0] = 1 << 30
     with conductor_lock(first):
-        assert conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first
-    assert conductor.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
+        assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first
+    assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) != first
 
 
 def a_run(home, directory, *, role=None, steps=10, state=""):
@@ -287,7 +288,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
         raise AssertionError("it is measured a second time")
 
     confirming(monkeypatch, started)
-    conduct_batch(directory, BatchPlan(PLAN), home, BatchSearchOptions(), SearchCaller())
+    conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
     lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
     assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
@@ -315,7 +316,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, mo
             return False
 
         conduct_batch(
-            directory, BatchPlan(PLAN), home, BatchSearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled)
+            directory, BatchPlan(PLAN), home, SearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled)
         )
     kinds = [type(line) for line in read_batch_journal(directory)]
     assert kinds[3:7] == [BatchStep, Waiting, Resumed, BatchLaunched]
@@ -333,10 +334,28 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path, monkeypatc
 
     monkeypatch.setattr(conductor, "decide", broken)
     with pytest.raises(ZeroDivisionError):
-        conduct_batch(directory, BatchPlan(PLAN), home, BatchSearchOptions(), SearchCaller())
+        conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
     seen = BatchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live
+
+
+def test_a_full_disk_ends_the_search_with_its_reason(tmp_path, monkeypatch):
+    home = Home(tmp_path)
+    directory, journal = search(home)
+    journal.write(Predicted(reason="nothing is predicted"))
+
+    def full(state):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr(conductor, "decide", full)
+    reason = "cannot use /tmp/x: the disk is full"
+    with pytest.raises(UserError, match=reason):
+        conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
+    seen = BatchFollower(directory).poll()
+    assert seen.state == "cancelled"
+    assert seen.ended is not None
+    assert seen.ended.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,11 @@ import shutil
 import signal
 
 from cli.command import until
+from on_disk import put
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result, StepCount
 from trainfast_runner.records.run_directory import is_unfinished, read_result, read_written_result
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
@@ -66,6 +69,19 @@ def test_the_verdict_is_on_the_disk_before_the_analysis(run, tmp_path):
     (tmp_path / "go").touch()
     assert run.end().throughput.samples_per_s.median == 400
     assert not is_unfinished(run.directory)
+
+
+def test_a_run_that_ends_between_two_looks_at_its_provisional_result_gives_the_whole_one(tmp_path, monkeypatch):
+    """A batch search took the figures that were missing for a script without a measured step."""
+    provisional = Result(run_id="r", state="finished", provisional=True)
+    put(tmp_path / "result.json", provisional)
+
+    def ends_now(directory):
+        put(directory / "result.json", Result(run_id="r", state="finished", steps=StepCount(measured=2)))
+        return False
+
+    monkeypatch.setattr(run_directory, "is_alive", ends_now)
+    assert read_result(tmp_path).steps.measured == 2
 
 
 def test_a_supervisor_killed_in_its_analysis_has_given_its_verdict(run, tmp_path):

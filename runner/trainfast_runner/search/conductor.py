@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.file_locks import is_alive
-from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error
+from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error, reason_of
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, rank_file, read_result, read_run_file
@@ -37,7 +37,7 @@ from trainfast_runner.records.warm_process import (
 )
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.recovery import recover_result
+from trainfast_runner.running.recovery import result_or_none_while_live
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 from trainfast_runner.search.journal import (
     CANCELLED_REASON,
@@ -97,10 +97,6 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._journal = JournalWriter(directory)
         self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)
 
-    def conducted_line(self, conducted: Conducted) -> Conducted:
-        """Return this conductor's first line; a subclass adds the options of its search."""
-        return conducted
-
     @abstractmethod
     def open(self) -> None:
         """Prepare the first decision, and end or take over the runs that an earlier conductor left."""
@@ -117,13 +113,16 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         """Continue the search from where its journal ends. A pause of an earlier conductor is over."""
         (self._directory / PAUSE_FILE).unlink(missing_ok=True)
         conductor = identify(os.getpid())
-        conducted = Conducted(
-            t_ns=self._caller.began_ns or time.monotonic_ns(),
-            pid=os.getpid(),
-            start_ticks=conductor.start_ticks if conductor else -1,
-            boot_id=boot_id(),
+        self._write(
+            Conducted(
+                t_ns=self._caller.began_ns or time.monotonic_ns(),
+                pid=os.getpid(),
+                start_ticks=conductor.start_ticks if conductor else -1,
+                boot_id=boot_id(),
+                no_oom=self._options.no_oom,
+                confirmation_steps=self._options.confirmation_steps,
+            )
         )
-        self._write(self.conducted_line(conducted))
         try:
             self.open()
             while True:
@@ -133,10 +132,15 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                     return self._write_end(end)
         except Cancelled:
             return self._write_end(self.end_line("cancelled", CANCELLED_REASON))
-        except UserError as error:
+        except (UserError, OSError) as error:
+            if isinstance(error, UserError):
+                problem = error
+            else:  # a full temporary folder, for instance
+                words = f"cannot use {error.filename or 'the disk'}: {reason_of(error)}"
+                problem = UserError(words, key=self._directory.name, exit_code=4)
             with suppress(UserError):  # a full disk takes no last line either
-                self._write_end(self.end_line("cancelled", error.line_without_option()))
-            raise
+                self._write_end(self.end_line("cancelled", problem.line_without_option()))
+            raise problem from None
         except Exception as error:
             # A screen learns of the error from the journal alone.
             with suppress(UserError):
@@ -286,8 +290,6 @@ class SearchRuns:
 
 STOPS_WITHIN_S = 10.0
 """Seconds after which a run that was asked to stop is killed."""
-RESULT_WITHIN_S = 5.0
-"""Seconds within which the result of a run that is gone has to appear."""
 
 
 class Cancelled(Exception):
@@ -302,31 +304,16 @@ def raise_if_stopped(result: Result) -> None:
 
 def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
     """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
-    watch = ResultWatch(directory)
-    while (result := watch.result()) is None:
+    while (result := _result_if_ended(directory)) is None:
         raise_if_cancelled()
         time.sleep(POLL_S)
     return result
 
 
-class ResultWatch:
-    """Watches for the end of a run."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._gone_since: float | None = None
-
-    def result(self) -> Result | None:
-        """Return the result; None before it. Raises UserError if the run is gone without a readable result."""
-        alive = is_alive(self._directory)
-        result = read_result(self._directory) if alive else recover_result(self._directory)
-        if result is not None or alive:
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = time.monotonic()
-        elif time.monotonic() - self._gone_since > RESULT_WITHIN_S:
-            raise UserError(f"{self._directory.name} has no readable result", key=self._directory.name, exit_code=5)
-        return result
+def _result_if_ended(directory: Path) -> Result | None:
+    """Return the result of a run; None before it. Raises UserError if the run is gone without a readable result."""
+    # The second look also writes the result of a run left behind, and takes longer.
+    return read_result(directory) if is_alive(directory) else result_or_none_while_live(directory)
 
 
 def end_run(directory: Path) -> None:
@@ -371,8 +358,6 @@ def wait_until(
 STATE_EVERY_S = 0.25
 """Seconds between checks that a run without a result is alive."""
 
-AnswerT = TypeVar("AnswerT", bound=WarmLine)
-
 
 class WarmProcess:
     """The run that tries sizes or candidates in one process per rank; `raise_if_cancelled` is called in every wait.
@@ -393,8 +378,8 @@ class WarmProcess:
         self._control = Appender(directory / CONTROL_FILE)
         self._orders_written = 0
         self._ready: dict[int, WarmLine] = {}
-        self._probes: dict[int, dict[int, ProbeLine]] = {}
-        self._trials: dict[int, dict[int, TrialLine]] = {}
+        self._answers: dict[int, dict[int, Any]] = {}
+        """The answers to each order, by its number and by rank."""
 
     @property
     def available_bytes(self) -> int | None:
@@ -407,7 +392,7 @@ class WarmProcess:
 
     def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
-        return self._replies_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
+        return self._answers_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps))
 
     def trial(
         self, knobs: RecordedKnobs, untimed: int, steps: int, *, more: bool = False
@@ -417,8 +402,7 @@ class WarmProcess:
         One line suffices if an exception ended its process. `knobs` override those of the process's run; every order
         names the same ones.
         """
-        order = TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more)
-        return self._replies_to(order, self._trials)
+        return self._answers_to(TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more))
 
     def end(self) -> None:
         """Order the end and wait until the run is over."""
@@ -444,26 +428,21 @@ class WarmProcess:
         except OSError as error:
             raise home_error(self.directory, error) from None
 
-    def _replies_to(
-        self, order: ProbeOrder | TrialOrder, replies: dict[int, dict[int, AnswerT]]
-    ) -> dict[int, AnswerT] | None:
+    def _answers_to(self, order: ProbeOrder | TrialOrder) -> dict[int, Any] | None:
+        """Give an order and return its answers by rank; one suffices if an exception ended its process."""
         self._orders_written += 1
-        number = self._orders_written
+        answers = self._answers.setdefault(self._orders_written, {})
         self._give(order)
-
-        def is_over() -> bool:
-            return len(replies.get(number, {})) == len(self._tails) or self.ended_by_error
-
-        return replies[number] if self._wait(is_over) else None
+        return answers if self._wait(lambda: len(answers) == len(self._tails) or self.ended_by_error) else None
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
         """Wait until `is_over()`; return False if the run ended before."""
-        looked_s, watch = 0.0, ResultWatch(self.directory)
+        looked_s = 0.0
         while True:
             # The result is read before the lines: all lines of an ended run are then there.
             if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked_s > STATE_EVERY_S:
                 looked_s = time.monotonic()
-                self.result = watch.result()
+                self.result = _result_if_ended(self.directory)
             self._read()
             if is_over():
                 return True
@@ -480,10 +459,8 @@ class WarmProcess:
                     self.pids.add(line.pid)
                 elif line.kind == "ready":
                     self._ready[rank] = line
-                elif isinstance(line, ProbeLine) and line.number is not None:
-                    self._probes.setdefault(line.number, {})[rank] = line
-                elif isinstance(line, TrialLine) and line.number is not None:
-                    self._trials.setdefault(line.number, {})[rank] = line
+                elif line.number is not None and isinstance(line, ProbeLine | TrialLine):
+                    self._answers.setdefault(line.number, {})[rank] = line
 
 
 def runs_of_search(home: Home, search_id: str) -> dict[str, RunFile]:

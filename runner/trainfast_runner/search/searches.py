@@ -108,14 +108,20 @@ def _newest_open(directories: Sequence[Path], is_ours: Callable[[FirstLine], boo
         # A newer version's lines may mean something else.
         if question_line.schema > SCHEMA or not is_ours(question_line):
             continue
-        lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
-        end = next((line.state for line in reversed(lines) if line.kind in END_KINDS), None)
+        has_tried, end = _progress_of(directory)
         is_open = end in (None, "cancelled")
-        if end in ANSWERED_STATES or any(line.kind in TRY_KINDS for line in lines) or is_conducted(directory):
+        if end in ANSWERED_STATES or has_tried or is_conducted(directory):
             return directory if is_open else untried_search
         if is_open and untried_search is None:
             untried_search = directory
     return untried_search
+
+
+def _progress_of(directory: Path) -> tuple[bool, str | None]:
+    """Return whether a search has tried anything, and the state of its newest end, None without one."""
+    lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
+    end = next((line.state for line in reversed(lines) if line.kind in END_KINDS), None)
+    return any(line.kind in TRY_KINDS for line in lines), end
 
 
 def first_line(directory: Path) -> FirstLine:
@@ -135,25 +141,19 @@ def newest_search(home: Home, kind: str = BATCH_KIND) -> Path | None:
     directories = newest_search_directories(home, SEARCHES_CHECKED_FOR_LIVE)
     searches = [directory for directory in directories if first_line(directory).kind == kind]
     live_search = next((directory for directory in searches if is_conducted(directory)), None)
-    if live_search is not None or not searches:
+    if live_search is not None:
         return live_search
-    searches_of_boot = takewhile(_is_of_this_boot, searches)
-    first_search = next(searches_of_boot, None)
-    if first_search is None or not _is_cut_short(first_search):
-        return first_search
-    return next((directory for directory in searches_of_boot if not _is_cut_short(directory)), first_search)
+    cut_short: Path | None = None
+    for directory in takewhile(_is_of_this_boot, searches):
+        if _progress_of(directory) not in ((False, None), (False, "cancelled")):
+            return directory
+        cut_short = cut_short or directory
+    return cut_short
 
 
 def _is_of_this_boot(directory: Path) -> bool:
     conducted = newest_conducted(directory)
     return conducted is not None and conducted.boot_id == boot_id()
-
-
-def _is_cut_short(directory: Path) -> bool:
-    """True if a search tried nothing and has no end, or was cancelled."""
-    lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
-    ends = [line.state for line in lines if line.kind in END_KINDS]
-    return not any(line.kind in TRY_KINDS for line in lines) and all(state == "cancelled" for state in ends)
 
 
 def new_search(home: Home, name: str) -> Path:
@@ -276,18 +276,12 @@ def takes_warm_trials(knobs: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of a search of either kind."""
+    """Options of a search of either kind; a best-fit search takes the first two."""
 
     fresh: bool = False
     """True to ignore an unfinished search and the effects of earlier ones."""
     wait: bool = False
     """True to queue after a run on the same device."""
-
-
-@dataclass(frozen=True)
-class BatchSearchOptions(SearchOptions):
-    """Options of a batch search."""
-
     no_oom: bool = False
     """True to never run out of memory on purpose."""
     confirmation_steps: int = 10

@@ -68,11 +68,11 @@ from trainfast_runner.search.fitted_memory import (
     smallest_limit,
     with_limits,
 )
-from trainfast_runner.search.journal import Conducted, EndState, JournalWriter
+from trainfast_runner.search.journal import EndState, JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KIND,
-    BatchSearchOptions,
     ScriptPlanner,
+    SearchOptions,
     incompatible_reason,
     key_of_question,
     new_search,
@@ -154,7 +154,7 @@ def plan_script_batch(preset: ScriptPreset, settings: Sequence[str], python: str
     return BatchPlan(plan, plan_script_run)
 
 
-def open_batch(batch_plan: BatchPlan, home: Home, options: BatchSearchOptions) -> Path:
+def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Path:
     """Return the directory of the search this plan continues, or of a new one with its first line written.
 
     The key of a search has all visible GPUs; the journal has those that it took, the freest at its beginning.
@@ -200,15 +200,12 @@ def _limits_still_fit(plan: RunPlan, directory: Path) -> bool:
 class BatchConductor(Conductor[BatchLine, BatchEnded]):
     """Conducts a batch search: tries sizes, and confirms the largest that fits in a fresh process."""
 
-    _options: BatchSearchOptions
-    """The options with those of batch searches alone."""
-
     def __init__(
         self,
         directory: Path,
         batch_plan: BatchPlan,
         home: Home,
-        options: BatchSearchOptions,
+        options: SearchOptions,
         caller: SearchCaller[BatchLine],
     ) -> None:
         lines = read_batch_journal(directory)
@@ -219,12 +216,6 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         self._try = self._try_in_warm_process if batch_plan.plan_script_run is None else self._try_in_own_process
         recorded = {line.run_id for line in lines if isinstance(line, Probe | ConfirmationRun)}
         self._orphans = OrphanedRuns(home, directory.name, recorded, PROBE, CONFIRMATION, is_new=len(lines) == 1)
-
-    def conducted_line(self, conducted: Conducted) -> Conducted:
-        """Return the line with this search's options."""
-        return msgspec.structs.replace(
-            conducted, no_oom=self._options.no_oom, confirmation_steps=self._options.confirmation_steps
-        )
 
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
@@ -392,7 +383,7 @@ def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
 
 
 def conduct_batch(
-    directory: Path, batch_plan: BatchPlan, home: Home, options: BatchSearchOptions, caller: SearchCaller[BatchLine]
+    directory: Path, batch_plan: BatchPlan, home: Home, options: SearchOptions, caller: SearchCaller[BatchLine]
 ) -> BatchEnded:
     """Conduct the search in `directory` to its end; record and return the end.
 
