@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -30,10 +30,6 @@ from trainfast_runner.search.journal import (
 
 CONFIRM_STEP: Final = "prove"
 """The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""
-BatchAction = Literal["probe", "prove", "end"]
-"""The `action` of a `BatchStep`; a journal of another version may have other words."""
-ProbeOutcome = Literal["fits", "oom", "void"]
-"""The `outcome` of a `Probe`: it fits, ran out of memory, or does not count because another process took memory."""
 
 
 class BatchQuestion(SearchQuestion, frozen=True, kw_only=True, tag="asked"):
@@ -72,7 +68,7 @@ class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
     """The next step and its reason."""
 
     action: str
-    """A `BatchAction`."""
+    """probe, prove (a confirmation run) or end; a journal of another version may have other words."""
     batch_size: int | None = None
     why: str
     needs_bytes: int | None = None
@@ -113,7 +109,7 @@ class Probe(Line, frozen=True, kw_only=True, tag="probe"):
 
     batch_size: int
     outcome: str
-    """A `ProbeOutcome`; a void probe is repeated."""
+    """fits, oom, or void: another process took memory, and the probe is repeated."""
     fills_data: bool = False
     """True for the largest size that a script's data fills."""
     run_id: str

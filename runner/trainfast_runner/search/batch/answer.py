@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError, highest, lowest
 from trainfast_runner.memory.oom import OutOfMemory, explain_run, held_bytes_of, models_of, trace_changes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.result import STRICT_SPEED, Doubt, OomExplanation, RunError
+from trainfast_runner.records.result import STRICT_SPEED, Doubt, RunError
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.records.run_records import read_records
@@ -280,7 +280,7 @@ def explain_nothing_fits(
     oom_run = OutOfMemory(run=run_of_one, reason=failed_run.reason, error=error, held_bytes=held_bytes)
     _trace_changes(oom_run, plan.python, raise_if_cancelled)
     explained = explain_run(oom_run, models_of(run_of_one, plan.python))
-    least_missing_bytes = missing_bytes(explained, failed_run)
+    least_missing_bytes = explained.missing_bytes or explained.asked_bytes
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
     ]
@@ -298,16 +298,6 @@ def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callab
             cancelled.set()
     with suppress(UserError, OSError):  # OSError: a full temporary folder
         traces.result()
-
-
-def missing_bytes(explained: OomExplanation, failed_run: Probe | ConfirmationRun) -> int | None:
-    """Return the missing bytes by the prediction, the peak beyond the limit, or the last request; None if unknown."""
-    if explained.missing_bytes is not None:
-        return explained.missing_bytes
-    excess_bytes = 0
-    if explained.limit_bytes is not None and failed_run.peak_allocated_bytes is not None:
-        excess_bytes = failed_run.peak_allocated_bytes - explained.limit_bytes
-    return excess_bytes if excess_bytes > 0 else explained.asked_bytes
 
 
 PROBE_FIELDS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +21,8 @@ from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import TELEMETRY_FILE
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.telemetry_lines import read_ticks
-from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.warm_process import ProbeLine
 from trainfast_runner.records.worker_lines import ScriptLine
 from trainfast_runner.running import planning
@@ -68,7 +65,7 @@ from trainfast_runner.search.fitted_memory import (
     smallest_limit,
     with_limits,
 )
-from trainfast_runner.search.journal import EndState, JournalWriter
+from trainfast_runner.search.journal import EndState, JournalWriter, fields_of
 from trainfast_runner.search.searches import (
     BATCH_KIND,
     ScriptPlanner,
@@ -103,6 +100,8 @@ GPU_PREDICTION_WAIT_S = 30.0
 """A search on a GPU waits for its prediction at most this long before its first process takes the GPU."""
 VOIDING_BYTES = 64 << 20
 """Chosen, not measured: a probe is void if another process took more than this meanwhile."""
+PEAK_FIELDS = ("peak_allocated_bytes", "peak_reserved_bytes")
+"""Fields of the same name in a reply, a rank's peaks and a probe."""
 
 
 @dataclass(frozen=True)
@@ -304,9 +303,9 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
             return None
         is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
         steps = (FIRST_PROBE_STEPS if is_first else LATER_PROBE_STEPS)[self._plan.device]
-        began_ns = time.monotonic_ns()
+        began_s = time.monotonic()
         replies = process.probe(batch_size, steps)
-        seconds = (time.monotonic_ns() - began_ns) / 1e9
+        seconds = time.monotonic() - began_s
         if replies is None:
             # No rank answered: an error other than an OOM, or the run was killed, by the kernel or from outside.
             result = self._runs.wait_for_process_end()
@@ -315,10 +314,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
                 return BatchEnded(state="failed", reason=end_text(result))
             self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
-        void_reason = None
-        if self._plan.device == "cuda":
-            uuids = self._plan.device_uuids
-            void_reason = void_by_others_reason(process.directory, replies, process.pids, uuids, began_ns)
+        void_reason = void_by_others_reason(replies) if self._plan.device == "cuda" else None
         self._write(probe_of_replies(self._state(), batch_size, process.directory.name, seconds, replies, void_reason))
         if any(line.outcome == "oom" for line in replies.values()):
             self._runs.wait_for_process_end()
@@ -420,11 +416,8 @@ def probe_of_replies(
         seconds=seconds,
         reason=void_reason or line.message or "",
         rank=rank,
-        phase=line.phase,
-        phase_peaks=line.phase_peaks,
-        peak_allocated_bytes=line.peak_allocated_bytes,
-        peak_reserved_bytes=line.peak_reserved_bytes,
         ranks=ranks,
+        **fields_of(line, "phase", "phase_peaks", *PEAK_FIELDS),
     )
 
 
@@ -478,23 +471,17 @@ def _probe_that_fits(
         ranks=ranks,
         rank=fullest.rank,
         phase=max(fullest.phase_peaks, key=lambda phase: fullest.phase_peaks[phase], default=None),
-        phase_peaks=fullest.phase_peaks,
-        peak_allocated_bytes=fullest.peak_allocated_bytes,
-        peak_reserved_bytes=fullest.peak_reserved_bytes,
+        **fields_of(fullest, "phase_peaks", *PEAK_FIELDS),
     )
 
 
 def _peaks_of_reply(rank: int, line: ProbeLine) -> RankPeaks:
-    bytes_before, bytes_after = line.available_bytes, line.available_after_bytes
+    bytes_after = line.available_after_bytes
     return RankPeaks(
         rank=rank,
-        phase_peaks=line.phase_peaks,
-        peak_allocated_bytes=line.peak_allocated_bytes,
-        peak_reserved_bytes=line.peak_reserved_bytes,
-        limit_peak_bytes=line.limit_peak_bytes,
-        available_bytes=bytes_before if bytes_after is None else bytes_after,
-        alloc_retries=line.alloc_retries,
+        available_bytes=line.available_bytes if bytes_after is None else bytes_after,
         step_ms=line.step_ms[-1] if line.step_ms else None,
+        **fields_of(line, "phase_peaks", "limit_peak_bytes", "alloc_retries", *PEAK_FIELDS),
     )
 
 
@@ -573,18 +560,11 @@ def unusable_reason(result: Result) -> str | None:
     return None
 
 
-def void_by_others_reason(
-    directory: Path,
-    replies: Mapping[int, ProbeLine],
-    own_pids: Collection[int],
-    devices: Collection[str],
-    begin_ns: int,
-) -> str | None:
-    """Return the reason that another process voids a probe; None if no process is known to have taken GPU memory.
+def void_by_others_reason(replies: Mapping[int, ProbeLine]) -> str | None:
+    """Return the reason that another process voids a probe on a GPU; None if none is known to have taken memory.
 
-    Available memory shrinks when another process takes some, but also when a size loads its kernels. At the first size
-    of a warm process only the driver's list of processes tells the two apart; a later size has its kernels when
-    repeated.
+    Available memory shrinks when another process takes some, but also when a size loads its kernels: that of a warm
+    process's first size says nothing, and a later size has its kernels when repeated.
     """
     for rank, line in sorted(replies.items()):
         if line.number == 1 or line.available_bytes is None or line.available_after_bytes is None:
@@ -595,32 +575,4 @@ def void_by_others_reason(
                 f"rank {rank}'s GPU lost {mebibytes(lost_bytes)} of free memory during the probe: to another"
                 " process, or to kernels that this size was the first to load"
             )
-    try:
-        ticks, _ = read_ticks(directory / TELEMETRY_FILE)
-    except OSError:
-        return None
-    return others_growth_text(ticks, own_pids, devices, begin_ns)
-
-
-def others_growth_text(
-    ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int
-) -> str | None:
-    """Return the growth of another process on the run's devices since `begin_ns`, in words; None if none grew.
-
-    Also None if none of `own_pids` is listed: the driver's process ids are then not those of this container.
-    """
-    first_bytes: dict[str, dict[int, int]] = {}
-    for tick in ticks:
-        for device in tick.devices:
-            if device.uuid not in devices or device.uuid is None or device.processes is None:
-                continue
-            listed = {process.pid: process.memory_used_bytes or 0 for process in device.processes}
-            other_bytes = {pid: used_bytes for pid, used_bytes in listed.items() if pid not in own_pids}
-            if tick.t_ns < begin_ns or device.uuid not in first_bytes:
-                first_bytes[device.uuid] = other_bytes
-            elif len(other_bytes) < len(listed):
-                for pid, used_bytes in other_bytes.items():
-                    growth_bytes = used_bytes - first_bytes[device.uuid].get(pid, 0)
-                    if growth_bytes > VOIDING_BYTES:
-                        return f"process {pid} took {mebibytes(growth_bytes)} of GPU {device.index} meanwhile"
     return None
