@@ -369,8 +369,6 @@ class WarmProcess:
         self.directory = directory
         self.result: Result | None = None
         """The run's result; None while it lives."""
-        self.pids: set[int] = set()
-        """The processes of the ranks that have started."""
         self.ended_by_error = False
         """True once a rank answered that an exception ended its process: no further order is taken."""
         self._raise_if_cancelled = raise_if_cancelled
@@ -455,24 +453,10 @@ class WarmProcess:
         for rank, tail in enumerate(self._tails):
             for line in tail.new():
                 self.ended_by_error |= line.ended_process
-                if line.kind == "started" and line.pid is not None:
-                    self.pids.add(line.pid)
-                elif line.kind == "ready":
+                if line.kind == "ready":
                     self._ready[rank] = line
                 elif line.number is not None and isinstance(line, ProbeLine | TrialLine):
                     self._answers.setdefault(line.number, {})[rank] = line
-
-
-def runs_of_search(home: Home, search_id: str) -> dict[str, RunFile]:
-    """Return the search's runs, by id, oldest first. Ids begin with their time, and no run is older than its search."""
-    since = search_id[:STAMP_CHARACTERS]
-    runs = {run_id: read_run_file(home.directory(run_id)) for run_id in home.run_ids() if run_id >= since}
-    return {run_id: run for run_id, run in runs.items() if run is not None and run.search_id == search_id}
-
-
-def has_settings(run: RunFile, plan: RunPlan) -> bool:
-    """True if the run was started with the plan's model, data and knobs."""
-    return (run.model, run.data, run.knobs) == (plan.spec.model, plan.spec.data, plan.spec.knobs)
 
 
 def is_usable(directory: Path) -> bool:
@@ -497,12 +481,19 @@ class OrphanedRuns:
         self, home: Home, search_id: str, recorded: set[str], trying_role: str, measuring_role: str, *, is_new: bool
     ) -> None:
         self._home = home
-        # A new search has no runs: its home is not listed.
-        runs = {} if is_new else runs_of_search(home, search_id)
+        # A new search has no runs: its home is not listed. Ids begin with their time; no run is older than its search.
+        run_ids = [] if is_new else [id for id in home.run_ids() if id >= search_id[:STAMP_CHARACTERS]]
+        run_files = {run_id: read_run_file(home.directory(run_id)) for run_id in run_ids}
+        runs = {id: run for id, run in run_files.items() if run is not None and run.search_id == search_id}
         unrecorded = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
         self._all_trying = [run_id for run_id, run in runs.items() if run.role == trying_role]
         self._trying = {run_id: run for run_id, run in unrecorded.items() if run.role == trying_role}
         self._measuring = {run_id: run for run_id, run in unrecorded.items() if run.role == measuring_role}
+
+    @staticmethod
+    def _has_settings(run: RunFile, plan: RunPlan) -> bool:
+        """True if the run was started with the plan's model, data and knobs."""
+        return (run.model, run.data, run.knobs) == (plan.spec.model, plan.spec.data, plan.spec.knobs)
 
     def end_trying_runs(self) -> None:
         """End the live trying runs, recorded or not; one under way is lost."""
@@ -516,7 +507,7 @@ class OrphanedRuns:
         """
         for run_id, run in self._trying.items():
             result = read_result(self._home.directory(run_id))
-            if has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
+            if self._has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
                 del self._trying[run_id]
                 return self._home.directory(run_id)
         return None
@@ -529,7 +520,7 @@ class OrphanedRuns:
         adopted_directory: Path | None = None
         for run_id, run in reversed(self._measuring.items()):
             directory = self._home.directory(run_id)
-            if adopted_directory is None and has_settings(run, plan) and is_usable(directory):
+            if adopted_directory is None and self._has_settings(run, plan) and is_usable(directory):
                 adopted_directory = directory
             else:
                 end_if_live(directory)

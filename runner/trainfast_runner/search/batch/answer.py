@@ -29,12 +29,7 @@ from trainfast_runner.search.batch.decide import (
     TOLERANCE_BYTES,
     TOLERANCE_SHARE,
     BatchState,
-    deciding_size,
-    memory_fits_by_rank,
-    no_more_sizes_reason,
-    tightest,
     tolerance_bytes,
-    uncounted_bytes,
 )
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
@@ -65,11 +60,11 @@ A maximum may be off by the same share and still be called exact."""
 def answer_of(state: BatchState) -> BatchAnswer:
     """Return the answer of a journal whose last confirmation run finished."""
     confirmation = state.confirmations[-1]
-    max_batch, memory_fits = confirmation.batch_size, memory_fits_by_rank(state)
-    tight_fit = tightest(memory_fits, max_batch)
+    max_batch = confirmation.batch_size
+    tight_fit = state.tightest(max_batch)
     limiting_line = max(tight_fit.lines, key=lambda phase_line: phase_line.at(max_batch))
     margins = _margins(state, tight_fit, max_batch)
-    recommended, recommended_why = _recommended(state, memory_fits, max_batch, margins)
+    recommended, recommended_why = _recommended(state, max_batch, margins)
     fastest, rate = _fastest(state)
     failed_sizes = [run.batch_size for run in _failed_runs(state) if run.batch_size > max_batch]
     too_large = min(failed_sizes, default=None)
@@ -90,7 +85,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
         phase=limiting_line.phase,
         tightest_rank=tight_fit.rank,
         confirmation_run_id=confirmation.run_id,
-        certainty=_certainty(state, memory_fits, max_batch, too_large),
+        certainty=_certainty(state, max_batch, too_large),
         too_large=too_large,
         widths=widths,
         widths_note=_widths_note(widths),
@@ -133,13 +128,13 @@ def _failed_runs(state: BatchState) -> list[Probe | ConfirmationRun]:
     return failed_runs + [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
 
 
-def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, too_large: int | None) -> str:
+def _certainty(state: BatchState, max_batch: int, too_large: int | None) -> str:
     """Return the reason, in words, that no larger batch is the answer, and the sizes that were not tried."""
-    tight_fit = tightest(memory_fits, max_batch + 1 if too_large is None else max_batch)
+    tight_fit = state.tightest(max_batch + 1 if too_large is None else max_batch)
     if too_large is None:
         error = mebibytes(tight_fit.error_at(max_batch + 1))
         by_fit = f"by the fit {max_batch + 1} needs {tight_fit.need_text(max_batch + 1)}, give or take {error}"
-        return no_more_sizes_reason(state, max_batch) or by_fit
+        return state.no_more_sizes_reason or by_fit
     text = f"{too_large} ran out of memory"
     probed_sizes = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
     if probed_sizes:
@@ -148,7 +143,7 @@ def _certainty(state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch:
     if not untried_sizes:
         return text
     reason = ""
-    if too_large <= deciding_size(state, memory_fits, max_batch):
+    if too_large <= state.deciding_size(max_batch):
         needed_bytes = tight_fit.need_bytes(max_batch)
         allowed_bytes = tolerance_bytes(needed_bytes)
         is_share = allowed_bytes > TOLERANCE_BYTES
@@ -196,9 +191,7 @@ def _margins(state: BatchState, tight_fit: MemoryFit, max_batch: int) -> list[Ma
     return margins
 
 
-def _recommended(
-    state: BatchState, memory_fits: tuple[MemoryFit, ...], max_batch: int, margins: list[Margin]
-) -> tuple[int | None, str]:
+def _recommended(state: BatchState, max_batch: int, margins: list[Margin]) -> tuple[int | None, str]:
     """Return the largest batch that leaves the margins on every rank and made no allocator retry, and why it does.
 
     None without one. A rank's limit is left as measured at the largest batch, and more below it by the fit.
@@ -210,7 +203,8 @@ def _recommended(
 
     margin_bytes = sum(margin.margin_bytes for margin in margins)
     size = largest_fitting(
-        lambda size: all(left_bytes(fit, size) >= margin_bytes for fit in memory_fits), min(max_batch, LARGEST_BATCH)
+        lambda size: all(left_bytes(fit, size) >= margin_bytes for fit in state.memory_fits),
+        min(max_batch, LARGEST_BATCH),
     )
     reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
     retried = min((probe.batch_size for probe in state.probes_that_fit if probe.alloc_retries), default=None)
@@ -225,7 +219,7 @@ def _recommended(
         size, alignment = aligned_size, "; aligned for tensor cores"
     # The largest batch was run, and its headroom measured.
     source = "" if size == max_batch else " by the fit"
-    left = mebibytes(min(left_bytes(fit, size) for fit in memory_fits))
+    left = mebibytes(min(left_bytes(fit, size) for fit in state.memory_fits))
     return size, f"leaves {left}{source}, of which {mebibytes(margin_bytes)} are for {reasons}{retries}{alignment}"
 
 
@@ -250,7 +244,7 @@ def _headroom(state: BatchState, memory_fit: MemoryFit, max_batch: int) -> int:
         if rank.rank == memory_fit.rank and rank.limit_peak_bytes is not None:
             peaks.append(rank.limit_peak_bytes)
         elif rank.rank == memory_fit.rank and rank.peak_allocated_bytes is not None:
-            peaks.append(rank.peak_allocated_bytes + uncounted_bytes(state, rank.rank))
+            peaks.append(rank.peak_allocated_bytes + state.uncounted_bytes(rank.rank))
     peak_bytes = highest(peaks)
     return round(memory_fit.limit_bytes - (memory_fit.need_bytes(max_batch) if peak_bytes is None else peak_bytes))
 

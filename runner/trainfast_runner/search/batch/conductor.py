@@ -31,7 +31,6 @@ from trainfast_runner.search.batch.answer import answer_of, explain_nothing_fits
 from trainfast_runner.search.batch.decide import (
     BatchState,
     decide,
-    limit_bytes_of,
     predict_size,
     state_of_batch_journal,
 )
@@ -118,8 +117,7 @@ def plan_spec_batch(spec: RunSpec, python: str | None) -> BatchPlan:
     if spec.script is not None:
         return plan_script_batch(spec.script, settings_of(spec.knobs, spec.overrides), python)
     plan = planning.plan_run(spec, python)
-    knobs = plan.spec.knobs
-    strategy = strategy_of(knobs)
+    engine, strategy = plan.spec.knobs["engine"], strategy_of(plan.spec.knobs)
     if not strategy.batch_searchable:
         raise UserError(
             f"search max-batch cannot try batch sizes with strategy={strategy.name}",
@@ -127,13 +125,9 @@ def plan_spec_batch(spec: RunSpec, python: str | None) -> BatchPlan:
             allowed=[name for name, entry in STRATEGIES.items() if entry.batch_searchable],
             nearest=nearest_strategy(strategy, lambda entry: entry.batch_searchable),
         )
-    if knobs["engine"] != "native":
-        raise UserError(
-            f"search max-batch tries sizes with engine=native, not engine={knobs['engine']}",
-            key="engine",
-            allowed=["native"],
-            nearest="native",
-        )
+    if engine != "native":
+        words = f"search max-batch tries sizes with engine=native, not engine={engine}"
+        raise UserError(words, key="engine", allowed=["native"], nearest="native")
     malloc_names = malloc_settings(os.environ) if plan.device == "cpu" else []
     if malloc_names:
         raise UserError(
@@ -456,7 +450,7 @@ def _probe_that_fits(
     """Return the record of a size that fitted, with the peaks of the rank that was nearest to its limit."""
 
     def left_bytes(peaks: RankPeaks) -> int:
-        limit_bytes = lowest((limit_bytes_of(state, peaks.rank), peaks.available_bytes)) or 0
+        limit_bytes = lowest((state.limit_bytes(peaks.rank), peaks.available_bytes)) or 0
         return limit_bytes - (peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
 
     fullest = min(ranks, key=left_bytes)
