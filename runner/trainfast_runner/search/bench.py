@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.errors import UserError, highest, nearest
+from trainfast_runner.errors import UserError, highest
 from trainfast_runner.records.home import Home, conductor_lock
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_lines import Step, StepTotals
@@ -102,14 +102,8 @@ def prepare_variants(reference: str, settings: Sequence[str] = (), scale_batch: 
     preset, chosen_variant = presets.load(reference)
     baseline = preset.baseline_variant
     if baseline is None:
-        tables = [name for name in presets.preset_files() if _has_variants(name)]
-        raise UserError(
-            f"preset {preset.name} has no variants to compare",
-            key=reference,
-            allowed=tables,
-            nearest=nearest(preset.name, tables),
-            advice=f"trainfast-tui bench {preset.name} --vary batch_size=8,16",
-        )
+        advice = f"trainfast-tui bench {preset.name} --vary batch_size=8,16"
+        raise UserError(f"preset {preset.name} has no variants to compare", key=reference, advice=advice)
     planned_rows = []
     unpublished = ""
     for variant in preset.variants:
@@ -119,13 +113,6 @@ def prepare_variants(reference: str, settings: Sequence[str] = (), scale_batch: 
             planned_rows.append(PlannedRow(variant.id, _scaled(spec, scale_batch), published))
             unpublished = unpublished or reason
     return Bench(preset.name, preset.title, baseline.id, tuple(planned_rows), unpublished)
-
-
-def _has_variants(name: str) -> bool:
-    try:
-        return bool(presets.load(name)[0].variants)
-    except UserError:
-        return False
 
 
 def _scaled(spec: RunSpec, factor: float) -> RunSpec:
@@ -172,11 +159,8 @@ def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str
     Raises UserError without varied values, and for too many rows.
     """
     if not vary:
-        raise UserError(
-            f"{preset.name} is a script: name the values to compare",
-            key="--vary",
-            advice=f"trainfast-tui bench {preset.name} --vary batch_size=8,16",
-        )
+        advice = f"trainfast-tui bench {preset.name} --vary batch_size=8,16"
+        raise UserError(f"{preset.name} is a script: name the values to compare", key="--vary", advice=advice)
     _check_count(vary, 1)
     base = {"steps": knob("steps").default, **preset.knobs, **dict(setting_of(setting) for setting in settings)}
     own_knobs = {name: base[name] for name in vary if name in base}
@@ -204,11 +188,8 @@ def _check_count(vary: Vary, bases: int) -> None:
     count = bases * math.prod(map(len, vary.values()))
     dropped, left_rows = fewest_to_drop(vary, count, MAX_ROWS)
     if dropped:
-        raise UserError(
-            f"the grid has {count:,} rows, more than {MAX_ROWS}",
-            key="--vary",
-            advice=f"dropping --vary {' and --vary '.join(dropped)}, which leaves {left_rows:,}",
-        )
+        advice = f"dropping --vary {' and --vary '.join(dropped)}, which leaves {left_rows:,}"
+        raise UserError(f"the grid has {count:,} rows, more than {MAX_ROWS}", key="--vary", advice=advice)
 
 
 def run_order(bench: Bench, repeat: int, groups: Mapping[str, str]) -> Iterator[PlannedRow]:

@@ -24,7 +24,7 @@ from trainfast_runner.records.file_locks import is_alive
 from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error, reason_of
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE, rank_file, read_result, read_run_file
+from trainfast_runner.records.run_directory import rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, RunFile
 from trainfast_runner.records.warm_process import (
     EndOrder,
@@ -160,7 +160,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             return
         self._runs.end_process()
         self._write(Paused())
-        wait_until(lambda: not mark.exists(), self._raise_if_cancelled, poll_s=IDLE_POLL_S)
+        wait_until(lambda: not mark.exists(), self._raise_if_cancelled)
         self._write(Resumed())
 
     def _raise_if_cancelled(self) -> None:
@@ -339,24 +339,15 @@ def end_text(result: Result) -> str:
 
 POLL_S = 0.02
 """Seconds between two checks of work that the search itself has begun."""
-IDLE_POLL_S = 0.1
-"""Seconds between two checks while a search is paused, which may take hours."""
 
 
 def wait_until(
-    is_over: Callable[[], bool],
-    raise_if_cancelled: Callable[[], None],
-    deadline_s: float = math.inf,
-    poll_s: float = POLL_S,
+    is_over: Callable[[], bool], raise_if_cancelled: Callable[[], None], deadline_s: float = math.inf
 ) -> None:
-    """Return once `is_over()`, at `deadline_s` (time.monotonic) at the latest; check every `poll_s` seconds."""
+    """Return once `is_over()`, at `deadline_s` (time.monotonic) at the latest."""
     while not is_over() and time.monotonic() < deadline_s:
         raise_if_cancelled()
-        time.sleep(poll_s)
-
-
-STATE_EVERY_S = 0.25
-"""Seconds between checks that a run without a result is alive."""
+        time.sleep(POLL_S)
 
 
 class WarmProcess:
@@ -435,12 +426,9 @@ class WarmProcess:
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
         """Wait until `is_over()`; return False if the run ended before."""
-        looked_s = 0.0
         while True:
             # The result is read before the lines: all lines of an ended run are then there.
-            if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked_s > STATE_EVERY_S:
-                looked_s = time.monotonic()
-                self.result = _result_if_ended(self.directory)
+            self.result = _result_if_ended(self.directory)
             self._read()
             if is_over():
                 return True

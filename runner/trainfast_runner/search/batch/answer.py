@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError, highest, lowest
-from trainfast_runner.memory.oom import OutOfMemory, explain_run, held_bytes_of, models_of, trace_changes
+from trainfast_runner.memory.oom import OutOfMemory, explain_run, models_of, out_of_memory_of, trace_changes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED, Doubt, RunError
@@ -263,15 +264,14 @@ def explain_nothing_fits(
         return BatchEnded(state="nothing_fits", reason=reason)
     # No changes are explained for a probe, so the run has no role here.
     run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
-    result = read_result(home.directory(failed_run.run_id))
+    directory = home.directory(failed_run.run_id)
+    result = read_result(directory)
     error = result.error if result is not None else None
-    held_bytes = None
-    if isinstance(failed_run, Probe):
-        error = error or RunError(rank=failed_run.rank, phase=failed_run.phase, message=failed_run.reason)
-        held_bytes = failed_run.peak_allocated_bytes
-    if held_bytes is None and failed_run.batch_size == 1:
-        held_bytes = held_bytes_of(read_records(home.directory(failed_run.run_id)), error)
-    oom_run = OutOfMemory(run=run_of_one, reason=failed_run.reason, error=error, held_bytes=held_bytes)
+    if error is None and isinstance(failed_run, Probe):
+        error = RunError(rank=failed_run.rank, phase=failed_run.phase, message=failed_run.reason)
+    oom_run = out_of_memory_of(read_records(directory), run_of_one, failed_run.reason, error)
+    if isinstance(failed_run, Probe) and failed_run.peak_allocated_bytes is not None:
+        oom_run = replace(oom_run, held_bytes=failed_run.peak_allocated_bytes)
     _trace_changes(oom_run, plan.python, raise_if_cancelled)
     explained = explain_run(oom_run, models_of(run_of_one, plan.python))
     least_missing_bytes = explained.missing_bytes or explained.asked_bytes
