@@ -229,7 +229,11 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         step = decision.step
         self._write(step)
         if step.action == "probe" and step.batch_size is not None:
-            return self._try(step.batch_size)
+            outcome = self._try(step.batch_size)
+            if isinstance(outcome, BatchEnded):
+                return outcome
+            self._write(outcome)
+            return None
         self._runs.end_process()
         if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
@@ -268,16 +272,18 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
                 process = self._ready_process()
                 # A prediction saves a few sizes, so waiting about as long as for the process is worth it.
                 wait_s = self._runs.clock_s() - began_s + EXTRA_PREDICTION_WAIT_S
-                if process is not None:
+                if isinstance(process, WarmProcess):
                     wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + wait_s)
             finally:
                 cancelled.set()
-        if process is not None:
+        if isinstance(process, Probe):
+            self._write(process)
+        else:
             limit_bytes = smallest_limit(self._plan, process.available_bytes)
             self._write(prediction.result().against(self._plan, limit_bytes))
 
-    def _ready_process(self) -> WarmProcess | None:
-        """Start the warm process and return it once all ranks are ready; None if it ended before, which is recorded."""
+    def _ready_process(self) -> WarmProcess | Probe:
+        """Start the warm process and return it once all ranks are ready, or the probe if memory ran out before."""
         process = self._runs.start_process(self._plan, PROBE)
         self._record_launch(process.directory, PROBE)
         if process.ready() is not None:
@@ -287,15 +293,19 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         if result.state != "oom":
             raise UserError(end_text(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
-        self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
-        return None
+        return probe_of_oom_run(1, result, result.seconds or 0.0, phase="model")
 
-    def _try_in_warm_process(self, batch_size: int) -> BatchEnded | None:
-        """Try one size in the warm process and write its `Probe`; return the end if nothing more can be tried."""
+    def _try_in_warm_process(self, batch_size: int) -> Probe | BatchEnded:
+        """Try one size in the warm process; return its record, or the end if nothing more can be tried."""
+        earlier, run_ids = self._runs.process, {probe.run_id for probe in self._state().probes}
+        if earlier is not None and earlier.directory.name in run_ids:
+            # A compiled step of another size is another program, with memory of its own.
+            if earlier.ended_by_error or self._plan.spec.knobs["compile"] != "off":
+                self._runs.end_process()
         process = self._runs.process or self._ready_process()
-        if process is None:
-            return None
-        is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
+        if isinstance(process, Probe):
+            return process
+        is_first = process.directory.name not in run_ids
         steps = (FIRST_PROBE_STEPS if is_first else LATER_PROBE_STEPS)[self._plan.device]
         began_s = time.monotonic()
         replies = process.probe(batch_size, steps)
@@ -304,20 +314,13 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
             # No rank answered: an error other than an OOM, or the run was killed, by the kernel or from outside.
             result = self._runs.wait_for_process_end()
             raise_if_stopped(result)
-            if result.state != "oom":
-                return BatchEnded(state="failed", reason=end_text(result))
-            self._write(probe_of_ended_run(batch_size, result, seconds))
-            return None
+            is_oom = result.state == "oom"
+            failure = BatchEnded(state="failed", reason=end_text(result))
+            return probe_of_oom_run(batch_size, result, seconds) if is_oom else failure
         void_reason = void_by_others_reason(replies) if self._plan.device == "cuda" else None
-        self._write(probe_of_replies(self._state(), batch_size, process.directory.name, seconds, replies, void_reason))
-        if any(line.outcome == "oom" for line in replies.values()):
-            self._runs.wait_for_process_end()
-        elif self._plan.spec.knobs["compile"] != "off":
-            # A compiled step of another size is another program, with memory of its own.
-            self._runs.end_process()
-        return None
+        return probe_of_replies(self._state(), batch_size, process.directory.name, seconds, replies, void_reason)
 
-    def _try_in_own_process(self, batch_size: int) -> BatchEnded | None:
+    def _try_in_own_process(self, batch_size: int) -> Probe | BatchEnded:
         """Try one size in a run of its own, or take the ended probe that a killed conductor left."""
         began_s = self._runs.clock_s()
         plan = self._plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
@@ -326,16 +329,14 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         result = self._runs.wait_for_end(directory)
         seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
         if result.state == "oom":
-            self._write(probe_of_ended_run(batch_size, result, seconds))
-            return None
+            return probe_of_oom_run(batch_size, result, seconds)
         filled = size_that_data_fills(result, batch_size, self._state().largest_fitted)
         failure = unusable_reason(result) or (incompatible_reason(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return BatchEnded(state="failed", reason=failure)
         available_bytes = free_gpu_bytes(self._plan)
         probe = probe_of_run(self._state(), directory, result, filled or batch_size, seconds, available_bytes)
-        self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
-        return None
+        return msgspec.structs.replace(probe, fills_data=filled is not None)
 
     def _confirm(self, batch_size: int) -> None:
         """Make the confirmation run, a normal run with data, or adopt that of a killed conductor."""
@@ -424,7 +425,7 @@ def probe_of_run(
     return _probe_that_fits(state, batch_size, result.run_id, seconds, ranks, result.step_ms.p50, rate)
 
 
-def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
+def probe_of_oom_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
     """Return the record of a size that ran out of memory before its ranks answered; `phase` if the run names none."""
     error = result.error
     return Probe(
