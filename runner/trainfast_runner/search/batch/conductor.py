@@ -298,10 +298,10 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     def _try_in_warm_process(self, batch_size: int) -> Probe | BatchEnded:
         """Try one size in the warm process; return its record, or the end if nothing more can be tried."""
         earlier, run_ids = self._runs.process, {probe.run_id for probe in self._state().probes}
-        if earlier is not None and earlier.directory.name in run_ids:
-            # A compiled step of another size is another program, with memory of its own.
-            if earlier.ended_by_error or self._plan.spec.knobs["compile"] != "off":
-                self._runs.end_process()
+        # A compiled step of another size is another program, with memory of its own.
+        takes_one_size = self._plan.spec.knobs["compile"] != "off"
+        if earlier is not None and (earlier.ended_by_error or (takes_one_size and earlier.directory.name in run_ids)):
+            self._runs.end_process()
         process = self._runs.process or self._ready_process()
         if isinstance(process, Probe):
             return process
