@@ -233,7 +233,7 @@ def _fastest(state: BatchState) -> tuple[int | None, float | None]:
         return None, None
     runs: list[Probe | ConfirmationRun] = list(state.confirmations)
     runs += [probe for probe in state.probes_that_fit if refuted_by(probe, state.confirmations) is None]
-    fastest = max(runs, key=lambda run: run.samples_per_s or 0.0)
+    fastest = max(runs, key=lambda run: (run.samples_per_s or 0.0, run.batch_size))
     return (None, None) if fastest.samples_per_s is None else (fastest.batch_size, fastest.samples_per_s)
 
 
