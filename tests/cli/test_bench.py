@@ -18,9 +18,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Flops, Result, Spread, StepTime, Throughput
 from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
-from trainfast_runner.search.bench.rows import Bench, PlannedRow
-from trainfast_runner.search.bench.table import tabulate
-from trainfast_runner.search.bench.warm_rows import open_warm_rows
+from trainfast_runner.search.bench import Bench, PlannedRow, open_warm_rows, tabulate
 from trainfast_tui.cli import bench, launching
 from trainfast_tui.cli.bench import bench_columns
 from trainfast_tui.cli.signals import Signals
@@ -147,7 +145,7 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(wait,
     monkeypatch.setattr(bench, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
     row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
     rows = bench.BenchRows(Home(tmp_path), Signals(), bench.BenchOptions(wait=wait))
-    with open_warm_rows(Home(tmp_path), lambda: None) as warm:
+    with open_warm_rows(Home(tmp_path), lambda: None, print) as warm:
         if not wait:
             with pytest.raises(DevicesBusy):
                 rows.run_row(row, None, warm)

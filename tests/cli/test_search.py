@@ -14,9 +14,9 @@ import pytest
 from cli.command import Started, directory_of, live_runs, until
 from trainfast_runner.records.home import JOURNAL_FILE, Home, is_conducted
 from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.search.batch.answer import BatchFollower
 from trainfast_runner.search.batch_journal import (
     BatchEnded,
+    BatchFollower,
     BatchLaunched,
     BatchStep,
     Change,
@@ -233,11 +233,3 @@ def test_sizes_have_their_thousands_separated(tmp_path, monkeypatch):
         printer.print_line(line)
     assert "probe 4,096: twice the last" in text.getvalue()
     assert "  65,536 out of memory in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in text.getvalue()
-
-
-def test_a_confirmation_run_that_refutes_a_probe_says_so(tmp_path, monkeypatch):
-    text = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", text)
-    printer = BatchPrinter(Progress(), Home(tmp_path))
-    printer.print_line(ConfirmationRun(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
-    assert text.getvalue() == "  42 out of memory in a fresh process, 9 s, which refutes that 42 fitted: cold\n"

@@ -6,8 +6,7 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Diagnosis, Result, RunConditions, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.results.comparison import paired_interval
-from trainfast_runner.search.bench.rows import prepare_variants, run_order
-from trainfast_runner.search.bench.table import NOT_RUN, REFUSED, needs_no_repeat, tabulate
+from trainfast_runner.search.bench import NOT_RUN, REFUSED, needs_no_repeat, prepare_variants, run_order, tabulate
 from trainfast_tui.cli.bench import bench_markdown
 
 

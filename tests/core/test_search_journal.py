@@ -1,5 +1,6 @@
 """A batch search's journal: its lines, the time worked, how it looks from outside; and who conducts the search."""
 
+import errno
 import time
 from contextlib import ExitStack
 
@@ -12,22 +13,20 @@ from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.home import JOURNAL_FILE, Home, conductor_lock, is_conducted, search_directories
-from trainfast_runner.records.result import Result, StepTime
+from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import launch
 from trainfast_runner.search import control, fitted_memory
-from trainfast_runner.search.batch import conductor, plan
-from trainfast_runner.search.batch.answer import BatchFollower, batch_report
-from trainfast_runner.search.batch.conductor import conduct_batch
-from trainfast_runner.search.batch.decide import BatchDecision, BatchState, state_of_batch_journal
-from trainfast_runner.search.batch.plan import BatchPlan
-from trainfast_runner.search.batch.probe_record import confirmation_record
+from trainfast_runner.search.batch import conductor
+from trainfast_runner.search.batch.answer import batch_report
+from trainfast_runner.search.batch.conductor import BatchPlan, conduct_batch, confirmation_record
+from trainfast_runner.search.batch.decide import BatchDecision, state_of_batch_journal
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
+    BatchFollower,
     BatchLaunched,
-    BatchQuestion,
     BatchStep,
     ConfirmationRun,
     Predicted,
@@ -37,12 +36,12 @@ from trainfast_runner.search.batch_journal import (
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.fitted_memory import MemoryFit, PhaseFit
-from trainfast_runner.search.journal import Conducted, JournalWriter, Paused, Resumed, Waiting, worked_seconds
-from trainfast_runner.search.searches import BATCH_KIND, BatchSearchOptions, new_search, newest_search, unfinished
+from trainfast_runner.search.journal import JournalWriter, Paused, Resumed, Waiting, worked_seconds
+from trainfast_runner.search.searches import BATCH_KIND, SearchOptions, new_search, newest_search, unfinished
 from trainfast_runner.settings.spec import resolve
 
 
-def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path):
+def test_every_line_is_read_back_and_a_half_written_one_is_left_out_and_ended(tmp_path):
     directory, journal = search(Home(tmp_path))
     line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
     fit = MemoryFit(rank=0, lines=[line], limit_bytes=10)
@@ -50,9 +49,10 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path):
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
-    lines = read_batch_journal(directory)
-    assert lines[1:] == [step]
+    assert read_batch_journal(directory)[1:] == [step]
     assert BatchFollower(directory).poll().memory_fits == (fit,)
+    JournalWriter(directory).write(conducted())
+    assert read_batch_journal(directory)[1:] == [step, conducted()], "the cut line is ended before the next"
 
 
 def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_step_without_a_fit(tmp_path):
@@ -77,22 +77,6 @@ def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_p
     assert [probe["refuted_by"] for probe in batch_report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
     assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
-
-
-def test_the_step_of_a_confirmation_run_is_its_results_median():
-    result = Result(run_id="r", state="finished", step_ms=StepTime(p50=1661.0))
-    assert confirmation_record(BatchState("cpu", 1), [], result, 8, 1.0).step_ms == 1661.0
-
-
-def test_what_follows_a_half_written_line_is_read(tmp_path):
-    directory, journal = search(Home(tmp_path))
-    journal.close()
-    with (directory / JOURNAL_FILE).open("ab") as file:
-        file.write(b'{"kind":"probe","batch_')
-    again = JournalWriter(directory)
-    again.write(conducted())
-    again.close()
-    assert [type(line) for line in read_batch_journal(directory)] == [BatchQuestion, Conducted]
 
 
 def test_a_journal_that_cannot_be_written_names_the_reason(tmp_path):
@@ -217,13 +201,13 @@ def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path):
 
 def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeypatch):
     home, free = Home(tmp_path), [8 << 30]
-    for module in (fitted_memory, plan):
+    for module in (fitted_memory, conductor):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    first = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     free[0] -= 512 * MIB
-    assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first, "its limit is 0.9 of what was free"
+    assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first, "its limit is 0.9 of what was free"
     free[0] -= 512 * MIB
-    second = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    second = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     assert second != first
     asked = read_batch_journal(second)[0]
     assert sum(asked.limits_bytes) <= free[0]
@@ -231,13 +215,13 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeyp
 
 def test_a_search_whose_own_processes_hold_its_memory_is_followed(tmp_path, monkeypatch):
     home, free = Home(tmp_path), [8 << 30]
-    for module in (fitted_memory, plan):
+    for module in (fitted_memory, conductor):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions())
+    first = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     free[0] = 1 << 30
     with conductor_lock(first):
-        assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) == first
-    assert plan.open_batch(BatchPlan(PLAN), home, BatchSearchOptions()) != first
+        assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first
+    assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) != first
 
 
 def a_run(home, directory, *, role=None, steps=10, state=""):
@@ -288,7 +272,7 @@ def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
         raise AssertionError("it is measured a second time")
 
     confirming(monkeypatch, started)
-    conduct_batch(directory, BatchPlan(PLAN), home, BatchSearchOptions(), SearchCaller())
+    conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
     lines = read_batch_journal(directory)
     assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
     assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
@@ -316,7 +300,7 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, mo
             return False
 
         conduct_batch(
-            directory, BatchPlan(PLAN), home, BatchSearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled)
+            directory, BatchPlan(PLAN), home, SearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled)
         )
     kinds = [type(line) for line in read_batch_journal(directory)]
     assert kinds[3:7] == [BatchStep, Waiting, Resumed, BatchLaunched]
@@ -334,10 +318,28 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path, monkeypatc
 
     monkeypatch.setattr(conductor, "decide", broken)
     with pytest.raises(ZeroDivisionError):
-        conduct_batch(directory, BatchPlan(PLAN), home, BatchSearchOptions(), SearchCaller())
+        conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
     seen = BatchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live
+
+
+def test_a_full_disk_ends_the_search_with_its_reason(tmp_path, monkeypatch):
+    home = Home(tmp_path)
+    directory, journal = search(home)
+    journal.write(Predicted(reason="nothing is predicted"))
+
+    def full(state):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr(conductor, "decide", full)
+    reason = "cannot use /tmp/x: the disk is full"
+    with pytest.raises(UserError, match=reason):
+        conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
+    seen = BatchFollower(directory).poll()
+    assert seen.state == "cancelled"
+    assert seen.ended is not None
+    assert seen.ended.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.search.batch import conductor
-from trainfast_runner.search.batch.conductor import conduct_batch
+from trainfast_runner.search.batch.conductor import BatchPlan, conduct_batch, open_batch
 from trainfast_runner.search.batch.decide import SizePrediction
-from trainfast_runner.search.batch.plan import BatchPlan, open_batch
 from trainfast_runner.search.conductor import SearchCaller
-from trainfast_runner.search.searches import BatchSearchOptions
+from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
 
 SERVES_WHAT_IT_SEES = """#!{python}
@@ -90,7 +89,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
     home = Home(tmp_path)
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
     plan = replace(PLAN, spec=spec, device="cuda", memory_limit_bytes=(1 << 30,))
-    batch_plan, options = BatchPlan(plan), BatchSearchOptions()
+    batch_plan, options = BatchPlan(plan), SearchOptions()
     with pytest.raises(UserError, match="enough"):
         conduct_batch(open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
     assert order == ["traced", "started"]

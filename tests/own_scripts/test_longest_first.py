@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 from own_scripts.conftest import preset_of, written
 from trainfast_runner.door.trainfast_door import loader_hook
 from trainfast_runner.door.trainfast_door.step_log import Settings
-from trainfast_runner.search.batch.answer import BatchFollower
+from trainfast_runner.search.batch_journal import BatchFollower
 from trainfast_tui.text.batch_words import batch_answer_lines
 
 LENGTHS = [3 + number % 5 for number in range(100)]

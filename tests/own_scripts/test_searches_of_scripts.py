@@ -11,11 +11,10 @@ from trainfast_runner.records.run_directory import is_alive
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.search.batch.conductor import conduct_batch
-from trainfast_runner.search.batch.plan import open_batch, plan_script_batch
+from trainfast_runner.search.batch.conductor import conduct_batch, open_batch, plan_script_batch
 from trainfast_runner.search.conductor import SearchCaller, end_if_live
 from trainfast_runner.search.journal import Conducted, JournalWriter
-from trainfast_runner.search.searches import BatchSearchOptions
+from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import script_preset
 from trainfast_runner.worker.shared.words import PROBE
 
@@ -167,7 +166,7 @@ def test_memory_limit_is_for_trials(cli, parser_alone):
 
 def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli):
     preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
-    home, options = Home(cli.home), BatchSearchOptions()
+    home, options = Home(cli.home), SearchOptions()
     preset = script_preset.load(cli.presets / "mine.toml")
     batch_plan = plan_script_batch(preset, (), None)
     directory = open_batch(batch_plan, home, options)

@@ -15,20 +15,26 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch import conductor
-from trainfast_runner.search.batch.conductor import BatchConductor, on_gpus
+from trainfast_runner.search.batch.conductor import (
+    BatchConductor,
+    BatchPlan,
+    on_gpus,
+    open_batch,
+    plan_script_batch,
+    plan_spec_batch,
+)
 from trainfast_runner.search.batch.decide import SizePrediction
-from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_script_batch, plan_spec_batch
 from trainfast_runner.search.batch_journal import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
 from trainfast_runner.search.conductor import SearchCaller, SearchRuns, WarmProcess
 from trainfast_runner.search.fitted_memory import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes
 from trainfast_runner.search.journal import Conducted, JournalWriter
-from trainfast_runner.search.searches import BatchSearchOptions
+from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import resolve
 
 
 def test_only_a_continued_batch_search_lists_the_runs_of_the_home(tmp_path, monkeypatch):
-    home, options = Home(tmp_path), BatchSearchOptions()
+    home, options = Home(tmp_path), SearchOptions()
     batch_plan = plan_spec_batch(resolve("tiny-llama", ()), None)
     directory = open_batch(batch_plan, home, options)
     listed: list[Home] = []
@@ -50,7 +56,7 @@ def untraced(_plan: RunPlan, _cancelled: threading.Event) -> SizePrediction:
 @pytest.fixture
 def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], BatchConductor]:
     """Make the conductor of a new search, whose first process ends in a state."""
-    home, options = Home(tmp_path), BatchSearchOptions()
+    home, options = Home(tmp_path), SearchOptions()
     batch_plan = plan_spec_batch(resolve("tiny-llama", ()), None)
     monkeypatch.setattr(conductor, "predict_size", untraced)
 
@@ -89,7 +95,7 @@ def planned(python: str, *settings: str) -> BatchPlan:
 
 
 def opened(python: str, home: Home, *settings: str) -> Path:
-    return open_batch(planned(python, *settings), home, BatchSearchOptions())
+    return open_batch(planned(python, *settings), home, SearchOptions())
 
 
 def test_the_same_command_continues_a_batch_search_on_its_gpu_though_another_is_freer_by_now(python, tmp_path):

@@ -39,10 +39,10 @@ from trainfast_runner.records.worker_lines import (
     StartedLine,
     WorkerLine,
 )
-from trainfast_runner.search.batch.answer import BatchFollower
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
+    BatchFollower,
     BatchLaunched,
     BatchQuestion,
     BatchStep,

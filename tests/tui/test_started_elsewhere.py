@@ -13,7 +13,7 @@ from still import CPU, Lock, StillSession, a_live_run, a_snapshot, running
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import locked
-from trainfast_runner.search.batch.answer import BatchFollower
+from trainfast_runner.search.batch_journal import BatchFollower
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
 from trainfast_tui.live import reader as reader_module

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.search.fitted_memory import MemoryFit
 from trainfast_runner.search.journal import (
     Conducted,
+    JournalFollower,
     JournalLines,
     Line,
     Paused,
@@ -29,10 +30,6 @@ from trainfast_runner.search.journal import (
 
 CONFIRM_STEP: Final = "prove"
 """The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""
-BatchAction = Literal["probe", "prove", "end"]
-"""The `action` of a `BatchStep`; a journal of another version may have other words."""
-ProbeOutcome = Literal["fits", "oom", "void"]
-"""The `outcome` of a `Probe`: it fits, ran out of memory, or does not count because another process took memory."""
 
 
 class BatchQuestion(SearchQuestion, frozen=True, kw_only=True, tag="asked"):
@@ -71,7 +68,7 @@ class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
     """The next step and its reason."""
 
     action: str
-    """A `BatchAction`."""
+    """probe, prove (a confirmation run) or end; a journal of another version may have other words."""
     batch_size: int | None = None
     why: str
     needs_bytes: int | None = None
@@ -112,7 +109,7 @@ class Probe(Line, frozen=True, kw_only=True, tag="probe"):
 
     batch_size: int
     outcome: str
-    """A `ProbeOutcome`; a void probe is repeated."""
+    """fits, oom, or void: another process took memory, and the probe is repeated."""
     fills_data: bool = False
     """True for the largest size that a script's data fills."""
     run_id: str
@@ -242,8 +239,8 @@ def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> Confir
 
 
 @dataclass(frozen=True)
-class BatchJournal(JournalLines):
-    """The lines of a batch search's journal, oldest first, by kind."""
+class BatchSnapshot(JournalLines):
+    """A batch search at one moment: the lines of its journal by kind, and what a screen shows of them."""
 
     lines: tuple[BatchLine, ...]
 
@@ -276,6 +273,61 @@ class BatchJournal(JournalLines):
     def ended(self) -> BatchEnded | None:
         """The end; None while the search goes on or was continued."""
         return current_end(self.lines, BatchEnded)
+
+    @property
+    def answer(self) -> BatchAnswer | None:
+        """The answer; None before the search has one."""
+        return None if self.ended is None else self.ended.answer
+
+    @cached_property
+    def is_decided(self) -> bool:
+        """False if the newest step is done and the next is not decided yet."""
+        steps = (line for line in reversed(self.lines) if isinstance(line, BatchStep | Probe | ConfirmationRun))
+        return isinstance(next(steps, None), BatchStep | None)
+
+    @property
+    def memory_fits(self) -> tuple[MemoryFit, ...]:
+        """The newest fits, one for each rank; empty before the first probe."""
+        return () if self._fitted_step is None else tuple(self._fitted_step.memory_fits)
+
+    @cached_property
+    def tightest_fit(self) -> MemoryFit | None:
+        """The newest fit of the rank with the least memory left; None before the first probe."""
+        if self._fitted_step is None:
+            return None
+        rank = self._fitted_step.tightest_rank if self.answer is None else self.answer.tightest_rank
+        return next((fit for fit in self.memory_fits if fit.rank == rank), self.memory_fits[0])
+
+    @cached_property
+    def _fitted_step(self) -> BatchStep | None:
+        """The newest step that was decided by a fit."""
+        return next((line for line in reversed(self.lines) if isinstance(line, BatchStep) and line.memory_fits), None)
+
+    @cached_property
+    def run_id(self) -> str | None:
+        """The search's current run; None between conductors and after the end."""
+        lines = (line for line in reversed(self.lines) if isinstance(line, BatchLaunched | Conducted | BatchEnded))
+        last_line = next(lines, None)
+        return last_line.run_id if isinstance(last_line, BatchLaunched) else None
+
+    @cached_property
+    def since_ns(self) -> int | None:
+        """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor began."""
+        starts = BatchStep | Conducted | Paused | Waiting | Resumed
+        return next((line.t_ns for line in reversed(self.lines) if isinstance(line, starts)), None)
+
+    @cached_property
+    def confirmation_steps(self) -> int | None:
+        """Optimizer steps of a confirmation run; None before a conductor has begun."""
+        conducted = newest(self.lines, Conducted)
+        return None if conducted is None else conducted.confirmation_steps
+
+
+class BatchFollower(JournalFollower[BatchSnapshot]):
+    """Reads the new lines of a batch search's journal."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, BatchSnapshot, BatchLine)
 
 
 def read_batch_journal(directory: Path) -> list[BatchLine]:

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
-from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error
+from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error, reason_of
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE, is_alive, rank_file, read_result, read_run_file
+from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, RunFile
 from trainfast_runner.records.worker_lines import (
     EndOrder,
@@ -36,7 +36,7 @@ from trainfast_runner.records.worker_lines import (
 )
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.running.settling import recover_result
+from trainfast_runner.running.settling import result_or_none_while_live
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 from trainfast_runner.search.journal import (
     CANCELLED_REASON,
@@ -96,10 +96,6 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         self._journal = JournalWriter(directory)
         self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)
 
-    def conducted_line(self, conducted: Conducted) -> Conducted:
-        """Return this conductor's first line; a subclass adds the options of its search."""
-        return conducted
-
     @abstractmethod
     def open(self) -> None:
         """Prepare the first decision, and end or take over the runs that an earlier conductor left."""
@@ -116,13 +112,16 @@ class Conductor(ABC, Generic[LineT, EndedT]):
         """Continue the search from where its journal ends. A pause of an earlier conductor is over."""
         (self._directory / PAUSE_FILE).unlink(missing_ok=True)
         conductor = identify(os.getpid())
-        conducted = Conducted(
-            t_ns=self._caller.began_ns or time.monotonic_ns(),
-            pid=os.getpid(),
-            start_ticks=conductor.start_ticks if conductor else -1,
-            boot_id=boot_id(),
+        self._write(
+            Conducted(
+                t_ns=self._caller.began_ns or time.monotonic_ns(),
+                pid=os.getpid(),
+                start_ticks=conductor.start_ticks if conductor else -1,
+                boot_id=boot_id(),
+                no_oom=self._options.no_oom,
+                confirmation_steps=self._options.confirmation_steps,
+            )
         )
-        self._write(self.conducted_line(conducted))
         try:
             self.open()
             while True:
@@ -132,10 +131,15 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                     return self._write_end(end)
         except Cancelled:
             return self._write_end(self.end_line("cancelled", CANCELLED_REASON))
-        except UserError as error:
+        except (UserError, OSError) as error:
+            if isinstance(error, UserError):
+                problem = error
+            else:  # a full temporary folder, for instance
+                words = f"cannot use {error.filename or 'the disk'}: {reason_of(error)}"
+                problem = UserError(words, key=self._directory.name, exit_code=4)
             with suppress(UserError):  # a full disk takes no last line either
-                self._write_end(self.end_line("cancelled", error.line_without_option()))
-            raise
+                self._write_end(self.end_line("cancelled", problem.line_without_option()))
+            raise problem from None
         except Exception as error:
             # A screen learns of the error from the journal alone.
             with suppress(UserError):
@@ -155,7 +159,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             return
         self._runs.end_process()
         self._write(Paused())
-        wait_until(lambda: not mark.exists(), self._raise_if_cancelled, poll_s=IDLE_POLL_S)
+        wait_until(lambda: not mark.exists(), self._raise_if_cancelled)
         self._write(Resumed())
 
     def _raise_if_cancelled(self) -> None:
@@ -285,8 +289,6 @@ class SearchRuns:
 
 STOPS_WITHIN_S = 10.0
 """Seconds after which a run that was asked to stop is killed."""
-RESULT_WITHIN_S = 5.0
-"""Seconds within which the result of a run that is gone has to appear."""
 
 
 class Cancelled(Exception):
@@ -301,31 +303,16 @@ def raise_if_stopped(result: Result) -> None:
 
 def wait_for_result(directory: Path, raise_if_cancelled: Callable[[], None]) -> Result:
     """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
-    watch = ResultWatch(directory)
-    while (result := watch.result()) is None:
+    while (result := _result_if_ended(directory)) is None:
         raise_if_cancelled()
         time.sleep(POLL_S)
     return result
 
 
-class ResultWatch:
-    """Watches for the end of a run."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._gone_since: float | None = None
-
-    def result(self) -> Result | None:
-        """Return the result; None before it. Raises UserError if the run is gone without a readable result."""
-        alive = is_alive(self._directory)
-        result = read_result(self._directory) if alive else recover_result(self._directory)
-        if result is not None or alive:
-            self._gone_since = None
-        elif self._gone_since is None:
-            self._gone_since = time.monotonic()
-        elif time.monotonic() - self._gone_since > RESULT_WITHIN_S:
-            raise UserError(f"{self._directory.name} has no readable result", key=self._directory.name, exit_code=5)
-        return result
+def _result_if_ended(directory: Path) -> Result | None:
+    """Return the result of a run; None before it. Raises UserError if the run is gone without a readable result."""
+    # The second look also writes the result of a run left behind, and takes longer.
+    return read_result(directory) if is_alive(directory) else result_or_none_while_live(directory)
 
 
 def end_run(directory: Path) -> None:
@@ -351,26 +338,15 @@ def end_text(result: Result) -> str:
 
 POLL_S = 0.02
 """Seconds between two checks of work that the search itself has begun."""
-IDLE_POLL_S = 0.1
-"""Seconds between two checks while a search is paused, which may take hours."""
 
 
 def wait_until(
-    is_over: Callable[[], bool],
-    raise_if_cancelled: Callable[[], None],
-    deadline_s: float = math.inf,
-    poll_s: float = POLL_S,
+    is_over: Callable[[], bool], raise_if_cancelled: Callable[[], None], deadline_s: float = math.inf
 ) -> None:
-    """Return once `is_over()`, at `deadline_s` (time.monotonic) at the latest; check every `poll_s` seconds."""
+    """Return once `is_over()`, at `deadline_s` (time.monotonic) at the latest."""
     while not is_over() and time.monotonic() < deadline_s:
         raise_if_cancelled()
-        time.sleep(poll_s)
-
-
-STATE_EVERY_S = 0.25
-"""Seconds between checks that a run without a result is alive."""
-
-AnswerT = TypeVar("AnswerT", bound=WarmLine)
+        time.sleep(POLL_S)
 
 
 class WarmProcess:
@@ -383,8 +359,6 @@ class WarmProcess:
         self.directory = directory
         self.result: Result | None = None
         """The run's result; None while it lives."""
-        self.pids: set[int] = set()
-        """The processes of the ranks that have started."""
         self.ended_by_error = False
         """True once a rank answered that an exception ended its process: no further order is taken."""
         self._raise_if_cancelled = raise_if_cancelled
@@ -392,8 +366,8 @@ class WarmProcess:
         self._control = Appender(directory / CONTROL_FILE)
         self._orders_written = 0
         self._ready: dict[int, WarmLine] = {}
-        self._probes: dict[int, dict[int, ProbeLine]] = {}
-        self._trials: dict[int, dict[int, TrialLine]] = {}
+        self._answers: dict[int, dict[int, Any]] = {}
+        """The answers to each order, by its number and by rank."""
 
     @property
     def available_bytes(self) -> int | None:
@@ -406,7 +380,7 @@ class WarmProcess:
 
     def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
-        return self._replies_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
+        return self._answers_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps))
 
     def trial(
         self, knobs: RecordedKnobs, untimed: int, steps: int, *, more: bool = False
@@ -416,8 +390,7 @@ class WarmProcess:
         One line suffices if an exception ended its process. `knobs` override those of the process's run; every order
         names the same ones.
         """
-        order = TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more)
-        return self._replies_to(order, self._trials)
+        return self._answers_to(TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more))
 
     def end(self) -> None:
         """Order the end and wait until the run is over."""
@@ -443,26 +416,18 @@ class WarmProcess:
         except OSError as error:
             raise home_error(self.directory, error) from None
 
-    def _replies_to(
-        self, order: ProbeOrder | TrialOrder, replies: dict[int, dict[int, AnswerT]]
-    ) -> dict[int, AnswerT] | None:
+    def _answers_to(self, order: ProbeOrder | TrialOrder) -> dict[int, Any] | None:
+        """Give an order and return its answers by rank; one suffices if an exception ended its process."""
         self._orders_written += 1
-        number = self._orders_written
+        answers = self._answers.setdefault(self._orders_written, {})
         self._give(order)
-
-        def is_over() -> bool:
-            return len(replies.get(number, {})) == len(self._tails) or self.ended_by_error
-
-        return replies[number] if self._wait(is_over) else None
+        return answers if self._wait(lambda: len(answers) == len(self._tails) or self.ended_by_error) else None
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
         """Wait until `is_over()`; return False if the run ended before."""
-        looked_s, watch = 0.0, ResultWatch(self.directory)
         while True:
             # The result is read before the lines: all lines of an ended run are then there.
-            if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked_s > STATE_EVERY_S:
-                looked_s = time.monotonic()
-                self.result = watch.result()
+            self.result = _result_if_ended(self.directory)
             self._read()
             if is_over():
                 return True
@@ -475,26 +440,10 @@ class WarmProcess:
         for rank, tail in enumerate(self._tails):
             for line in tail.new():
                 self.ended_by_error |= line.ended_process
-                if line.kind == "started" and line.pid is not None:
-                    self.pids.add(line.pid)
-                elif line.kind == "ready":
+                if line.kind == "ready":
                     self._ready[rank] = line
-                elif isinstance(line, ProbeLine) and line.number is not None:
-                    self._probes.setdefault(line.number, {})[rank] = line
-                elif isinstance(line, TrialLine) and line.number is not None:
-                    self._trials.setdefault(line.number, {})[rank] = line
-
-
-def runs_of_search(home: Home, search_id: str) -> dict[str, RunFile]:
-    """Return the search's runs, by id, oldest first. Ids begin with their time, and no run is older than its search."""
-    since = search_id[:STAMP_CHARACTERS]
-    runs = {run_id: read_run_file(home.directory(run_id)) for run_id in home.run_ids() if run_id >= since}
-    return {run_id: run for run_id, run in runs.items() if run is not None and run.search_id == search_id}
-
-
-def has_settings(run: RunFile, plan: RunPlan) -> bool:
-    """True if the run was started with the plan's model, data and knobs."""
-    return (run.model, run.data, run.knobs) == (plan.spec.model, plan.spec.data, plan.spec.knobs)
+                elif line.number is not None and isinstance(line, ProbeLine | TrialLine):
+                    self._answers.setdefault(line.number, {})[rank] = line
 
 
 def is_usable(directory: Path) -> bool:
@@ -519,12 +468,19 @@ class OrphanedRuns:
         self, home: Home, search_id: str, recorded: set[str], trying_role: str, measuring_role: str, *, is_new: bool
     ) -> None:
         self._home = home
-        # A new search has no runs: its home is not listed.
-        runs = {} if is_new else runs_of_search(home, search_id)
+        # A new search has no runs: its home is not listed. Ids begin with their time; no run is older than its search.
+        run_ids = [] if is_new else [id for id in home.run_ids() if id >= search_id[:STAMP_CHARACTERS]]
+        run_files = {run_id: read_run_file(home.directory(run_id)) for run_id in run_ids}
+        runs = {id: run for id, run in run_files.items() if run is not None and run.search_id == search_id}
         unrecorded = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
         self._all_trying = [run_id for run_id, run in runs.items() if run.role == trying_role]
         self._trying = {run_id: run for run_id, run in unrecorded.items() if run.role == trying_role}
         self._measuring = {run_id: run for run_id, run in unrecorded.items() if run.role == measuring_role}
+
+    @staticmethod
+    def _has_settings(run: RunFile, plan: RunPlan) -> bool:
+        """True if the run was started with the plan's model, data and knobs."""
+        return (run.model, run.data, run.knobs) == (plan.spec.model, plan.spec.data, plan.spec.knobs)
 
     def end_trying_runs(self) -> None:
         """End the live trying runs, recorded or not; one under way is lost."""
@@ -538,7 +494,7 @@ class OrphanedRuns:
         """
         for run_id, run in self._trying.items():
             result = read_result(self._home.directory(run_id))
-            if has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
+            if self._has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
                 del self._trying[run_id]
                 return self._home.directory(run_id)
         return None
@@ -551,7 +507,7 @@ class OrphanedRuns:
         adopted_directory: Path | None = None
         for run_id, run in reversed(self._measuring.items()):
             directory = self._home.directory(run_id)
-            if adopted_directory is None and has_settings(run, plan) and is_usable(directory):
+            if adopted_directory is None and self._has_settings(run, plan) and is_usable(directory):
                 adopted_directory = directory
             else:
                 end_if_live(directory)

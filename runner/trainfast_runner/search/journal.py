@@ -10,15 +10,15 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from trainfast_runner.records.home import JOURNAL_FILE, home_error
-from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.records.home import JOURNAL_FILE, LIVE_STATES, PAUSE_FILE, home_error, is_conducted
+from trainfast_runner.records.json_lines import Appender, Tail, read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 
 CANCELLED_REASON = "the same command continues it"
@@ -108,27 +108,87 @@ def current_end(lines: Sequence[object], kind: type[EndedT]) -> EndedT | None:
 
 @dataclass(frozen=True)
 class JournalLines:
-    """The lines of a journal of either kind, oldest first, and the waits of its conductor."""
+    """The lines of a journal of either kind, oldest first, and the state of its search when they were read.
 
-    lines: tuple[Any, ...]
+    `state` is starting, running, pausing (finishing its step first), paused, interrupted (no conductor and no
+    recorded end: the same command continues the search), answered, nothing_fits, failed or cancelled.
+    """
+
+    lines: tuple[Any, ...] = ()
+    directory: Path = Path()
+    state: str = "starting"
+    unreadable_lines: int = 0
+    """Number of damaged lines, which were skipped."""
 
     def all_of(self, kind: type[LineT]) -> tuple[LineT, ...]:
         """The lines of this kind, in their order."""
         return tuple(line for line in self.lines if isinstance(line, kind))
 
+    @property
+    def is_live(self) -> bool:
+        """True if a conductor works on the search."""
+        return self.state in LIVE_STATES
+
     @cached_property
     def is_paused(self) -> bool:
         """True if the conductor waits for a pause to end."""
-        last_line = next(
-            (line for line in reversed(self.lines) if isinstance(line, Paused | Resumed | Conducted)), None
-        )
-        return isinstance(last_line, Paused)
+        changes = (line for line in reversed(self.lines) if isinstance(line, Paused | Resumed | Conducted))
+        return isinstance(next(changes, None), Paused)
 
     @property
     def waits_for(self) -> str | None:
         """The id of the run that the next process waits for to leave the device; None otherwise."""
         last_line = self.lines[-1] if self.lines else None
         return last_line.run_id if isinstance(last_line, Waiting) else None
+
+    @property
+    def newest_step(self) -> Line | None:
+        """The newest step, with its reason; None before the first."""
+        raise NotImplementedError
+
+    @property
+    def ended(self) -> SearchEnded | None:
+        """The end; None while the search goes on or was continued."""
+        return current_end(self.lines, SearchEnded)
+
+    def state_now(self, *, has_conductor: bool) -> str:
+        """Return the state of the search: that of its end, else by its lines and by its lock."""
+        if self.ended is not None:
+            return self.ended.state
+        if not has_conductor:
+            return "interrupted" if self.lines else "starting"
+        if self.is_paused:
+            return "paused"
+        if (self.directory / PAUSE_FILE).exists():
+            return "pausing"
+        return "starting" if self.newest_step is None else "running"
+
+
+JournalT = TypeVar("JournalT", bound=JournalLines)
+
+
+class JournalFollower(Generic[JournalT]):
+    """Reads the new lines of a journal at each `poll`. Not safe to share between threads."""
+
+    def __init__(self, directory: Path, kind: type[JournalT], line_type: Any) -> None:
+        """`line_type` is the union of the lines that this kind of journal has."""
+        self.directory = directory
+        self._journal = kind((), directory)
+        self._tail: Tail[Any] = Tail(directory / JOURNAL_FILE, line_type)
+
+    def poll(self) -> JournalT:
+        """Return the journal so far: the last one if neither the lines nor the state changed."""
+        # The lock is looked at first: a journal read afterwards is at least as new.
+        has_conductor = is_conducted(self.directory)
+        new_lines: list[Any] = []
+        with suppress(OSError):  # unreadable for the moment
+            new_lines = self._tail.new()
+        journal = self._journal
+        if new_lines or self._tail.unreadable != journal.unreadable_lines:
+            journal = replace(journal, lines=(*journal.lines, *new_lines), unreadable_lines=self._tail.unreadable)
+        state = journal.state_now(has_conductor=has_conductor)
+        self._journal = journal if state == journal.state else replace(journal, state=state)
+        return self._journal
 
 
 def worked_seconds(lines: Iterable[Any]) -> float:

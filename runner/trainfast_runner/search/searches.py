@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import (
-    ANSWERED_STATES,
     JOURNAL_FILE,
     STAMP_CHARACTERS,
     STAMP_FORMAT,
@@ -33,8 +31,8 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.search.batch_journal import BatchEnded, BatchQuestion, ConfirmationRun, Probe
-from trainfast_runner.search.best_journal import BestEnded, BestQuestion, ColdRun, Trial
+from trainfast_runner.search.batch_journal import BatchEnded, BatchQuestion
+from trainfast_runner.search.best_journal import BestEnded, BestQuestion
 from trainfast_runner.search.journal import newest_conducted
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
@@ -45,8 +43,6 @@ from trainfast_runner.worker.shared.host import make_private
 
 BATCH_KIND, BEST_KIND = (str(question.__struct_config__.tag) for question in (BatchQuestion, BestQuestion))
 """Kinds of search, by the first line of their journals."""
-TRY_KINDS = [line.__struct_config__.tag for line in (Probe, ConfirmationRun, Trial, ColdRun)]
-"""Tags of the lines of a probe, a trial or a run."""
 END_KINDS = [line.__struct_config__.tag for line in (BatchEnded, BestEnded)]
 """Tags of the lines that end a search."""
 SEARCHES_CHECKED_FOR_LIVE = 20
@@ -69,10 +65,9 @@ class LineHead(msgspec.Struct, frozen=True):
 
 
 def unfinished(home: Home, key: str, kind: str) -> Path | None:
-    """Return the newest unanswered search of this key and kind.
+    """Return the newest search of this key and kind if it has no answer and did not fail, else None.
 
-    None if the newest search that tried anything has an answer or failed. A search that ended before its first try is
-    passed over. Raises as `search_directories`.
+    Raises as `search_directories`.
     """
     return _newest_open(search_directories(home), lambda line: (line.kind, line.key) == (kind, key))
 
@@ -97,25 +92,15 @@ def search_before_edit(home: Home, directory: Path) -> Path | None:
 
 
 def _newest_open(directories: Sequence[Path], is_ours: Callable[[FirstLine], bool]) -> Path | None:
-    """Return the newest unanswered search whose first line is ours.
-
-    None if there is none, or if a newer one was answered or failed after a try.
-    Only journals whose first line is ours are read whole.
-    """
-    untried_search: Path | None = None
+    """Return the newest search whose first line is ours, unless it was answered or failed. Only it is read whole."""
     for directory in reversed(directories):
         question_line = first_line(directory)
         # A newer version's lines may mean something else.
-        if question_line.schema > SCHEMA or not is_ours(question_line):
-            continue
-        lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
-        end = next((line.state for line in reversed(lines) if line.kind in END_KINDS), None)
-        is_open = end in (None, "cancelled")
-        if end in ANSWERED_STATES or any(line.kind in TRY_KINDS for line in lines) or is_conducted(directory):
-            return directory if is_open else untried_search
-        if is_open and untried_search is None:
-            untried_search = directory
-    return untried_search
+        if question_line.schema <= SCHEMA and is_ours(question_line):
+            lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
+            end = next((line.state for line in reversed(lines) if line.kind in END_KINDS), None)
+            return directory if end in (None, "cancelled") else None
+    return None
 
 
 def first_line(directory: Path) -> FirstLine:
@@ -128,32 +113,17 @@ def first_line(directory: Path) -> FirstLine:
 
 
 def newest_search(home: Home, kind: str = BATCH_KIND) -> Path | None:
-    """Return the newest live search of a kind, else the newest of this boot; None without either.
+    """Return the newest live search of a kind, else the newest if it is of this boot; None without either.
 
-    A search that was cut short before it tried anything does not hide an older one. Raises as `search_directories`.
+    Raises as `search_directories`.
     """
     directories = newest_search_directories(home, SEARCHES_CHECKED_FOR_LIVE)
     searches = [directory for directory in directories if first_line(directory).kind == kind]
     live_search = next((directory for directory in searches if is_conducted(directory)), None)
     if live_search is not None or not searches:
         return live_search
-    searches_of_boot = takewhile(_is_of_this_boot, searches)
-    first_search = next(searches_of_boot, None)
-    if first_search is None or not _is_cut_short(first_search):
-        return first_search
-    return next((directory for directory in searches_of_boot if not _is_cut_short(directory)), first_search)
-
-
-def _is_of_this_boot(directory: Path) -> bool:
-    conducted = newest_conducted(directory)
-    return conducted is not None and conducted.boot_id == boot_id()
-
-
-def _is_cut_short(directory: Path) -> bool:
-    """True if a search tried nothing and has no end, or was cancelled."""
-    lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
-    ends = [line.state for line in lines if line.kind in END_KINDS]
-    return not any(line.kind in TRY_KINDS for line in lines) and all(state == "cancelled" for state in ends)
+    conducted = newest_conducted(searches[0])
+    return searches[0] if conducted is not None and conducted.boot_id == boot_id() else None
 
 
 def new_search(home: Home, name: str) -> Path:
@@ -276,18 +246,12 @@ def takes_warm_trials(knobs: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of a search of either kind."""
+    """Options of a search of either kind; a best-fit search takes the first two."""
 
     fresh: bool = False
     """True to ignore an unfinished search and the effects of earlier ones."""
     wait: bool = False
     """True to queue after a run on the same device."""
-
-
-@dataclass(frozen=True)
-class BatchSearchOptions(SearchOptions):
-    """Options of a batch search."""
-
     no_oom: bool = False
     """True to never run out of memory on purpose."""
     confirmation_steps: int = 10

@@ -9,7 +9,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
-from trainfast_runner.records.home import Home, conductor_lock
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search import searches
@@ -101,26 +101,13 @@ def test_a_search_with_an_answer_is_not_continued(home):
     assert unfinished(home, "k", BEST_KIND) is None
 
 
-def test_a_refused_search_does_not_hide_an_older_one_that_measured_something(home):
-    older = at_second(1, best_search(home, TRIED))
-    refused = at_second(2, best_search(home, REFUSED))
-    assert unfinished(home, "k", BEST_KIND) == older
-    assert newest_search(home, BEST_KIND) == older
-    failed = at_second(3, best_search(home, BestEnded(state="failed", reason="no module")))
-    assert unfinished(home, "k", BEST_KIND) == older
-    assert newest_search(home, BEST_KIND) == failed, "its reason is shown"
-    with conductor_lock(refused):
-        assert newest_search(home, BEST_KIND) == refused
-        assert unfinished(home, "k", BEST_KIND) == refused, "another process has just begun it"
-
-
-def test_a_refused_search_is_continued_where_no_other_is_unfinished(home):
-    at_second(1, best_search(home, TRIED, BestEnded(state="answered")))
-    refused = at_second(2, best_search(home, REFUSED))
-    assert unfinished(home, "k", BEST_KIND) == refused
-    answered = at_second(3, best_search(home, TRIED, BestEnded(state="answered")))
+def test_a_failed_search_is_not_continued_and_its_reason_is_shown(home):
+    at_second(1, best_search(home, TRIED))
+    failed = at_second(2, best_search(home, BestEnded(state="failed", reason="no module")))
     assert unfinished(home, "k", BEST_KIND) is None
-    assert newest_search(home, BEST_KIND) == answered
+    assert newest_search(home, BEST_KIND) == failed
+    cancelled = at_second(3, best_search(home, REFUSED))
+    assert unfinished(home, "k", BEST_KIND) == cancelled
 
 
 def test_instructions_reach_the_conductor_in_their_order(tmp_path):

@@ -12,13 +12,12 @@ from on_disk import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock
-from trainfast_runner.search.__main__ import conduct_request
 from trainfast_runner.search.best import opening
 from trainfast_runner.search.best.opening import budget_error, open_best
 from trainfast_runner.search.best.plan import BestRequest, plan_preset_best
 from trainfast_runner.search.best.survey import with_bounds
 from trainfast_runner.search.best_journal import BestEnded, Trial, read_best_journal
-from trainfast_runner.search.control import SearchRequest, pause
+from trainfast_runner.search.control import SearchRequest, conduct_request, pause
 from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve

@@ -21,9 +21,22 @@ from trainfast_runner.results.comparison import DOUBTFUL, NOISE
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
-from trainfast_runner.search.bench.rows import Bench, PlannedRow, prepare_grid, prepare_variants, run_order
-from trainfast_runner.search.bench.table import Row, RowResult, Table, needs_no_repeat, tabulate
-from trainfast_runner.search.bench.warm_rows import WarmRows, open_warm_rows, warm_groups
+from trainfast_runner.search.bench import (
+    Bench,
+    PlannedRow,
+    Row,
+    RowResult,
+    Table,
+    WarmRows,
+    needs_no_repeat,
+    open_warm_rows,
+    prepare_grid,
+    prepare_script_grid,
+    prepare_variants,
+    run_order,
+    tabulate,
+    warm_groups,
+)
 from trainfast_runner.search.conductor import Cancelled
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, read_vary
@@ -115,8 +128,6 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
     if (script := script_preset.path_of(arguments.preset)) is not None:
         if arguments.scale_batch != 1:
             raise UserError("--scale-batch is for a preset's variants", key="--scale-batch")
-        from trainfast_runner.search.bench.rows import prepare_script_grid
-
         return prepare_script_grid(script_preset.load(script), vary, arguments.settings, arguments.python)
     if vary:
         return prepare_grid(arguments.preset, vary, arguments.settings, arguments.scale_batch)
@@ -186,7 +197,7 @@ class BenchRows:
         is_cold = self._options.cold or any(planned.plan is not None for planned in bench.rows)
         groups = {} if is_cold else warm_groups(bench)
         total = len(bench.rows) * self._options.repeat
-        with open_warm_rows(self._home, self._raise_if_ended) as warm:
+        with open_warm_rows(self._home, self._raise_if_ended, print_holder) as warm:
             for number, planned in enumerate(run_order(bench, self._options.repeat, groups), start=1):
                 if needs_no_repeat(results_by_row[planned.id]):
                     continue
@@ -238,7 +249,7 @@ class BenchRows:
             return warm.train(plan)
         warm.end()
         if group is not None:
-            self._start_when_free(plan, group, lambda ready: warm.start(ready, group, self._on_wait))
+            self._start_when_free(plan, group, lambda ready: warm.start(ready, group))
             return warm.train(plan)
         directory = self._start_when_free(plan, group, lambda ready: launch.start(ready, self._home, self._on_wait))
         return follow(directory, self._signals, interrupt_stops=True)

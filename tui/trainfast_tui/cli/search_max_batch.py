@@ -9,12 +9,17 @@ from functools import partial
 from pathlib import Path
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.answer import BatchFollower, batch_report
-from trainfast_runner.search.batch.conductor import conduct_batch
-from trainfast_runner.search.batch.plan import BatchPlan, open_batch, plan_script_batch, plan_spec_batch
-from trainfast_runner.search.batch_journal import BatchEnded, BatchLine, Probe, read_batch_journal
+from trainfast_runner.search.batch.answer import batch_report
+from trainfast_runner.search.batch.conductor import (
+    BatchPlan,
+    conduct_batch,
+    open_batch,
+    plan_script_batch,
+    plan_spec_batch,
+)
+from trainfast_runner.search.batch_journal import BatchEnded, BatchFollower, BatchLine, Probe, read_batch_journal
 from trainfast_runner.search.conductor import SearchCaller
-from trainfast_runner.search.searches import BatchSearchOptions
+from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, resolve
 from trainfast_runner.units import counted
@@ -45,7 +50,7 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
     began_ns = time.monotonic_ns()
     home = Home().create()
-    options = BatchSearchOptions(
+    options = SearchOptions(
         no_oom=arguments.no_oom, confirmation_steps=arguments.proof_steps, fresh=arguments.fresh, wait=arguments.wait
     )
     with progress_when_slow("checking…"):

@@ -22,7 +22,7 @@ from trainfast_tui.live.snapshot import SearchKind, SearchSnapshotT, Snapshot
 from trainfast_tui.text.format import Piece, plain
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.batch.answer import BatchSnapshot
+    from trainfast_runner.search.batch_journal import BatchSnapshot
     from trainfast_runner.search.best.plan import BestRequest
     from trainfast_runner.search.best.report import BestSnapshot
     from trainfast_runner.search.best_journal import BestQuestion

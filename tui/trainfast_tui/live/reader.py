@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import Follower, RunSnapshot
-    from trainfast_runner.search.batch.answer import BatchFollower
+    from trainfast_runner.search.batch_journal import BatchFollower
     from trainfast_runner.search.best.report import BestFollower
 
 
@@ -320,7 +320,7 @@ class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
 
 def open_batch_journal(directory: Path) -> BatchFollower:
     """Return a follower of the journal of this batch search."""
-    from trainfast_runner.search.batch.answer import BatchFollower
+    from trainfast_runner.search.batch_journal import BatchFollower
 
     return BatchFollower(directory)
 

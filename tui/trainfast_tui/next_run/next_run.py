@@ -26,7 +26,7 @@ from trainfast_tui.text.next_run_words import typed_overrides
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.search.advice import Situation
-    from trainfast_runner.search.batch.answer import BatchSnapshot
+    from trainfast_runner.search.batch_journal import BatchSnapshot
     from trainfast_runner.settings.script_preset import ScriptPreset
 
 

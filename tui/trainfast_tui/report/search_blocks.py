@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from trainfast_runner.records.run_directory import state_text
-from trainfast_runner.search.batch.answer import BatchSnapshot
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
     BatchQuestion,
+    BatchSnapshot,
     ConfirmationRun,
     Probe,
     refuted_by,

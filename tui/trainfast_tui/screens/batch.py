@@ -11,9 +11,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import ANSWERED_STATES
 from trainfast_runner.records.run_directory import state_text
-from trainfast_runner.search.batch.answer import LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT, BatchSnapshot, measured_under
+from trainfast_runner.search.batch.answer import LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT, measured_under
 from trainfast_runner.search.batch.decide import ALIGNED_UNIT
-from trainfast_runner.search.batch_journal import CONFIRM_STEP, ConfirmationRun, Probe, refuted_by
+from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, Probe, refuted_by
 from trainfast_runner.search.fitted_memory import MemoryFit
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import counted

@@ -17,8 +17,7 @@ from trainfast_tui.text.next_run_words import typed_overrides
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.search.batch.answer import BatchSnapshot
-    from trainfast_runner.search.batch_journal import BatchAnswer, BatchEnded
+    from trainfast_runner.search.batch_journal import BatchAnswer, BatchEnded, BatchSnapshot
     from trainfast_runner.settings.spec import RunSpec
 
 

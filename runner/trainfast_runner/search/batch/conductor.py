@@ -1,35 +1,37 @@
-"""Take the steps of a batch search that `decide` chooses, record each outcome, and end every process."""
+"""Conduct a batch search: plan it, try the sizes that `decide` chooses, record each outcome, end every process.
+
+A preset's sizes are tried in one warm process after another, each of a script's in a process of its own.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import TELEMETRY_FILE
-from trainfast_runner.records.tick import Tick, read_ticks
-from trainfast_runner.records.worker_lines import ProbeLine
+from trainfast_runner.errors import UserError, highest, lowest
+from trainfast_runner.machine.devices import detect_machine
+from trainfast_runner.machine.resource_limits import read_host_free_bytes
+from trainfast_runner.records.home import Home, is_conducted
+from trainfast_runner.records.json_lines import newest
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.worker_lines import ProbeLine, ScriptLine
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.answer import answer_of, explain_nothing_fits
-from trainfast_runner.search.batch.decide import BatchState, decide, predict_size, state_of_batch_journal
-from trainfast_runner.search.batch.plan import SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS, BatchPlan
-from trainfast_runner.search.batch.probe_record import (
-    confirmation_record,
-    fitting_probe,
-    peaks_of_run,
-    probe_of,
-    probe_of_ended_run,
-    script_peaks,
-    size_that_data_fills,
-    unusable_reason,
+from trainfast_runner.search.batch.decide import (
+    BatchState,
+    decide,
+    predict_size,
+    state_of_batch_journal,
 )
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
@@ -53,17 +55,38 @@ from trainfast_runner.search.conductor import (
     raise_if_stopped,
     wait_until,
 )
-from trainfast_runner.search.fitted_memory import SCRIPT_PHASE, free_gpu_bytes, smallest_limit, with_limits
-from trainfast_runner.search.journal import Conducted, EndState
-from trainfast_runner.search.searches import BatchSearchOptions, incompatible_reason
+from trainfast_runner.search.fitted_memory import (
+    SCRIPT_PHASE,
+    free_gpu_bytes,
+    limit_unknown_error,
+    limits_of,
+    smallest_limit,
+    with_limits,
+)
+from trainfast_runner.search.journal import EndState, JournalWriter, fields_of
+from trainfast_runner.search.searches import (
+    BATCH_KIND,
+    ScriptPlanner,
+    SearchOptions,
+    incompatible_reason,
+    key_of_question,
+    new_search,
+    script_planner,
+    unfinished,
+)
 from trainfast_runner.settings.knob_values import KnobValues
+from trainfast_runner.settings.knobs import settings_of
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, strategy_of
 from trainfast_runner.units import mebibytes
+from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
+from trainfast_runner.worker.shared.memory_limit import malloc_settings
 from trainfast_runner.worker.shared.words import CONFIRMATION, PROBE
 
+SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS = 4, 2
+"""Steps of a script's probe, and those before the timed ones: the optimizer's states exist from the second on."""
 UNTIMED_CONFIRMATION_STEPS = 3
 """Steps of a confirmation run before the timed ones; fewer where that would leave none."""
-
-
 FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
 are slow."""
@@ -73,23 +96,108 @@ EXTRA_PREDICTION_WAIT_S = 5.0
 """A search waits for its prediction as long as its first process took to be ready, and this longer."""
 GPU_PREDICTION_WAIT_S = 30.0
 """A search on a GPU waits for its prediction at most this long before its first process takes the GPU."""
+VOIDING_BYTES = 64 << 20
+"""Chosen, not measured: a probe is void if another process took more than this meanwhile."""
+PEAK_FIELDS = ("peak_allocated_bytes", "peak_reserved_bytes")
+"""Fields of the same name in a reply, a rank's peaks and a probe."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """A checked batch search: the plan of its runs, and the planner of a script's probes."""
+
+    plan: RunPlan
+    plan_script_run: ScriptPlanner | None = None
+    """Plans the probes of a script; None for a preset."""
+
+
+def plan_spec_batch(spec: RunSpec, python: str | None) -> BatchPlan:
+    """Return the checked plan of a batch search of a preset or a script. Raises UserError."""
+    if spec.script is not None:
+        return plan_script_batch(spec.script, settings_of(spec.knobs, spec.overrides), python)
+    plan = planning.plan_run(spec, python)
+    engine, strategy = plan.spec.knobs["engine"], strategy_of(plan.spec.knobs)
+    if not strategy.batch_searchable:
+        raise UserError(
+            f"search max-batch cannot try batch sizes with strategy={strategy.name}",
+            key="strategy",
+            allowed=[name for name, entry in STRATEGIES.items() if entry.batch_searchable],
+            nearest=nearest_strategy(strategy, lambda entry: entry.batch_searchable),
+        )
+    if engine != "native":
+        words = f"search max-batch tries sizes with engine=native, not engine={engine}"
+        raise UserError(words, key="engine", allowed=["native"], nearest="native")
+    malloc_names = malloc_settings(os.environ) if plan.device == "cpu" else []
+    if malloc_names:
+        raise UserError(
+            f"{', '.join(malloc_names)}: a batch search on the CPU measures memory by malloc thresholds of its own",
+            key=malloc_names[0],
+            advice=f"env -u {' -u '.join(malloc_names)} trainfast-tui search ...",
+        )
+    return BatchPlan(plan)
+
+
+def plan_script_batch(preset: ScriptPreset, settings: Sequence[str], python: str | None) -> BatchPlan:
+    """Return the checked plan of a script's batch search. Raises UserError."""
+    plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
+    plan = plan_script_run({"steps": SCRIPT_PROBE_STEPS, "timing_warmup": UNTIMED_SCRIPT_STEPS})
+    if plan.device == "cuda" and plan.memory_limit_bytes is None and free_gpu_bytes(plan) is None:
+        raise limit_unknown_error()
+    return BatchPlan(plan, plan_script_run)
+
+
+def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Path:
+    """Return the directory of the search this plan continues, or of a new one with its first line written.
+
+    The key of a search has all visible GPUs; the journal has those that it took, the freest at its beginning.
+    """
+    home.create()
+    plan, spec = batch_plan.plan, batch_plan.plan.spec
+    visible: list[str | None] = []
+    if plan.device == "cuda":
+        visible = [gpu.uuid for gpu in detect_machine(plan.versions).gpus]
+    knobs = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
+    key = key_of_question((spec.model, spec.data, knobs, plan.device, visible, plan.python, plan.versions), plan)
+    earlier = None if options.fresh else unfinished(home, key, BATCH_KIND)
+    # The processes of a conducted search hold a part of the memory that was free when the search began.
+    if earlier is not None and (is_conducted(earlier) or _limits_still_fit(plan, earlier)):
+        return earlier
+    directory = new_search(home, spec.name)
+    limits = limits_of(plan)
+    journal = JournalWriter(directory)
+    journal.write(
+        BatchQuestion(
+            search_id=directory.name,
+            key=key,
+            **spec.record_fields(),
+            device=plan.device,
+            world_size=plan.world_size,
+            device_uuids=plan.device_uuids,
+            limits_bytes=list(limits.by_rank),
+            limit_words=limits.source,
+            clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        )
+    )
+    journal.close()
+    return directory
+
+
+def _limits_still_fit(plan: RunPlan, directory: Path) -> bool:
+    """True if the free memory still covers the limits that the search began with: with less the machine would swap."""
+    question = newest(read_batch_journal(directory), BatchQuestion)
+    limits_bytes = question.limits_bytes if question is not None and plan.device == "cpu" else []
+    return not limits_bytes or sum(limits_bytes) <= read_host_free_bytes()
 
 
 class BatchConductor(Conductor[BatchLine, BatchEnded]):
-    """Conducts a batch search: tries sizes, and confirms the largest that fits in a fresh process.
-
-    A preset's sizes are tried in a warm process, each of a script's in a process of its own.
-    """
-
-    _options: BatchSearchOptions
-    """The options with those of batch searches alone."""
+    """Conducts a batch search: tries sizes, and confirms the largest that fits in a fresh process."""
 
     def __init__(
         self,
         directory: Path,
         batch_plan: BatchPlan,
         home: Home,
-        options: BatchSearchOptions,
+        options: SearchOptions,
         caller: SearchCaller[BatchLine],
     ) -> None:
         lines = read_batch_journal(directory)
@@ -97,14 +205,9 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         plan = with_limits(on_gpus(batch_plan.plan, question.device_uuids), tuple(question.limits_bytes))
         super().__init__(directory, plan, home, lines, options, caller)
         self._plan_script_run = batch_plan.plan_script_run
+        self._try = self._try_in_warm_process if batch_plan.plan_script_run is None else self._try_in_own_process
         recorded = {line.run_id for line in lines if isinstance(line, Probe | ConfirmationRun)}
         self._orphans = OrphanedRuns(home, directory.name, recorded, PROBE, CONFIRMATION, is_new=len(lines) == 1)
-
-    def conducted_line(self, conducted: Conducted) -> Conducted:
-        """Return the line with this search's options."""
-        return msgspec.structs.replace(
-            conducted, no_oom=self._options.no_oom, confirmation_steps=self._options.confirmation_steps
-        )
 
     def open(self) -> None:
         """End an orphaned process and predict the largest size."""
@@ -125,8 +228,11 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         step = decision.step
         self._write(step)
         if step.action == "probe" and step.batch_size is not None:
-            probe = self._probe if self._plan_script_run is None else self._probe_script
-            return probe(step.batch_size)
+            outcome = self._try(step.batch_size)
+            if isinstance(outcome, BatchEnded):
+                return outcome
+            self._write(outcome)
+            return None
         self._runs.end_process()
         if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
@@ -141,34 +247,14 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         """Return an end without an answer."""
         return BatchEnded(state=state, reason=reason)
 
-    def _confirm(self, batch_size: int) -> None:
-        """Make the confirmation run, a normal run with data, or adopt that of a killed conductor."""
-        began_s, steps = self._runs.clock_s(), self._options.confirmation_steps
-        plan = self._plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
-        directory = self._adopt_confirmation(plan) or self._start(plan, CONFIRMATION)
-        result = self._runs.wait_for_end(directory)
-        ranks = self._confirmed_peaks(directory)
-        seconds = self._runs.clock_s() - began_s
-        self._write(confirmation_record(self._state(), ranks, result, batch_size, seconds))
-
-    def _start(self, plan: RunPlan, role: str) -> Path:
-        return self._record_launch(self._runs.start(plan, role), role)
-
-    def _record_launch(self, directory: Path, role: str) -> Path:
-        """Write that a run was started, or taken over, and return its directory."""
-        self._write(BatchLaunched(run_id=directory.name, role=role))
-        return directory
-
-    def _adopt_confirmation(self, plan: RunPlan) -> Path | None:
-        """Return the plan's run of a killed conductor, its launch recorded; None without one."""
-        adopted_run = self._orphans.adopt_measuring_run(plan)
-        launched_run_ids = {line.run_id for line in self._lines if isinstance(line, BatchLaunched)}
-        if adopted_run is not None and adopted_run.name not in launched_run_ids:
-            self._record_launch(adopted_run, CONFIRMATION)
-        return adopted_run
-
     def _state(self) -> BatchState:
         return state_of_batch_journal(self._lines, no_oom=self._options.no_oom)
+
+    def _record_launch(self, directory: Path, role: str) -> Path:
+        """Write, once, that a run was started or taken over, and return its directory."""
+        if not any(isinstance(line, BatchLaunched) and line.run_id == directory.name for line in self._lines):
+            self._write(BatchLaunched(run_id=directory.name, role=role))
+        return directory
 
     def _predict(self) -> None:
         """Get a warm process and a prediction before the first size is chosen: both at once on a CPU."""
@@ -185,46 +271,18 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
                 process = self._ready_process()
                 # A prediction saves a few sizes, so waiting about as long as for the process is worth it.
                 wait_s = self._runs.clock_s() - began_s + EXTRA_PREDICTION_WAIT_S
-                if process is not None:
+                if isinstance(process, WarmProcess):
                     wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + wait_s)
             finally:
                 cancelled.set()
-        if process is not None:
+        if isinstance(process, Probe):
+            self._write(process)
+        else:
             limit_bytes = smallest_limit(self._plan, process.available_bytes)
             self._write(prediction.result().against(self._plan, limit_bytes))
 
-    def _probe(self, batch_size: int) -> BatchEnded | None:
-        """Try one size in the warm process and write its `Probe`; return the end if nothing more can be tried."""
-        process = self._runs.process or self._ready_process()
-        if process is None:
-            return None
-        is_first = not any(probe.run_id == process.directory.name for probe in self._state().probes)
-        steps = (FIRST_PROBE_STEPS if is_first else LATER_PROBE_STEPS)[self._plan.device]
-        began_ns = time.monotonic_ns()
-        replies = process.probe(batch_size, steps)
-        seconds = (time.monotonic_ns() - began_ns) / 1e9
-        if replies is None:
-            # No rank answered: an error other than an OOM, or the run was killed, by the kernel or from outside.
-            result = self._runs.wait_for_process_end()
-            raise_if_stopped(result)
-            if result.state != "oom":
-                return BatchEnded(state="failed", reason=end_text(result))
-            self._write(probe_of_ended_run(batch_size, result, seconds))
-            return None
-        void_reason = None
-        if self._plan.device == "cuda":
-            uuids = self._plan.device_uuids
-            void_reason = void_by_others_reason(process.directory, replies, process.pids, uuids, began_ns)
-        self._write(probe_of(self._state(), batch_size, process.directory.name, seconds, replies, void_reason))
-        if any(line.outcome == "oom" for line in replies.values()):
-            self._runs.wait_for_process_end()
-        elif self._plan.spec.knobs["compile"] != "off":
-            # A compiled step of another size is another program, with memory of its own.
-            self._runs.end_process()
-        return None
-
-    def _ready_process(self) -> WarmProcess | None:
-        """Start the warm process and return it once all ranks are ready; None if it ended before, which is recorded."""
+    def _ready_process(self) -> WarmProcess | Probe:
+        """Start the warm process and return it once all ranks are ready, or the probe if memory ran out before."""
         process = self._runs.start_process(self._plan, PROBE)
         self._record_launch(process.directory, PROBE)
         if process.ready() is not None:
@@ -234,29 +292,59 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         if result.state != "oom":
             raise UserError(end_text(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
-        self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
-        return None
+        return probe_of_oom_run(1, result, result.seconds or 0.0, phase="model")
 
-    def _probe_script(self, batch_size: int) -> BatchEnded | None:
-        """Try one size in a process of its own, or take the ended probe that a killed conductor left."""
+    def _try_in_warm_process(self, batch_size: int) -> Probe | BatchEnded:
+        """Try one size in the warm process; return its record, or the end if nothing more can be tried."""
+        earlier, run_ids = self._runs.process, {probe.run_id for probe in self._state().probes}
+        # A compiled step of another size is another program, with memory of its own.
+        takes_one_size = self._plan.spec.knobs["compile"] != "off"
+        if earlier is not None and (earlier.ended_by_error or (takes_one_size and earlier.directory.name in run_ids)):
+            self._runs.end_process()
+        process = self._runs.process or self._ready_process()
+        if isinstance(process, Probe):
+            return process
+        is_first = process.directory.name not in run_ids
+        steps = (FIRST_PROBE_STEPS if is_first else LATER_PROBE_STEPS)[self._plan.device]
+        began_s = time.monotonic()
+        replies = process.probe(batch_size, steps)
+        seconds = time.monotonic() - began_s
+        if replies is None:
+            # No rank answered: an error other than an OOM, or the run was killed, by the kernel or from outside.
+            result = self._runs.wait_for_process_end()
+            raise_if_stopped(result)
+            is_oom = result.state == "oom"
+            failure = BatchEnded(state="failed", reason=end_text(result))
+            return probe_of_oom_run(batch_size, result, seconds) if is_oom else failure
+        void_reason = void_by_others_reason(replies) if self._plan.device == "cuda" else None
+        return probe_of_replies(self._state(), batch_size, process.directory.name, seconds, replies, void_reason)
+
+    def _try_in_own_process(self, batch_size: int) -> Probe | BatchEnded:
+        """Try one size in a run of its own, or take the ended probe that a killed conductor left."""
         began_s = self._runs.clock_s()
         plan = self._plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
         orphan = self._orphans.adopt_trying_run(plan)
-        if orphan is not None:
-            self._record_launch(orphan, PROBE)
-        directory = orphan or self._start(plan, PROBE)
+        directory = self._record_launch(orphan or self._runs.start(plan, PROBE), PROBE)
         result = self._runs.wait_for_end(directory)
         seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
         if result.state == "oom":
-            self._write(probe_of_ended_run(batch_size, result, seconds))
-            return None
+            return probe_of_oom_run(batch_size, result, seconds)
         filled = size_that_data_fills(result, batch_size, self._state().largest_fitted)
         failure = unusable_reason(result) or (incompatible_reason(result, ("batch_size",)) if filled is None else None)
         if failure is not None:
             return BatchEnded(state="failed", reason=failure)
-        probe = fitting_probe(directory, result, filled or batch_size, seconds, free_gpu_bytes(self._plan))
-        self._write(msgspec.structs.replace(probe, fills_data=filled is not None))
-        return None
+        available_bytes = free_gpu_bytes(self._plan)
+        probe = probe_of_run(self._state(), directory, result, filled or batch_size, seconds, available_bytes)
+        return msgspec.structs.replace(probe, fills_data=filled is not None)
+
+    def _confirm(self, batch_size: int) -> None:
+        """Make the confirmation run, a normal run with data, or adopt that of a killed conductor."""
+        began_s, steps = self._runs.clock_s(), self._options.confirmation_steps
+        plan = self._plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
+        directory = self._orphans.adopt_measuring_run(plan) or self._runs.start(plan, CONFIRMATION)
+        result = self._runs.wait_for_end(self._record_launch(directory, CONFIRMATION))
+        seconds = self._runs.clock_s() - began_s
+        self._write(confirmation_record(self._state(), peaks_of_run(directory), result, batch_size, seconds))
 
     def _plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
         """Plan an ordinary run of one size, under the limit of the search."""
@@ -272,15 +360,6 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
             memory_limit_bytes=self._plan.memory_limit_bytes or plan.memory_limit_bytes,
         )
 
-    def _confirmed_peaks(self, directory: Path) -> list[RankPeaks]:
-        """Return the highest peaks of each rank of a confirmation run; a script's as its limit counted them."""
-        if self._plan_script_run is None:
-            return peaks_of_run(directory)
-        return [
-            msgspec.structs.replace(peaks, peak_allocated_bytes=peaks.phase_peaks[SCRIPT_PHASE])
-            for peaks in script_peaks(directory, free_gpu_bytes(self._plan))
-        ]
-
 
 def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
     """Return a preset's plan on these GPUs, even if others are freer now; a script's plan unchanged.
@@ -294,7 +373,7 @@ def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
 
 
 def conduct_batch(
-    directory: Path, batch_plan: BatchPlan, home: Home, options: BatchSearchOptions, caller: SearchCaller[BatchLine]
+    directory: Path, batch_plan: BatchPlan, home: Home, options: SearchOptions, caller: SearchCaller[BatchLine]
 ) -> BatchEnded:
     """Conduct the search in `directory` to its end; record and return the end.
 
@@ -303,22 +382,183 @@ def conduct_batch(
     return conduct_alone(directory, lambda: BatchConductor(directory, batch_plan, home, options, caller))
 
 
-VOIDING_BYTES = 64 << 20
-"""Chosen, not measured: a probe is void if another process took more than this meanwhile."""
-
-
-def void_by_others_reason(
-    directory: Path,
+def probe_of_replies(
+    state: BatchState,
+    batch_size: int,
+    run_id: str,
+    seconds: float,
     replies: Mapping[int, ProbeLine],
-    own_pids: Collection[int],
-    devices: Collection[str],
-    begin_ns: int,
-) -> str | None:
-    """Return the reason that another process voids a probe; None if no process is known to have taken GPU memory.
+    void_reason: str | None,
+) -> Probe:
+    """Return the record of one size from its ranks' replies.
 
-    Available memory shrinks when another process takes some, but also when a size loads its kernels. At the first size
-    of a warm process only the driver's list of processes tells the two apart; a later size has its kernels when
-    repeated.
+    `void_reason` is the reason that the probe does not count, None if it does.
+    """
+    ranks = [_peaks_of_reply(rank, reply) for rank, reply in sorted(replies.items())]
+    oom_rank = next((rank for rank, line in replies.items() if line.outcome == "oom"), None)
+    if oom_rank is None and void_reason is None:
+        slowest_ms = max(reply.step_ms[-1] for reply in replies.values())
+        samples = sum(reply.samples or 0 for reply in replies.values())
+        rate = 1000 * samples / slowest_ms if slowest_ms > 0 else None
+        return _probe_that_fits(state, batch_size, run_id, seconds, ranks, slowest_ms, rate)
+    rank = ranks[0].rank if oom_rank is None else oom_rank
+    line = replies[rank]
+    return Probe(
+        batch_size=batch_size,
+        outcome="oom" if void_reason is None else "void",
+        run_id=run_id,
+        seconds=seconds,
+        reason=void_reason or line.message or "",
+        rank=rank,
+        ranks=ranks,
+        **fields_of(line, "phase", "phase_peaks", *PEAK_FIELDS),
+    )
+
+
+def probe_of_run(
+    state: BatchState, directory: Path, result: Result, batch_size: int, seconds: float, available_bytes: int | None
+) -> Probe:
+    """Return the record of a size that fitted in a run of its own; `available_bytes` are those of each rank."""
+    ranks = [msgspec.structs.replace(peaks, available_bytes=available_bytes) for peaks in peaks_of_run(directory)]
+    rate = result.throughput.samples_per_s.typical
+    return _probe_that_fits(state, batch_size, result.run_id, seconds, ranks, result.step_ms.p50, rate)
+
+
+def probe_of_oom_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
+    """Return the record of a size that ran out of memory before its ranks answered; `phase` if the run names none."""
+    error = result.error
+    return Probe(
+        batch_size=batch_size,
+        outcome="oom",
+        run_id=result.run_id,
+        seconds=seconds,
+        reason=result.reason,
+        rank=error.rank if error else None,
+        phase=(error.phase if error else None) or phase,
+    )
+
+
+def _probe_that_fits(
+    state: BatchState,
+    batch_size: int,
+    run_id: str,
+    seconds: float,
+    ranks: list[RankPeaks],
+    step_ms: float | None,
+    samples_per_s: float | None,
+) -> Probe:
+    """Return the record of a size that fitted, with the peaks of the rank that was nearest to its limit."""
+
+    def left_bytes(peaks: RankPeaks) -> int:
+        limit_bytes = lowest((state.limit_bytes(peaks.rank), peaks.available_bytes)) or 0
+        return limit_bytes - (peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
+
+    fullest = min(ranks, key=left_bytes)
+    return Probe(
+        batch_size=batch_size,
+        outcome="fits",
+        run_id=run_id,
+        seconds=seconds,
+        step_ms=step_ms,
+        samples_per_s=samples_per_s,
+        alloc_retries=sum(peaks.alloc_retries or 0 for peaks in ranks),
+        ranks=ranks,
+        rank=fullest.rank,
+        phase=max(fullest.phase_peaks, key=lambda phase: fullest.phase_peaks[phase], default=None),
+        **fields_of(fullest, "phase_peaks", *PEAK_FIELDS),
+    )
+
+
+def _peaks_of_reply(rank: int, line: ProbeLine) -> RankPeaks:
+    bytes_after = line.available_after_bytes
+    return RankPeaks(
+        rank=rank,
+        available_bytes=line.available_bytes if bytes_after is None else bytes_after,
+        step_ms=line.step_ms[-1] if line.step_ms else None,
+        **fields_of(line, "phase_peaks", "limit_peak_bytes", "alloc_retries", *PEAK_FIELDS),
+    )
+
+
+def peaks_of_run(directory: Path) -> list[RankPeaks]:
+    """Return the highest peaks of each rank of a run that took a step; retries and time are those of its last step.
+
+    A script's hooks see no phases: its one phase has the peak as its limit counts it.
+    """
+    records = read_records(directory)
+    ranks = []
+    for rank, steps in sorted(records.steps.items()):
+        if not steps:
+            continue
+        script_lines = [line for line in records.worker_lines.get(rank, []) if isinstance(line, ScriptLine)]
+        allocated_bytes = highest(step.peak_allocated_bytes for step in steps)
+        phases = {phase for step in steps for phase in step.phase_peaks or ()}
+        phase_peaks = {phase: max((step.phase_peaks or {}).get(phase, 0) for step in steps) for phase in sorted(phases)}
+        # malloc keeps freed blocks, so the limit counts a little more than the resident memory.
+        counted_bytes = highest(line.limit_peak_bytes for line in script_lines)
+        if not phase_peaks:
+            phase_peaks = {SCRIPT_PHASE: counted_bytes or allocated_bytes or 0}
+        ranks.append(
+            RankPeaks(
+                rank=rank,
+                phase_peaks=phase_peaks,
+                peak_allocated_bytes=allocated_bytes,
+                peak_reserved_bytes=highest(step.peak_reserved_bytes for step in steps),
+                limit_peak_bytes=counted_bytes,
+                alloc_retries=steps[-1].alloc_retries,
+                step_ms=steps[-1].step_ms,
+                widths=script_lines[-1].widths if script_lines else None,
+            )
+        )
+    return ranks
+
+
+def confirmation_record(
+    state: BatchState, ranks: list[RankPeaks], result: Result, batch_size: int, seconds: float
+) -> ConfirmationRun:
+    """Return the record of a confirmation run of this size; `seconds` stands in where its result has none."""
+    warm_sizes = [probe.batch_size for probe in state.probes_that_fit if probe.batch_size >= batch_size]
+    return ConfirmationRun(
+        batch_size=batch_size,
+        run_id=result.run_id,
+        state=result.state,
+        reason=result.reason,
+        peak_allocated_bytes=result.memory.peak_allocated_bytes,
+        ranks=ranks,
+        samples_per_s=result.throughput.samples_per_s.typical,
+        step_ms=result.step_ms.p50,
+        seconds=result.seconds if result.seconds is not None else seconds,
+        refutes=warm_sizes if result.state == "oom" else [],
+    )
+
+
+def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -> int | None:
+    """Return the batch that ran if the script's data fills no batch of `asked_size`; None if that size ran.
+
+    A script that ran a size as asked (`largest_fitted`, 0 before any) does not ignore the batch size.
+    """
+    for override in result.script.overridden if result.script is not None else ():
+        ran = override.ran
+        if override.knob == "batch_size" and isinstance(ran, int) and 0 < largest_fitted <= ran < asked_size:
+            return ran
+    return None
+
+
+def unusable_reason(result: Result) -> str | None:
+    """Return why a probe has no figures for its size (it failed, or took no step); None if it has them."""
+    if result.state != "finished":
+        return end_text(result)
+    if result.steps.measured == 0:
+        return f"{result.run_id}: {result.reason}"
+    if result.memory.peak_allocated_bytes is None:
+        return f"the memory of {result.run_id} is not known"
+    return None
+
+
+def void_by_others_reason(replies: Mapping[int, ProbeLine]) -> str | None:
+    """Return the reason that another process voids a probe on a GPU; None if none is known to have taken memory.
+
+    Available memory shrinks when another process takes some, but also when a size loads its kernels: that of a warm
+    process's first size says nothing, and a later size has its kernels when repeated.
     """
     for rank, line in sorted(replies.items()):
         if line.number == 1 or line.available_bytes is None or line.available_after_bytes is None:
@@ -329,34 +569,4 @@ def void_by_others_reason(
                 f"rank {rank}'s GPU lost {mebibytes(lost_bytes)} of free memory during the probe: to another"
                 " process, or to kernels that this size was the first to load"
             )
-    try:
-        ticks, _ = read_ticks(directory / TELEMETRY_FILE)
-    except OSError:
-        return None
-    return others_growth_text(ticks, own_pids, devices, begin_ns)
-
-
-def others_growth_text(
-    ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int
-) -> str | None:
-    """Return the growth of another process on the run's devices since `begin_ns`, in words; None if none grew.
-
-    Also None if none of `own_pids` is listed: the driver's process ids are then not those of this container.
-    """
-    first_bytes: dict[str, dict[int, int]] = {}
-    for tick in ticks:
-        for device in tick.devices:
-            if device.uuid not in devices or device.uuid is None or device.processes is None:
-                continue
-            listed = {process.pid: process.memory_used_bytes or 0 for process in device.processes}
-            other_bytes = {pid: used_bytes for pid, used_bytes in listed.items() if pid not in own_pids}
-            if tick.t_ns < begin_ns or device.uuid not in first_bytes:
-                first_bytes[device.uuid] = other_bytes
-                continue
-            if len(other_bytes) == len(listed):
-                continue
-            for pid, used_bytes in other_bytes.items():
-                growth_bytes = used_bytes - first_bytes[device.uuid].get(pid, 0)
-                if growth_bytes > VOIDING_BYTES:
-                    return f"process {pid} took {mebibytes(growth_bytes)} of GPU {device.index} meanwhile"
     return None

@@ -38,8 +38,7 @@ from trainfast_runner.search.best_journal import (
     Trial,
     read_best_journal,
 )
-from trainfast_runner.search.followed_journal import FollowedJournal, SearchSnapshot, state_of_search
-from trainfast_runner.search.journal import Waiting, fields_of, first_fields, worked_seconds
+from trainfast_runner.search.journal import JournalFollower, Waiting, fields_of, first_fields, worked_seconds
 from trainfast_runner.search.measured_speeds import ProcessStarts, log_rate, measurements
 from trainfast_runner.search.searches import knobs_key
 
@@ -329,12 +328,27 @@ class BestSoFar(BestJournal):
 
 
 @dataclass(frozen=True)
-class BestSnapshot(SearchSnapshot):
+class BestSnapshot:
     """The state of a best-fit search at one moment."""
 
     so_far: BestSoFar
     untaken_instructions: tuple[Instruction, ...] = ()
     """The instructions that the conductor has not taken yet."""
+
+    @property
+    def directory(self) -> Path:
+        """The search's directory."""
+        return self.so_far.directory
+
+    @property
+    def state(self) -> str:
+        """The state of the search, as of its journal."""
+        return self.so_far.state
+
+    @property
+    def is_live(self) -> bool:
+        """True if a conductor works on the search."""
+        return self.so_far.is_live
 
 
 class BestFollower:
@@ -342,16 +356,12 @@ class BestFollower:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._journal: FollowedJournal[BestLine] = FollowedJournal(directory, BestLine)
-        self._so_far = BestSoFar(())
+        self._journal = JournalFollower(directory, BestSoFar, BestLine)
 
     def poll(self) -> BestSnapshot:
         """Read the new lines and return a snapshot."""
-        has_conductor = self._journal.read()
-        if len(self._journal.lines) > len(self._so_far.lines):
-            self._so_far = BestSoFar(self._journal.lines)
+        so_far = self._journal.poll()
         untaken_instructions: list[Instruction] = []
         with suppress(OSError):  # unreadable for the moment
-            untaken_instructions = read_instructions(self.directory)[len(self._so_far.instructions) :]
-        state = state_of_search(self.directory, self._so_far, has_conductor=has_conductor)
-        return BestSnapshot(self.directory, state, self._so_far, tuple(untaken_instructions))
+            untaken_instructions = read_instructions(self.directory)[len(so_far.instructions) :]
+        return BestSnapshot(so_far, tuple(untaken_instructions))
