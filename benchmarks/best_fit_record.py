@@ -34,7 +34,7 @@ from trainfast_runner.records.home import Home, conductor_lock
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
 from trainfast_runner.search.best.candidates import default_global_batch, enumerate_space
-from trainfast_runner.search.best.plan import vary_of
+from trainfast_runner.search.best.question import vary_of
 from trainfast_runner.search.best_journal import Candidate, Space
 from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.search.searches import candidate_spec, new_search

@@ -23,8 +23,7 @@ from trainfast_runner.search.batch.conductor import conduct_batch
 from trainfast_runner.search.batch.plan import open_batch, plan_spec_batch
 from trainfast_runner.search.batch_journal import BatchLine
 from trainfast_runner.search.best.conductor import conduct_best
-from trainfast_runner.search.best.opening import open_best
-from trainfast_runner.search.best.plan import plan_spec_best
+from trainfast_runner.search.best.question import open_best, plan_spec_best
 from trainfast_runner.search.best_journal import BestLine
 from trainfast_runner.search.conductor import AlreadyConducted, SearchCaller
 from trainfast_runner.search.control import SearchRequest

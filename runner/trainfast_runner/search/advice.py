@@ -12,7 +12,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.links import Interconnect, read_links_among
 from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.home import Home
@@ -43,7 +42,7 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
         precision_advice(spec, machine),
         batch_advice(spec, machine),
         model_advice(situation) if _tensor_cores(spec, machine) else None,
-        accumulation_advice(spec, situation),
+        accumulation_advice(spec),
         sequence_advice(spec, machine),
     )
     return tuple(advice for advice in possible_advice if advice is not None)
@@ -123,31 +122,13 @@ def model_advice(situation: Situation) -> Advice | None:
     return Advice("model", " ".join(hints)) if hints else None
 
 
-def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
+def accumulation_advice(spec: RunSpec) -> Advice | None:
     """Advise against accumulation where the batch fits in one piece."""
     batch = whole_number(spec.knobs, "batch_size")
     pieces = whole_number(spec.knobs, "grad_accum")
     if pieces == 1:
         return None
-    whole_batch = batch * pieces
-    similar_runs = [
-        run for run in situation.measured if has_same(run, spec, (*SAME_MEMORY, "strategy", "memory_limit"))
-    ]
-    fitted_runs = [run for run in similar_runs if run.state == "finished" and _batch(run) >= whole_batch]
-    failed_runs = [run for run in similar_runs if run.state == "oom" and batch < _batch(run) <= whole_batch]
-    alternative = f"batch_size={whole_batch} with grad_accum=1 is the same global batch"
-    if fitted_runs:
-        return Advice(
-            "grad_accum",
-            f"1: {alternative} and fitted here ({fitted_runs[0].run_id}); accumulation only slows it.",
-            "1",
-        )
-    if failed_runs:
-        return Advice(
-            "grad_accum",
-            f"{pieces} is right: batch_size={_batch(failed_runs[0])} did not fit here ({failed_runs[0].run_id}). Prefer"
-            " the largest batch that fits and few pieces to small batches and many.",
-        )
+    alternative = f"batch_size={batch * pieces} with grad_accum=1 is the same global batch"
     return Advice("grad_accum", f"Try 1 first: {alternative}, and where it fits accumulation only slows it.", "1")
 
 
@@ -165,10 +146,6 @@ def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 def _tensor_cores(spec: RunSpec, machine: Machine) -> bool:
     """True if the run's shapes may meet tensor cores, so that alignment matters."""
     return machine.device == "cuda" or spec.knobs["precision"] in MIXED_PRECISIONS
-
-
-def _batch(run: EndedRun) -> int:
-    return int(str(run.knobs.get("batch_size") or 0))
 
 
 def _aligned(length: int) -> int:
@@ -297,21 +274,14 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
                 f" {fastest_run.samples_per_s:.3g} samples/s ({fastest_run.run_id}).{guide}",
                 fastest_strategy,
             )
-        if fastest_strategy != value:
-            reason += f" Only {fastest_strategy} has been measured here: {fastest_run.samples_per_s:.3g} samples/s."
     return Advice("strategy", f"{value}: {reason}", value)
 
 
 def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:
     """Return the strategy that Hugging Face's decision tree chooses on estimated memory, and the reason."""
     if machine.device == "cpu":
-        unused = "without a GPU"
-        if asks_for_cpu(spec.knobs["devices"]):
-            unused = f"with devices={spec.knobs['devices']}"
-        elif machine.nvml_gpus:
-            unused = "the GPUs here are hidden, or torch is built without CUDA:"
         return "single", (
-            f"{unused} the processes of other strategies share these {machine.cores} cores; ddp with devices=2"
+            f"on a CPU the processes of other strategies share its {machine.cores} cores; ddp with devices=2"
             " shows how one works, not how fast it is."
         )
     usable = [gpu for gpu in machine.gpus if gpu.error is None]

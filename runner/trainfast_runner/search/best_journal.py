@@ -69,16 +69,6 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
-class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """An effect that an earlier search of the same model found on this device, in percent of the rate."""
-
-    knob: str
-    value: KnobValue
-    before: KnobValue
-    gain_percent: Interval
-    search_id: str
-
-
 class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     """The question of a best-fit search. The baseline is the recorded spec, with a batch that makes `global_batch`.
 
@@ -97,8 +87,6 @@ class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     for_steps: int | None = None
     budget_s: float = 600.0
     device_names: list[str] = []
-    earlier: list[EarlierEffect] = []
-    """Effects that earlier searches measured; empty with --fresh."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +143,11 @@ class Attempt(Line, frozen=True, kw_only=True):
     outcome: str
     """An `AttemptOutcome`."""
     peak_allocated_bytes: int | None = None
-    last_loss: float | None = None
+    losses: list[float | None] = []
+    """Losses of a trial's timed steps, or the first and the last of a cold run; None where not finite.
+
+    Every trial begins with the same weights and keeps its learning rate, so losses compare step by step.
+    """
     seconds: float
     reason: str = ""
     missing_bytes: int | None = None
@@ -178,9 +170,6 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     step_ms: list[float] = []
     """The timed steps."""
     joules: float | None = None
-    losses: list[float | None] = []
-    """Losses of the timed steps, None where not finite. Every trial begins with the same weights and keeps its learning
-    rate, so losses compare step by step."""
     repeats: bool = False
     """True for the last trial of a process, which repeats its first to show drift."""
 
@@ -197,7 +186,6 @@ class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
     predicted: PredictedSpeed | None = None
     """The speed predicted before the launch."""
     start_s: float = 0.0
-    first_loss: float | None = None
 
 
 class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
@@ -254,8 +242,6 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     gain_percent: Interval
     measured: bool = False
     """True if cold runs measured the gain."""
-    earlier: bool = False
-    """True if the value was not tried and its gain is that of earlier searches."""
 
 
 class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):

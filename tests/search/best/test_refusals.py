@@ -1,22 +1,19 @@
 """`search best`: questions that are refused before anything starts, each with one line that helps."""
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli.command import SMALL
-from on_disk import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock
 from trainfast_runner.search.__main__ import conduct_request
-from trainfast_runner.search.best import opening
-from trainfast_runner.search.best.opening import budget_error, open_best
-from trainfast_runner.search.best.plan import BestRequest, plan_preset_best
-from trainfast_runner.search.best.survey import with_bounds
+from trainfast_runner.search.best import question
+from trainfast_runner.search.best.candidates import with_bounds
+from trainfast_runner.search.best.question import BestRequest, open_best, plan_preset_best
 from trainfast_runner.search.best_journal import BestEnded, Trial, read_best_journal
 from trainfast_runner.search.control import SearchRequest, pause
 from trainfast_runner.search.journal import JournalWriter
@@ -74,7 +71,7 @@ def test_a_dry_run_counts_and_starts_nothing(cli):
 def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(tmp_path, monkeypatch, capsys):
     looks, cores = [], len(os.sched_getaffinity(0))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
-    monkeypatch.setattr(opening, "others_cores", lambda seconds: looks.append(seconds) or cores / 2)
+    monkeypatch.setattr(question, "others_cores", lambda seconds: looks.append(seconds) or cores / 2)
     monkeypatch.setattr(search_best, "conduct_best", lambda *arguments: BestEnded(t_ns=1, state="cancelled"))
     words = [*BEST, "--set", "devices=cpu", "--vary", "precision=fp32,bf16"]
     assert main(words) == 130
@@ -93,10 +90,10 @@ def test_a_quiet_cpu_and_a_gpu_are_not_estimated_before_a_search(monkeypatch):
     asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
     best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu"]), asked)
     looks: list[float] = []
-    monkeypatch.setattr(opening, "others_cores", lambda seconds: looks.append(seconds))
+    monkeypatch.setattr(question, "others_cores", lambda seconds: looks.append(seconds))
     for device in ("cpu", "cuda"):
         monkeypatch.setattr(best_plan.survey, "plan", replace(best_plan.plan, device=device))
-        assert opening.estimate_beside_others(best_plan, Home(Path("/nonexistent"))) is None
+        assert question.estimate_beside_others(best_plan, Home(Path("/nonexistent"))) is None
     assert len(looks) == 1, "a GPU needs no look"
 
 
@@ -107,26 +104,6 @@ def test_without_vary_only_what_trains_the_same_is_varied(cli):
     assert {"lr", "seq_len"} <= set(found["left_alone"])
     assert "bf16-pure" not in found["vary"]["precision"]
     assert found["global_batch"] == 2
-
-
-def test_refused_budget_is_in_minutes_and_the_option_in_seconds():
-    error = budget_error(600.0, 812.4, "")
-    assert error.line_without_option() == (
-        "the budget of 10 min is below the cost of the baseline; try a budget of 1 h 07 min or more"
-    )
-    assert error.line().endswith("try --budget 4062s or more")
-
-
-def test_a_budget_below_the_start_of_earlier_runs_is_refused_before_anything_starts(cli):
-    run = cli.home / "runs" / RECORDED.name
-    shutil.copytree(RECORDED, run)
-    words = ("search", "best", "tiny-llama", "--vary", "precision=fp32,bf16")
-    line = cli(*words, "--budget", "0.5s").refused()
-    assert "the budget of 0.5 s is below the cost of the baseline: a process starts in" in line
-    assert "or more" in line
-    assert cli(*words, "--budget", "0.5s", "--dry-run").refused() == line, "no plan of a search that is refused"
-    assert not (cli.home / "searches").exists()
-    assert Home(cli.home).run_ids() == [run.name]
 
 
 def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(tmp_path):

@@ -12,10 +12,18 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.conductor import conduct_best
-from trainfast_runner.search.best.opening import estimate, estimate_beside_others, open_best
-from trainfast_runner.search.best.plan import BestPlan, BestRequest, plan_preset_best, plan_script_best, read_budget
-from trainfast_runner.search.best.report import BestSoFar, best_report
+from trainfast_runner.search.best.question import (
+    BestPlan,
+    BestRequest,
+    estimate,
+    estimate_beside_others,
+    open_best,
+    plan_preset_best,
+    plan_script_best,
+    read_budget,
+)
 from trainfast_runner.search.best_journal import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import script_preset
@@ -80,7 +88,7 @@ def search_best(arguments: argparse.Namespace) -> int:
     with progress_when_slow("checking…"):
         best_plan = _plan(arguments, request)
     if arguments.dry_run:
-        _print_estimate(best_plan, home, options, arguments.json)
+        _print_estimate(best_plan, home, arguments.json)
         return 0
     if arguments.wait:
         began_ns += await_devices(best_plan.plan, home)
@@ -142,9 +150,9 @@ def _report(directory: Path, as_json: bool, record: Path | None) -> None:
         write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
 
 
-def _print_estimate(best_plan: BestPlan, home: Home, options: SearchOptions, as_json: bool) -> None:
+def _print_estimate(best_plan: BestPlan, home: Home, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
-    best_estimate = estimate(best_plan, home, options)
+    best_estimate = estimate(best_plan, home)
     if as_json:
         print_json(dataclasses.asdict(best_estimate))
     else:
