@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from trainfast_runner.errors import highest
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.run_file import PredictedSpeed
@@ -113,7 +114,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return whole_number(self.knobs, "batch_size") if "batch_size" in self.knobs else 1
 
 
-class Space(Line, frozen=True, kw_only=True, tag="space"):
+class Space(Line, frozen=True, kw_only=True, tag="space", eq=False):
     """Every candidate, the baseline among them; `dropped` combinations have another global batch.
 
     A later line has the same candidates with more of them predicted; the last one counts.
@@ -356,6 +357,23 @@ class BestJournal(JournalLines):
     def ended(self) -> BestEnded | None:
         """The end; None while the search goes on or was continued."""
         return current_end(self.lines, BestEnded)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All candidates, by number; empty before they are listed."""
+        return [] if self.space is None else self.space.candidates
+
+    def candidate(self, number: int) -> Candidate:
+        """Return a candidate; one without knobs for a number that a damaged journal does not list."""
+        return self.candidates[number] if 0 <= number < len(self.candidates) else Candidate(knobs={})
+
+    def peak_bytes(self, number: int) -> int | None:
+        """Return the highest measured peak of a candidate; None if none was measured."""
+        return highest(line.peak_allocated_bytes for line in self.attempts if line.candidate_number == number)
+
+    def memory_bytes(self, number: int) -> int | None:
+        """Return the highest measured peak of a candidate, else its prediction; None without either."""
+        return self.peak_bytes(number) or self.candidate(number).predicted_bytes
 
     @property
     def answer(self) -> BestAnswer | None:

@@ -141,6 +141,7 @@ def _robust_variance(deviations: Sequence[float]) -> float:
 Array = NDArray[np.float64]
 Point = tuple[int, ...]
 """The level of each modelled knob: the index of its value among the values that the candidates have."""
+Points = Sequence[Point] | NDArray[np.int_]
 SMOOTH_KNOBS = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose similar values have similar effects."""
 LENGTH_SCALE_LOG2 = 1.4
@@ -166,6 +167,8 @@ class Levels:
         weight_of = weights or {}
         self._correlations = [_correlations(name, self.values[name], weight_of.get(name, 1.0)) for name in self.names]
         self._numbers = {point: number for number, point in enumerate(self.points)}
+        self.array = np.array(self.points, dtype=int).reshape(len(self.points), len(self.names))
+        """The points as rows."""
 
     def point(self, knobs: KnobValues) -> Point:
         """Return the levels of these knobs. Raises KeyError for a value that no candidate has."""
@@ -177,13 +180,13 @@ class Levels:
         point[self.names.index(name)] = level
         return self._numbers.get(tuple(point))
 
-    def covariance_parts(self, points: Sequence[Point], others: Sequence[Point]) -> Array:
+    def covariance_parts(self, points: Points, others: Points) -> Array:
         """Return the parts of the prior covariance of every two points, before `Scales` multiply them.
 
         They are: of the mean; the sum over knobs of the correlations of their levels; twice the sum over pairs of knobs
         of the products of these; 1 if every level is the same.
         """
-        rows, columns = (np.array(each, dtype=int).reshape(len(each), len(self.names)) for each in (points, others))
+        rows, columns = (np.asarray(each, dtype=int).reshape(len(each), len(self.names)) for each in (points, others))
         totals, squares = np.zeros((2, len(points), len(others)))
         same = np.ones((len(points), len(others)), dtype=bool)
         for table, levels, other_levels in zip(self._correlations, rows.T, columns.T, strict=True):
@@ -312,24 +315,26 @@ class Likelihood:
 
 
 class Posterior:
-    """Mean and variance of every candidate's ln rate after the observations. `center` is the prior mean."""
+    """Mean and variance of every candidate's ln rate after observations of a point each; `center` is the prior mean."""
 
     def __init__(self, levels: Levels, scales: Scales, center: float, observations: Sequence[Observation]) -> None:
         self.levels, self.scales = levels, scales
-        weights, points = _terms(observations)
+        _, points = _terms(observations)
         rows, whitened = Likelihood(levels, observations, center).factor(scales)
-        self._components = np.linalg.solve(rows, weights @ self._between(points, levels.points))
+        # Not `@` or `solve`: the threads of BLAS spin beside a busy process, and made a decision four times as long.
+        self._components = np.einsum("ij,jk->ik", np.linalg.inv(rows), self._between(points, levels.array))
         self.mean: Array = center + whitened @ self._components
         # Every point has the same covariance with itself.
-        own_variance = self._between(levels.points[:1], levels.points[:1])[0, 0]
+        own_variance = self._between(levels.array[:1], levels.array[:1])[0, 0]
         self.variance: Array = np.maximum(own_variance - np.square(self._components).sum(axis=0), 0.0)
 
     def covariances(self, number: int) -> Array:
         """Return the posterior covariance of a candidate with every candidate."""
-        prior: Array = self._between([self.levels.points[number]], self.levels.points)[0]
-        return prior - self._components[:, number] @ self._components
+        prior: Array = self._between(self.levels.array[[number]], self.levels.array)[0]
+        covariances: Array = prior - self._components[:, number] @ self._components
+        return covariances
 
-    def _between(self, points: Sequence[Point], others: Sequence[Point]) -> Array:
+    def _between(self, points: Points, others: Points) -> Array:
         return _prior(self.levels.covariance_parts(points, others), self.scales)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,8 +40,8 @@ from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import peak_precision
 from trainfast_runner.settings.spec import RunSpec, spec_of_record, strategy_of
 
-RUNS_READ_FOR_SPEEDS, SEARCHES_READ_FOR_SPEEDS = 200, 20
-"""Number of newest runs and searches that are read."""
+RUNS_READ_FOR_SPEEDS = 200
+"""Number of newest runs that are read."""
 MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
 """Largest number of measured speeds that count: of the spec's model, and of other models."""
 SLOW_SHARE = 0.5
@@ -51,10 +52,7 @@ COMPARABLE_THROTTLED_SHARE = 0.05
 
 @dataclass(frozen=True)
 class EarlierSpeed:
-    """The ln samples/s that a run or a trial measured, with the variance of its noise.
-
-    `process` is the run id of the process that measured.
-    """
+    """The ln samples/s that a run measured, with the variance of its noise. `process` is its run id."""
 
     spec: RunSpec
     devices: int
@@ -83,27 +81,17 @@ def measured_speeds(home: Home, spec: RunSpec, device: SpeedDevice) -> list[Earl
     """
     own_speeds: list[EarlierSpeed] = []
     other_speeds: list[EarlierSpeed] = []
-    for speed in _speeds_of_runs(home, device):
-        speeds, max_count = (
-            (own_speeds, MAX_OF_MODEL)
-            if training_of(speed.spec) == training_of(spec)
-            else (other_speeds, MAX_OF_OTHERS)
-        )
-        if len(speeds) < max_count:
-            speeds.append(speed)
-    return [*own_speeds, *other_speeds]
-
-
-def _speeds_of_runs(home: Home, device: SpeedDevice) -> Iterator[EarlierSpeed]:
-    for run_id in home.newest_run_ids(RUNS_READ_FOR_SPEEDS):
-        result = read_written_result(home.directory(run_id))
-        if result is None or not is_comparable(result):
+    for directory in map(home.directory, home.newest_run_ids(RUNS_READ_FOR_SPEEDS)):
+        result = read_written_result(directory)
+        run = read_run_file(directory) if result is not None and is_comparable(result) else None
+        if result is None or run is None or run.script is not None:
             continue
-        run = read_run_file(home.directory(run_id))
-        if run is None or run.script is not None:
-            continue  # the speed of the user's own script
-        if _device_of(run) == device and (speed := _speed_of_run(run, result)) is not None:
-            yield speed
+        if SpeedDevice(run.device, next(iter(run.device_names), "")) != device:
+            continue
+        with suppress(UserError):  # knobs of another version
+            speed = _speed_of_run(run, result)
+            (own_speeds if training_of(speed.spec) == training_of(spec) else other_speeds).append(speed)
+    return [*own_speeds[:MAX_OF_MODEL], *other_speeds[:MAX_OF_OTHERS]]
 
 
 def is_comparable(result: Result) -> bool:
@@ -117,22 +105,14 @@ def is_comparable(result: Result) -> bool:
     return throttled <= COMPARABLE_THROTTLED_SHARE and bool(result.throughput.samples_per_s.typical)
 
 
-def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed | None:
-    rate = result.throughput.samples_per_s
-    try:
-        spec = spec_of_record(run)
-    except UserError:
-        return None  # knobs of another version
+def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed:
+    spec, rate = spec_of_record(run), result.throughput.samples_per_s
     assert rate.typical
     deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.typical
     # Other processes slow a run by about the share of the cores that they take.
     others_share = (result.conditions.others_cpu_percent or 0.0) / 100
     variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others_share**2
     return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.typical), variance, run.run_id)
-
-
-def _device_of(run: RunFile) -> SpeedDevice:
-    return SpeedDevice(run.device, next(iter(run.device_names), ""))
 
 
 SLOWDOWN = {"cpu": (1.6, 1.35, 0.6), "cuda": (1.0, 1.2, 1.0)}
@@ -322,17 +302,12 @@ class SpeedModel:
             if not self._calibrated:
                 return UnknownSpeed("this device is not calibrated; run doctor --calibrate")
             return UnknownSpeed(f"known only within a factor of {factor * factor:.1f}; a run tells more")
+        basis = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
+        counts = {"of this model": self.own_count, "of others": len(self._measured) - self.own_count}
+        if self._measured:
+            basis += f" and measured runs: {', '.join(f'{count} {words}' for words, count in counts.items() if count)}"
         median = math.exp(log_rate)
-        return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=self._basis())
-
-    def _basis(self) -> str:
-        peaks = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
-        if not self._measured:
-            return peaks
-        other_count = len(self._measured) - self.own_count
-        own_text = f"{self.own_count} of this model" if self.own_count else ""
-        other_text = f"{other_count} of others" if other_count else ""
-        return f"{peaks} and measured runs: {', '.join(filter(None, (own_text, other_text)))}"
+        return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=basis)
 
     def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
         """Return the knobs that speed depends on, the number of devices, and the model."""

@@ -18,7 +18,6 @@ from trainfast_runner.search.best.question import (
     BestPlan,
     BestRequest,
     estimate,
-    estimate_beside_others,
     open_best,
     plan_preset_best,
     plan_script_best,
@@ -33,10 +32,10 @@ from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching import await_devices
-from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
+from trainfast_tui.cli.printing import print_json, print_lines, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import BestPrinter, Progress, print_earlier_search, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.text.best_words import answer_lines, busy_lines, estimate_lines, question_lines
+from trainfast_tui.text.best_words import answer_lines, estimate_lines, question_lines
 
 
 def search_best_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,21 +121,10 @@ def _conduct(
     lines = read_best_journal(directory)
     measured = sum(isinstance(line, Trial | ColdRun) for line in lines)
     trial_words = f"with {counted(measured, 'measurement')}" if measured else ""
-    if not measured:
-        began_ns += _print_others(best_plan, home)
     print_earlier_search(progress, home, directory, trial_words)
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best_plan.question)
     return printer.watch(partial(conduct_best, directory, best_plan, home, options), signals, began_ns)
-
-
-def _print_others(best_plan: BestPlan, home: Home) -> int:
-    """Print what the budget tries beside others that take the CPU; return the nanoseconds that this took."""
-    began_ns = time.monotonic_ns()
-    beside = estimate_beside_others(best_plan, home)
-    for line in busy_lines(beside) if beside is not None else ():
-        print_notice(line)
-    return time.monotonic_ns() - began_ns
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:

@@ -250,15 +250,11 @@ def estimate_lines(estimate: Estimate) -> list[str]:
         ("processes", f"{estimate.processes} for trials and about {estimate.cold_runs} cold runs; {start}"),
         ("takes", f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}"),
     ]
-    return [*busy_lines(estimate), *pair_lines(rows)]
-
-
-def busy_lines(estimate: Estimate) -> list[str]:
-    """Return the share of the CPU that others take, and the settings that the budget then tries; empty without any."""
-    if estimate.others_cpu_percent is None:
-        return []
-    tries = "one setting" if estimate.tries <= 1 else f"{estimate.tries:,} of {estimate.legal:,} settings"
-    return [f"others take {fmt.percent(estimate.others_cpu_percent)} of the CPU: this budget tries about {tries}"]
+    if estimate.others_cpu_percent is not None:
+        tries = "one setting" if estimate.tries <= 1 else f"{estimate.tries:,} of {estimate.legal:,} settings"
+        busy = f"others take {fmt.percent(estimate.others_cpu_percent)} of the CPU: this budget tries about {tries}"
+        rows.insert(0, ("busy", busy))
+    return pair_lines(rows)
 
 
 CONTINUE_WORDS = f"{key_of('best', 'again')} continues"

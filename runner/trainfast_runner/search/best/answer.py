@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trainfast_runner.errors import highest
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.results.distributions import NORMAL_95, pareto_front, spread
@@ -31,7 +30,6 @@ from trainfast_runner.search.best_journal import (
     BestJournal,
     BestLine,
     BestStep,
-    Candidate,
     CandidateVerdict,
     ColdRun,
     Effect,
@@ -82,7 +80,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     points = {
         number: (needed_bytes, rate)
         for number, (rate, _) in log_rates.items()
-        if number not in state.ruled_out and (needed_bytes := cold.memory_bytes(number)) is not None
+        if number not in state.ruled_out and (needed_bytes := state.journal.memory_bytes(number)) is not None
     }
     tried_numbers = {run.candidate_number for run in state.journal.attempts if run.outcome != "void"}
     return BestAnswer(
@@ -117,7 +115,7 @@ def _unmeasured(state: BestState, prospects: Prospects, number: int) -> tuple[Ve
     if number in state.excluded_by_instructions:
         return "not_tried", state.excluded_by_instructions[number]
     least_s = state.candidates[number].least_s_per_sample
-    if least_s and state.leader_number is not None and state.is_bound(number, state.leader_number):
+    if least_s and number in state.bound_numbers:
         return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
     chance = float(prospects.chances[number])
     text = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
@@ -478,24 +476,6 @@ class BestSoFar(BestJournal):
             if candidate.predicted_bytes is not None and candidate.excess_bytes is not None
         )
         return next(limits_bytes, None)
-
-    @property
-    def candidates(self) -> list[Candidate]:
-        """All candidates, by number; empty before they are listed."""
-        return [] if self.space is None else self.space.candidates
-
-    def candidate(self, number: int) -> Candidate:
-        """Return a candidate; one without knobs for a number that a damaged journal does not list."""
-        return self.candidates[number] if 0 <= number < len(self.candidates) else Candidate(knobs={})
-
-    def peak_bytes(self, number: int) -> int | None:
-        """The highest measured peak of a candidate; None if none was measured."""
-        return highest(line.peak_allocated_bytes for line in self.attempts if line.candidate_number == number)
-
-    def memory_bytes(self, number: int) -> int | None:
-        """The highest measured peak of a candidate, else its prediction; None without either."""
-        peak_bytes = self.peak_bytes(number)
-        return self.candidate(number).predicted_bytes if peak_bytes is None else peak_bytes
 
     def spent_s(self, now_ns: int | None = None) -> float:
         """Seconds that conductors worked on the search, until the last line or until `now_ns` (CLOCK_MONOTONIC)."""

@@ -13,15 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.calibration import Ceiling, read
-from trainfast_runner.machine.cpu import cpu_name
+from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
@@ -29,10 +27,7 @@ from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.oom import asked_and_free
 from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_models, trace_models
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_records import read_worker_lines
-from trainfast_runner.records.worker_lines import ActualLine
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best_journal import Attempt, BestLine, BestQuestion, Candidate, Interval, Space, Trial
@@ -98,9 +93,12 @@ def _candidate(
     run_spec = candidate_spec(spec, knobs)
     refusal = refuse(run_spec)
     batch, accumulation = (whole_number(run_spec.knobs, name) for name in BATCH_KNOBS)
+    process_knobs = dict(knobs)
+    if takes_warm_trials(run_spec.knobs):
+        process_knobs = {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
     return Candidate(
         knobs=knobs,
-        process_knobs=process_knobs(run_spec.knobs, knobs),
+        process_knobs=process_knobs,
         world_size=processes_of(run_spec, machine) or 1,
         samples_per_step=batch * accumulation * global_batch.degree(knobs),
         excluded_as=None if refusal is None else "incompatible",
@@ -114,13 +112,6 @@ def processes_of(spec: RunSpec, machine: Machine) -> int | None:
         return world_size(spec, machine)
     except UserError:
         return None
-
-
-def process_knobs(run_knobs: KnobValues, knobs: KnobValues) -> KnobValues:
-    """Return the knobs of a candidate that need a new process, in a run with all of `run_knobs`."""
-    if not takes_warm_trials(run_knobs):
-        return dict(knobs)
-    return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
 
 
 def with_predictions(space: Space, bytes_of: Mapping[int, int], limit_of: Callable[[int], int | None]) -> Space:
@@ -462,18 +453,6 @@ def with_bounds(space: Space, survey: Survey, flops: float, seq_len: int, ceilin
             least_s = flops / (ABOVE_CEILING * tflops * 1e12 * devices)
             candidates[number] = msgspec.structs.replace(candidates[number], least_s_per_sample=least_s)
     return msgspec.structs.replace(space, candidates=candidates)
-
-
-def flops_of(directory: Path) -> float | None:
-    """Return the model's FLOPs of a sample as last counted by a run's first rank; None before the count."""
-    lines = [line for line in read_worker_lines(directory).get(0, []) if isinstance(line, ActualLine)]
-    return next((line.model_flops_per_sample for line in reversed(lines) if line.model_flops_per_sample), None)
-
-
-def ceiling_here(home: Home, plan: RunPlan) -> Ceiling | None:
-    """Return the ceiling of the plan's device; None without an undisturbed calibration."""
-    ceiling = read(home).get(next(iter(plan.device_names), "") if plan.device == "cuda" else cpu_name())
-    return None if ceiling is None or ceiling.disturbed else ceiling
 
 
 ASKS_THE_MODEL = ("sdpa", "flash")

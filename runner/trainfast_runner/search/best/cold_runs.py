@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from trainfast_runner.errors import highest, lowest
+from trainfast_runner.errors import lowest
 from trainfast_runner.results.distributions import NORMAL_95, student_95
 from trainfast_runner.search.best.candidates import log_objective
 from trainfast_runner.search.best.state import BestState, LogGains
@@ -180,10 +180,10 @@ class ColdRuns:
     @cached_property
     def winner_number(self) -> int:
         """The fastest of the race; ties go to less memory, then fewer overridden knobs, then a cheaper start."""
-        least_bytes = lowest(map(self.memory_bytes, self.equally_fast)) or 0
+        least_bytes = lowest(map(self.state.journal.memory_bytes, self.equally_fast)) or 0
 
         def preference(number: int) -> tuple[bool, int, float]:
-            needs_more = (self.memory_bytes(number) or 0) > least_bytes * (1 + EQUAL_MEMORY_SHARE)
+            needs_more = (self.state.journal.memory_bytes(number) or 0) > least_bytes * (1 + EQUAL_MEMORY_SHARE)
             return needs_more, len(self.overridden_knobs(number)), self.state.start_s(number)
 
         return min(self.equally_fast, key=preference)
@@ -202,12 +202,6 @@ class ColdRuns:
         """The contenders that the runs cannot tell from the answer."""
         others = [number for number in self.contenders if number != self.answer_number]
         return [number for number in others if not self.difference(number, self.answer_number).is_clear]
-
-    def memory_bytes(self, number: int) -> int | None:
-        """Return the measured peak of a candidate, else the predicted one; None without either."""
-        attempts = (*self.state.journal.cold_runs, *self.state.counted_trials.get(number, ()))
-        peak_bytes = highest(line.peak_allocated_bytes for line in attempts if line.candidate_number == number)
-        return peak_bytes or self.state.candidates[number].predicted_bytes
 
     def overridden_knobs(self, number: int) -> list[str]:
         """Return the knobs that differ from the baseline's, without accumulation if the batch decides it."""

@@ -13,11 +13,15 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError, lowest
+from trainfast_runner.machine import calibration
+from trainfast_runner.machine.cpu import cpu_name
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.warm_process import COLD
+from trainfast_runner.records.worker_lines import ActualLine
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of
@@ -26,8 +30,6 @@ from trainfast_runner.search.best.candidates import (
     Failure,
     ModelSurvey,
     ScriptSurvey,
-    ceiling_here,
-    flops_of,
     oom_failure,
     seq_len_of,
     with_bounds,
@@ -286,8 +288,12 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of a tried one."""
         if any(candidate.least_s_per_sample for candidate in self._space.candidates):
             return
-        ceiling, flops = ceiling_here(self._home, survey.plan), flops_of(process.directory)
-        if ceiling is not None and flops is not None:
+        plan = survey.plan
+        ceiling = calibration.read(self._home).get(next(iter(plan.device_names), "") or cpu_name())
+        lines = read_worker_lines(process.directory).get(0, [])
+        counted = (line.model_flops_per_sample for line in reversed(lines) if isinstance(line, ActualLine))
+        flops = next(filter(None, counted), None)
+        if ceiling is not None and not ceiling.disturbed and flops is not None:
             self._space = with_bounds(self._space, survey, flops, seq_len_of(self._question, tried), ceiling)
             self._write(self._space)
 
@@ -360,7 +366,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _update_candidates(self, survey: ScriptSurvey) -> None:
         """Write the candidates again if trials changed their known figures, also trials of a killed conductor."""
         updated = survey.with_seen_samples(self._space, self._lines)
-        if updated != self._space:
+        if updated is not self._space:
             self._space = updated
             self._write(updated)
 

@@ -8,7 +8,6 @@ run once, or the budget ends. Cold runs choose among the leaders and confirm the
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from functools import cached_property
@@ -88,8 +87,9 @@ def decide(state: BestState) -> BestDecision:
         decision = decision or _largest_batch_trial(state, prospects) or _most_promising_trial(state, prospects)
     if decision is None and (step := next_cold_run(cold)) is not None:
         decision = BestDecision(step, step_rule=StepRule(cold.steps, cold.steps, COLD_ERROR))
-    reason = _trials_end_reason(state, prospects) or "the runs that confirm had begun"
-    decision = _repeat_before_leaving(state, decision or _end("answered", reason))
+    if decision is None:
+        decision = _end("answered", _trials_end_reason(state, prospects) or "the runs that confirm had begun")
+    decision = _repeat_before_leaving(state, decision)
     number = state.leader_number
     if number is None:
         return decision
@@ -333,9 +333,9 @@ class Prospects:
     @cached_property
     def open_candidates(self) -> list[int]:
         """Untried candidates that a trial could make the leader; the race, not a second trial, separates equals."""
-        state, leader_number = self._state, self._state.leader_number
-        untried = [number for number in state.remaining if number not in state.counted_trials]
-        return [number for number in untried if leader_number is None or not state.is_bound(number, leader_number)]
+        state = self._state
+        closed = state.counted_trials.keys() | state.bound_numbers
+        return [number for number in state.remaining if number not in closed]
 
     @cached_property
     def gains(self) -> LogGains:
@@ -412,10 +412,11 @@ class Prospects:
     @cached_property
     def with_unseen_values(self) -> list[int]:
         """Open candidates with values of knobs that were never run; a value that failed or did not fit was run."""
-        points, trials = self._state.posterior.levels.points, self._state.journal.trials
-        tried_points = [points[trial.candidate_number] for trial in trials if trial.outcome != "void"]
-        seen = set(itertools.chain.from_iterable(map(enumerate, tried_points)))
-        return [number for number in self.open_candidates if not seen.issuperset(enumerate(points[number]))]
+        points, trials = self._state.posterior.levels.array, self._state.journal.trials
+        tried = [trial.candidate_number for trial in trials if trial.outcome != "void"]
+        is_seen = [np.isin(levels, levels[tried]) for levels in points.T]
+        all_seen = np.all(is_seen, axis=0) if is_seen else np.ones(len(points), dtype=bool)
+        return [number for number in self.open_candidates if not all_seen[number]]
 
     @cached_property
     def outlook(self) -> tuple[float, float]:

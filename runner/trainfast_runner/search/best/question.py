@@ -478,16 +478,7 @@ class Estimate:
 
 def estimate(best_plan: BestPlan, home: Home) -> Estimate:
     """Return the number of candidates and the expected time; the trials end within the budget."""
-    return _estimate(best_plan, home, _others_percent(best_plan.plan.device))
-
-
-def estimate_beside_others(best_plan: BestPlan, home: Home) -> Estimate | None:
-    """Return the estimate of a checked search; None unless others take much of the CPU that trains."""
     others_percent = _others_percent(best_plan.plan.device)
-    return None if others_percent is None else _estimate(best_plan, home, others_percent)
-
-
-def _estimate(best_plan: BestPlan, home: Home, others_percent: float | None) -> Estimate:
     question, space = best_plan.question, best_plan.space
     legal = [candidate for candidate in space.candidates if candidate.excluded_as is None]
     names = legal[0].knobs if legal else {}

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -144,13 +144,18 @@ class BestState:
         variance = slopes**2 * variances + slope**2 * variances[other_number] - 2 * slopes * slope * covariances
         return LogGains(values - values[other_number], np.sqrt(np.maximum(variance, MIN_GAIN_VARIANCE)))
 
-    def is_bound(self, number: int, leader_number: int) -> bool:
-        """True if a candidate's FLOPs alone take longer than the leader's whole sample."""
-        candidate, least_s = self.candidates[number], self.candidates[number].least_s_per_sample
-        if not least_s or self.question.objective == "samples_per_joule":
-            return False
-        most = log_objective(self.question, candidate, 1 / least_s, self.start_s(number))
-        return most < float(self.log_objectives[0][leader_number])
+    @cached_property
+    def bound_numbers(self) -> frozenset[int]:
+        """The candidates whose FLOPs alone take longer than the leader's whole sample; empty for joules."""
+        if self.leader_number is None or self.question.objective == "samples_per_joule":
+            return frozenset()
+        leader_value = float(self.log_objectives[0][self.leader_number])
+        return frozenset(
+            number
+            for number, candidate in enumerate(self.candidates)
+            if (least_s := candidate.least_s_per_sample)
+            and log_objective(self.question, candidate, 1 / least_s, self.start_s(number)) < leader_value
+        )
 
     @cached_property
     def step_s(self) -> Array:
@@ -205,11 +210,8 @@ def state_of_best_journal(lines: Sequence[BestLine], spent_s: float, warm_run_id
     assert question is not None, "a journal begins with its question"
     assert space is not None, "the candidates are listed before the first decision"
     measured = measurements(lines)
-    posterior = fit_effects(
-        Levels([candidate.knobs for candidate in space.candidates]),
-        measured,
-        per_joule=question.objective == "samples_per_joule",
-    )
+    levels, process_keys = _layout_of(space)
+    posterior = fit_effects(levels, measured, per_joule=question.objective == "samples_per_joule")
     return BestState(
         journal=journal,
         question=question,
@@ -219,8 +221,15 @@ def state_of_best_journal(lines: Sequence[BestLine], spent_s: float, warm_run_id
         spent_s=spent_s,
         warm_run_id=warm_run_id,
         starts=ProcessStarts(lines),
-        process_keys=[knobs_key(candidate.process_knobs) for candidate in space.candidates],
+        process_keys=process_keys,
     )
+
+
+@lru_cache(maxsize=1)
+def _layout_of(space: Space) -> tuple[Levels, list[KnobsKey]]:
+    """Return the levels of the candidates, and the process of each: made once, as they take half of a decision."""
+    keys = [knobs_key(candidate.process_knobs) for candidate in space.candidates]
+    return Levels([candidate.knobs for candidate in space.candidates]), keys
 
 
 MAX_VOID_ATTEMPTS = 3
