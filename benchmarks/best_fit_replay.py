@@ -9,8 +9,7 @@ from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.cold_runs import ColdRuns
-from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, decide
+from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, ColdRuns, decide
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best_journal import (
     BestAnswer,

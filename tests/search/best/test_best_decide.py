@@ -8,8 +8,7 @@ from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.candidates import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
-from trainfast_runner.search.best.cold_runs import MIN_COLD_STEPS, ColdRuns
-from trainfast_runner.search.best.decide import Prospects, decide
+from trainfast_runner.search.best.decide import MIN_COLD_STEPS, ColdRuns, Prospects, decide
 from trainfast_runner.search.best.person_instructions import excluded_by_instructions
 from trainfast_runner.search.best.state import state_of_best_journal
 from trainfast_runner.search.best_journal import (

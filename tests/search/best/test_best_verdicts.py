@@ -9,7 +9,7 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.answer import CHOSEN_REASON, BestSoFar, answer_of, best_report
-from trainfast_runner.search.best.cold_runs import ColdRuns
+from trainfast_runner.search.best.decide import ColdRuns
 from trainfast_runner.search.best.state import state_of_best_journal
 from trainfast_runner.search.best_journal import (
     BestEnded,

@@ -5,8 +5,7 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor
 
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.cold_runs import ColdRuns
-from trainfast_runner.search.best.decide import decide
+from trainfast_runner.search.best.decide import ColdRuns, decide
 from trainfast_runner.search.best.state import state_of_best_journal
 from trainfast_runner.search.best_journal import BestLaunched, BestLine, ColdRun
 

@@ -17,8 +17,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.results.distributions import NORMAL_95, pareto_front, spread
 from trainfast_runner.search.best.candidates import objective_interval
-from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
-from trainfast_runner.search.best.decide import LIKELY_CHANCE, Prospects
+from trainfast_runner.search.best.decide import LIKELY_CHANCE, ColdRuns, Difference, Prospects
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best.state import WORTHWHILE_LOG_GAIN, WORTHWHILE_PERCENT, BestState, state_of_best_journal
 from trainfast_runner.search.best_journal import (

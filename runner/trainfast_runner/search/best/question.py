@@ -264,12 +264,12 @@ def _check_answerable(request: BestRequest, named_knobs: Sequence[str], preset: 
             key="--objective",
             nearest="samples_per_s",
         )
+    takes = (*FRAMEWORK_KNOBS, *preset.flag_words)
     needed_knobs = (*request.vary, *(BATCH_KNOBS if request.global_batch is not None else ()))
     for name in (name for name in needed_knobs if name not in named_knobs):
+        if knob(name).name not in takes:
+            raise UserError(f"{name} has no place in {preset.name}: name its flag", key=name, allowed=takes)
         if name not in preset.flag_words:
-            takes = (*FRAMEWORK_KNOBS, *preset.flag_words)
-            if knob(name).name not in takes:
-                raise UserError(f"{name} has no place in {preset.name}: name its flag", key=name, allowed=takes)
             check_reach({name: None}, preset.framework, None)
         raise UserError(
             f"{preset.name} does not name the present {name} of its script",
