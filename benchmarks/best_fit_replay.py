@@ -9,8 +9,7 @@ from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.cold_runs import ColdRanking
-from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, decide
+from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, ColdRuns, decide
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
 from trainfast_runner.search.best_journal import (
     BestAnswer,
@@ -18,7 +17,6 @@ from trainfast_runner.search.best_journal import (
     BestLine,
     BestQuestion,
     ColdRun,
-    EarlierEffect,
     ProcessReady,
     Space,
     Trial,
@@ -83,7 +81,7 @@ class FakeConductor:
         for line in self.lines:
             if isinstance(line, ColdRun):
                 replayed.cold[line.role] += 1
-        assert replayed.leader is None or replayed.answer == ColdRanking(self.latest).answer_number
+        assert replayed.leader is None or replayed.answer == ColdRuns(self.latest).answer_number
         return replayed
 
     def next(self) -> BestDecision:
@@ -161,7 +159,6 @@ def question(
     objective: str = "samples_per_s",
     for_steps: int | None = None,
     budget_s: float = 1e9,
-    earlier: tuple[EarlierEffect, ...] = (),
 ) -> BestQuestion:
     """The question that a space is searched for."""
     baseline = space.candidates[space.baseline_number]
@@ -185,7 +182,6 @@ def question(
         objective=objective,
         for_steps=for_steps,
         budget_s=budget_s,
-        earlier=list(earlier),
         clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
 

@@ -21,7 +21,6 @@ from trainfast_runner.search.best_journal import (
     Candidate,
     CandidateVerdict,
     ColdRun,
-    EarlierEffect,
     Effect,
     Interval,
     Space,
@@ -119,11 +118,10 @@ def between(median: float, apart: float = 1.0) -> Interval:
 
 def question() -> BestQuestion:
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
-    known = EarlierEffect(knob="precision", value="bf16", before="fp32", gain_percent=between(9.0), search_id="earlier")
     asked = {"vary": {"batch_size": [8, 16, 32, 64], "precision": ["fp32", "bf16"]}, "global_batch": 32}
     asked |= {"left_alone": {"lr": "another value trains differently"}, "limits_bytes": [1024 * MIB]}
     of_spec = {**spec.record_fields(), "title": EVIL}
-    return BestQuestion(**of_spec, **asked, search_id=SEARCH_ID, key="k", earlier=[known], clock=CLOCK)
+    return BestQuestion(**of_spec, **asked, search_id=SEARCH_ID, key="k", clock=CLOCK)
 
 
 def verdict(number: int, kind: str, reason: str, rate: float | None = None) -> CandidateVerdict:

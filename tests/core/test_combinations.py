@@ -262,7 +262,7 @@ def test_the_cpu_of_a_machine_with_gpus_has_the_hosts_memory_and_the_watched_gpu
     assert refusal_anywhere(resolve("tiny-llama", ["strategy=dp", "devices=4"]), TWO) is None
     spec = resolve("tiny-llama", ["devices=cpu"])
     (strategy,) = [one for one in advise(spec, spec.knobs, TWO, Situation()) if one.knob == "strategy"]
-    assert strategy.text.startswith("single: with devices=cpu the processes of other strategies share these 8 cores")
+    assert strategy.text.startswith("single: on a CPU the processes of other strategies share its 8 cores")
 
 
 def test_runs_compare_takes_cpu_2_for_two_processes():

@@ -11,10 +11,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.conductor import conduct_best
-from trainfast_runner.search.best.opening import open_best
-from trainfast_runner.search.best.plan import BestRequest, plan_script_best
-from trainfast_runner.search.best.survey import with_fitted_memory, with_seen_samples
-from trainfast_runner.search.best_journal import Candidate, Space, Trial, read_best_journal
+from trainfast_runner.search.best.question import BestRequest, open_best, plan_script_best
+from trainfast_runner.search.best_journal import Space, Trial, read_best_journal
 from trainfast_runner.search.conductor import SearchCaller, end_run
 from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import SearchOptions, search_before_edit
@@ -215,26 +213,6 @@ def measured(candidate, samples, peak):
         peak_allocated_bytes=peak,
         seconds=1.0,
     )
-
-
-def space_of(*sizes):
-    """Candidates of one global batch of 64."""
-    knobs = [{"batch_size": size, "grad_accum": 64 // size} for size in sizes]
-    return Space(candidates=[Candidate(knobs=one, samples_per_step=64) for one in knobs], baseline_number=0)
-
-
-def test_memory_is_predicted_by_trials_of_two_sizes():
-    space, mib = space_of(1, 8, 16, 64), 1 << 20
-    trials = [measured(0, 64, 110 * mib), measured(1, 64, 180 * mib)]
-    assert with_fitted_memory(space, trials[:1], 1000 * mib, "cpu") == space, "one size has no line"
-    found = with_fitted_memory(space, trials, 400 * mib, "cpu").candidates
-    assert [one.predicted_bytes for one in found] == [None, None, 260 * mib, 740 * mib]
-    assert [one.excluded_as for one in found] == [None, None, None, "too_large"]
-
-
-def test_samples_of_a_script_that_accumulates_by_itself_are_those_of_its_steps():
-    seen = with_seen_samples(space_of(1, 2), measured(0, 256, None))
-    assert [one.samples_per_step for one in seen.candidates] == [256, 256]
 
 
 def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli):

@@ -52,7 +52,7 @@ from trainfast_runner.search.batch_journal import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.best.report import BestFollower
+from trainfast_runner.search.best.answer import BestFollower
 from trainfast_runner.search.best_journal import (
     BestAnswer,
     BestEnded,

@@ -4,7 +4,7 @@ next, with the reason."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -12,7 +12,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.telemetry.topology import Interconnect, read_links_among
 from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.home import Home
@@ -43,7 +42,7 @@ def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation:
         precision_advice(spec, machine),
         batch_advice(spec, machine),
         model_advice(situation) if _tensor_cores(spec, machine) else None,
-        accumulation_advice(spec, situation),
+        accumulation_advice(spec),
         sequence_advice(spec, machine),
     )
     return tuple(advice for advice in possible_advice if advice is not None)
@@ -123,31 +122,13 @@ def model_advice(situation: Situation) -> Advice | None:
     return Advice("model", " ".join(hints)) if hints else None
 
 
-def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
+def accumulation_advice(spec: RunSpec) -> Advice | None:
     """Advise against accumulation where the batch fits in one piece."""
     batch = whole_number(spec.knobs, "batch_size")
     pieces = whole_number(spec.knobs, "grad_accum")
     if pieces == 1:
         return None
-    whole_batch = batch * pieces
-    similar_runs = [
-        run for run in situation.measured if has_same(run, spec, (*SAME_MEMORY, "strategy", "memory_limit"))
-    ]
-    fitted_runs = [run for run in similar_runs if run.state == "finished" and _batch(run) >= whole_batch]
-    failed_runs = [run for run in similar_runs if run.state == "oom" and batch < _batch(run) <= whole_batch]
-    alternative = f"batch_size={whole_batch} with grad_accum=1 is the same global batch"
-    if fitted_runs:
-        return Advice(
-            "grad_accum",
-            f"1: {alternative} and fitted here ({fitted_runs[0].run_id}); accumulation only slows it.",
-            "1",
-        )
-    if failed_runs:
-        return Advice(
-            "grad_accum",
-            f"{pieces} is right: batch_size={_batch(failed_runs[0])} did not fit here ({failed_runs[0].run_id}). Prefer"
-            " the largest batch that fits and few pieces to small batches and many.",
-        )
+    alternative = f"batch_size={batch * pieces} with grad_accum=1 is the same global batch"
     return Advice("grad_accum", f"Try 1 first: {alternative}, and where it fits accumulation only slows it.", "1")
 
 
@@ -165,10 +146,6 @@ def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 def _tensor_cores(spec: RunSpec, machine: Machine) -> bool:
     """True if the run's shapes may meet tensor cores, so that alignment matters."""
     return machine.device == "cuda" or spec.knobs["precision"] in MIXED_PRECISIONS
-
-
-def _batch(run: EndedRun) -> int:
-    return int(str(run.knobs.get("batch_size") or 0))
 
 
 def _aligned(length: int) -> int:
@@ -253,7 +230,7 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
 
 
 def _measured(spec: RunSpec, home: Home) -> tuple[EndedRun, ...]:
-    """Return this home's ended runs of the same preset and variant with the same model and data, newest first."""
+    """Return this home's finished runs of the same preset and variant with the same model and data, newest first."""
     sections = {"model": spec.model, "data": spec.data}
     fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.overrides if "." in key}
     try:
@@ -264,7 +241,7 @@ def _measured(spec: RunSpec, home: Home) -> tuple[EndedRun, ...]:
         EndedRun(row.run_id, row.knobs, row.state, row.samples_per_s if row.measured_under is None else None)
         for row in rows
         if (row.preset, row.variant) == (spec.preset, spec.variant)
-        and row.state in ("finished", "oom")
+        and row.state == "finished"
         and {key: value for key, value in row.overrides.items() if "." in key} == fields
     )
 
@@ -297,86 +274,66 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
                 f" {fastest_run.samples_per_s:.3g} samples/s ({fastest_run.run_id}).{guide}",
                 fastest_strategy,
             )
-        if fastest_strategy != value:
-            reason += f" Only {fastest_strategy} has been measured here: {fastest_run.samples_per_s:.3g} samples/s."
     return Advice("strategy", f"{value}: {reason}", value)
 
 
 def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:
     """Return the strategy that Hugging Face's decision tree chooses on estimated memory, and the reason."""
     if machine.device == "cpu":
-        unused = "without a GPU"
-        if asks_for_cpu(spec.knobs["devices"]):
-            unused = f"with devices={spec.knobs['devices']}"
-        elif machine.nvml_gpus:
-            unused = "the GPUs here are hidden, or torch is built without CUDA:"
         return "single", (
-            f"{unused} the processes of other strategies share these {machine.cores} cores; ddp with devices=2"
+            f"on a CPU the processes of other strategies share its {machine.cores} cores; ddp with devices=2"
             " shows how one works, not how fast it is."
         )
     usable = [gpu for gpu in machine.gpus if gpu.error is None]
     gpu_bytes = min((gpu.memory_total_bytes for gpu in usable if gpu.memory_total_bytes is not None), default=0)
-    size, knobs = situation.size, spec.knobs
+    size, links, count = situation.size, situation.links, len(usable)
     if size is None or not gpu_bytes:
-        strategy = "single" if len(usable) < 2 else "ddp"
+        strategy = "single" if count < 2 else "ddp"
         return strategy, "the model's size is not known here; this is what suits a model that fits one GPU."
-    precision, optimizer = str(knobs["precision"]), str(knobs["optimizer"])
+    precision, optimizer = str(spec.knobs["precision"]), str(spec.knobs["optimizer"])
 
-    def needed_bytes(strategy: str) -> int:
-        return state_bytes(size, strategy, len(usable), precision, optimizer) + CONTEXT_BYTES
+    def fits(strategy: str) -> bool:
+        needed_bytes = state_bytes(size, strategy, count, precision, optimizer) + CONTEXT_BYTES
+        return needed_bytes <= FITTING_SHARE * gpu_bytes
 
     estimate = (
         f"estimate: {bytes_per_parameter(precision, optimizer)} bytes x {_short_count(size.parameters)} parameters"
-        f" = {short_gibibytes(needed_bytes('single') - CONTEXT_BYTES)} of weights, gradients and states,"
-        f" of {short_gibibytes(gpu_bytes)} a GPU, activations not counted"
+        f" = {short_gibibytes(state_bytes(size, 'single', count, precision, optimizer))} of weights, gradients and"
+        f" states, of {short_gibibytes(gpu_bytes)} a GPU, activations not counted"
     )
-    if len(usable) < 2:
-        if needed_bytes("single") <= FITTING_SHARE * gpu_bytes:
+    if count < 2:
+        if fits("single"):
             return "single", f"the model fits this GPU ({estimate}). {ZERO_ONLY_SLOWS}"
-        return _one_gpu_too_small(needed_bytes, gpu_bytes, estimate)
-    if needed_bytes("ddp") <= FITTING_SHARE * gpu_bytes:
+        lighter = "checkpointing=full, optimizer=adamw-8bit or precision=bf16-pure cost less speed, so try them first"
+        offloading = [strategy for strategy in ("zero2-offload", "zero3-offload") if fits(strategy)]
+        rest = "offloading moves states to RAM" if offloading else "it may need more than one GPU"
+        reason = f"the model does not fit this GPU ({estimate}): {lighter}; {rest}."
+        return next(iter(offloading), "zero3-offload"), reason
+    if fits("ddp"):
         return "ddp", (
-            f"the model fits each of {len(usable)} GPUs ({estimate}); ddp exchanges gradients only."
+            f"the model fits each of {count} GPUs ({estimate}); ddp exchanges gradients only."
             f" Take zero2 only where it measures faster. {ZERO_ONLY_SLOWS}"
         )
-    return _several_gpus_needed(size, needed_bytes, gpu_bytes, estimate, situation.links, len(usable))
-
-
-def _one_gpu_too_small(needed_bytes: Callable[[str], int], gpu_bytes: int, estimate: str) -> tuple[str, str]:
-    lighter = "checkpointing=full, optimizer=adamw-8bit or precision=bf16-pure cost less speed, so try them first"
-    for strategy in ("zero2-offload", "zero3-offload"):
-        if needed_bytes(strategy) <= FITTING_SHARE * gpu_bytes:
-            return strategy, f"the model does not fit this GPU ({estimate}): {lighter}; offloading moves states to RAM."
-    return "zero3-offload", f"the model does not fit this GPU ({estimate}): {lighter}; it may need more than one GPU."
-
-
-def _several_gpus_needed(
-    size: ModelSize,
-    needed_bytes: Callable[[str], int],
-    gpu_bytes: int,
-    estimate: str,
-    links: Interconnect | None,
-    count: int,
-) -> tuple[str, str]:
     layer_bytes = 4 * size.largest_layer + CONTEXT_BYTES
     if layer_bytes > FITTING_SHARE * gpu_bytes:
         return "tp", (
             f"not even the largest layer fits one GPU ({short_gibibytes(layer_bytes)} with the context): tp cuts the"
             " layers themselves; else zero3-offload with checkpointing and an 8-bit optimizer."
         )
-    if needed_bytes("zero3") > FITTING_SHARE * gpu_bytes:
+    if not fits("zero3"):
         return "zero3-offload", f"the model does not fit {count} GPUs together ({estimate}): states have to go to RAM."
+    too_large = f"the model does not fit one GPU ({estimate})"
     if links is not None and links.all_nvlink:
         return "fsdp", (
-            f"the model does not fit one GPU ({estimate}); over NVLink fsdp, zero3, tp and pp are about equal,"
-            " and fsdp asks least of the model: measure them."
+            f"{too_large}; over NVLink fsdp, zero3, tp and pp are about equal, and fsdp asks least of the model:"
+            " measure them."
         )
     if links is not None and links.any_nvlink:
         return "pp", (
-            f"the model does not fit one GPU ({estimate}) and NVLink joins only some of them: pp sends the least over"
-            " the slow links; tp stays within a group."
+            f"{too_large} and NVLink joins only some of them: pp sends the least over the slow links; tp stays within"
+            " a group."
         )
-    return "pp", f"the model does not fit one GPU ({estimate}) and without NVLink pp beats tp and zero."
+    return "pp", f"{too_large} and without NVLink pp beats tp and zero."
 
 
 def _same_work(run: EndedRun, spec: RunSpec, machine: Machine) -> bool:

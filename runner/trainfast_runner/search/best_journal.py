@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from trainfast_runner.errors import highest
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.run_file import PredictedSpeed
@@ -69,16 +70,6 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
-class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
-    """An effect that an earlier search of the same model found on this device, in percent of the rate."""
-
-    knob: str
-    value: KnobValue
-    before: KnobValue
-    gain_percent: Interval
-    search_id: str
-
-
 class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     """The question of a best-fit search. The baseline is the recorded spec, with a batch that makes `global_batch`.
 
@@ -97,8 +88,6 @@ class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     for_steps: int | None = None
     budget_s: float = 600.0
     device_names: list[str] = []
-    earlier: list[EarlierEffect] = []
-    """Effects that earlier searches measured; empty with --fresh."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +114,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return whole_number(self.knobs, "batch_size") if "batch_size" in self.knobs else 1
 
 
-class Space(Line, frozen=True, kw_only=True, tag="space"):
+class Space(Line, frozen=True, kw_only=True, tag="space", eq=False):
     """Every candidate, the baseline among them; `dropped` combinations have another global batch.
 
     A later line has the same candidates with more of them predicted; the last one counts.
@@ -155,7 +144,11 @@ class Attempt(Line, frozen=True, kw_only=True):
     outcome: str
     """An `AttemptOutcome`."""
     peak_allocated_bytes: int | None = None
-    last_loss: float | None = None
+    losses: list[float | None] = []
+    """Losses of a trial's timed steps, or the first and the last of a cold run; None where not finite.
+
+    Every trial begins with the same weights and keeps its learning rate, so losses compare step by step.
+    """
     seconds: float
     reason: str = ""
     missing_bytes: int | None = None
@@ -178,9 +171,6 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     step_ms: list[float] = []
     """The timed steps."""
     joules: float | None = None
-    losses: list[float | None] = []
-    """Losses of the timed steps, None where not finite. Every trial begins with the same weights and keeps its learning
-    rate, so losses compare step by step."""
     repeats: bool = False
     """True for the last trial of a process, which repeats its first to show drift."""
 
@@ -197,7 +187,6 @@ class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
     predicted: PredictedSpeed | None = None
     """The speed predicted before the launch."""
     start_s: float = 0.0
-    first_loss: float | None = None
 
 
 class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
@@ -254,8 +243,6 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     gain_percent: Interval
     measured: bool = False
     """True if cold runs measured the gain."""
-    earlier: bool = False
-    """True if the value was not tried and its gain is that of earlier searches."""
 
 
 class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -370,6 +357,23 @@ class BestJournal(JournalLines):
     def ended(self) -> BestEnded | None:
         """The end; None while the search goes on or was continued."""
         return current_end(self.lines, BestEnded)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All candidates, by number; empty before they are listed."""
+        return [] if self.space is None else self.space.candidates
+
+    def candidate(self, number: int) -> Candidate:
+        """Return a candidate; one without knobs for a number that a damaged journal does not list."""
+        return self.candidates[number] if 0 <= number < len(self.candidates) else Candidate(knobs={})
+
+    def peak_bytes(self, number: int) -> int | None:
+        """Return the highest measured peak of a candidate; None if none was measured."""
+        return highest(line.peak_allocated_bytes for line in self.attempts if line.candidate_number == number)
+
+    def memory_bytes(self, number: int) -> int | None:
+        """Return the highest measured peak of a candidate, else its prediction; None without either."""
+        return self.peak_bytes(number) or self.candidate(number).predicted_bytes
 
     @property
     def answer(self) -> BestAnswer | None:

@@ -26,7 +26,7 @@ from trainfast_runner.machine.training_python import whole_text
 from trainfast_runner.records.capped_file import last_line
 from trainfast_runner.records.home import PAUSE_FILE, Home, is_conducted
 from trainfast_runner.records.run_file import RecordedSpec
-from trainfast_runner.search.best.plan import BestRequest
+from trainfast_runner.search.best.question import BestRequest
 from trainfast_runner.search.journal import Conducted, newest_conducted
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
@@ -170,8 +170,7 @@ def conduct_request(
     # Whoever only starts a search does without these.
     from trainfast_runner.search.batch.conductor import conduct_batch, open_batch, plan_spec_batch
     from trainfast_runner.search.best.conductor import conduct_best
-    from trainfast_runner.search.best.opening import open_best
-    from trainfast_runner.search.best.plan import plan_spec_best
+    from trainfast_runner.search.best.question import open_best, plan_spec_best
     from trainfast_runner.search.conductor import AlreadyConducted, SearchCaller
     from trainfast_runner.search.searches import SearchOptions
 

@@ -1,13 +1,16 @@
-"""The effects model: ln of the rate as a sum of knob effects, shrunk pairwise terms, a process's effect and noise.
+"""The effects model of a best-fit search, and the noise of its trials.
 
-A Gaussian process whose covariance is that sum (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian Processes", 2011).
-The posterior over all candidates is exact: by the vector L^-1 k(x) of each candidate x, where L is the Cholesky factor
-of the covariance of the observations (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.1).
+ln of the rate is a sum of knob effects, shrunk pairwise terms, a process's effect and noise: a Gaussian process whose
+covariance is that sum (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian Processes", 2011). The posterior over all
+candidates is exact: by the vector L^-1 k(x) of each candidate x, where L is the Cholesky factor of the covariance of
+the observations (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.1).
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,15 +19,129 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfast_runner.results.distributions import NORMAL_95
-from trainfast_runner.search.best_journal import EarlierEffect
-from trainfast_runner.search.measured_speeds import Measurements, log_rate
-from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE
+from trainfast_runner.search.best_journal import TIMED_OUTCOMES, BestLine, ProcessReady, Trial
+from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS, KnobsKey, knobs_key
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
+
+DRIFT_LOG_RATE = 0.02
+"""A process has drifted if the ln rate of its first candidate changed by more than this until its end."""
+SURE_ERRORS = 3
+"""A drift is one only beyond this many times its own error."""
+POOL_STEPS = 4
+"""Chosen, not measured: the pooled variance of a step weighs as much as this many steps of the trial itself."""
+NOISE_GRID_RATIO = 1.25
+"""The pooled noise is rounded to powers of this ratio, so that a new trial seldom changes the noise of all others."""
+MIN_RATE_DEVIATION = 0.001
+"""Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
+DEFAULT_STEP_DEVIATION = 0.02
+"""The deviation of a step before three steps of one candidate were measured."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The trials with timed steps, and the noise of their rates."""
+
+    trials: tuple[Trial, ...]
+    step_deviation: float
+    """The deviation of ln step time, pooled over all trials."""
+    drifts: Mapping[str, float]
+    """The change of the ln rate in each process that drifted, by run id."""
+
+    def variance(self, trial: Trial) -> float:
+        """Return the variance of a trial's ln rate by its own steps, the pooled ones and the drift of its process."""
+        deviations = _deviations(trial.step_ms)
+        count, step_variance = len(deviations), self.step_deviation**2
+        if count:
+            pooled = POOL_STEPS * step_variance
+            step_variance = (pooled + count * _robust_variance(deviations)) / (POOL_STEPS + count)
+        # Both ends of a drift have an error: half of its square is the variance of one.
+        drift_variance = self.drifts.get(trial.run_id, 0.0) ** 2 / 2
+        return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + MIN_RATE_DEVIATION**2 + drift_variance
+
+
+def measurements(lines: Iterable[BestLine]) -> Measurements:
+    """Return the trials that were measured or given up as slow, with the drift of their processes as noise."""
+    processes: dict[str, list[Trial]] = defaultdict(list)
+    for line in lines:
+        if isinstance(line, Trial) and line.outcome in TIMED_OUTCOMES and line.step_ms and min(line.step_ms) > 0:
+            processes[line.run_id].append(line)
+    trials = tuple(trial for of_process in processes.values() for trial in of_process)
+    residuals = [
+        abs(deviation) * math.sqrt(len(trial.step_ms) / (len(trial.step_ms) - 1))
+        for trial in trials
+        for deviation in _deviations(trial.step_ms)
+    ]
+    noise = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_STEP_DEVIATION
+    deviation = NOISE_GRID_RATIO ** round(math.log(max(noise, MIN_RATE_DEVIATION)) / math.log(NOISE_GRID_RATIO))
+    drifts = {run_id: _drift(of_process, deviation) for run_id, of_process in processes.items()}
+    return Measurements(trials, deviation, {run_id: drift for run_id, drift in drifts.items() if drift})
+
+
+def _drift(trials: Sequence[Trial], deviation: float) -> float:
+    """Return the ln rate of a process's reference at the end less that at the beginning; 0 without a sure drift."""
+    reference = reference_of(trials)
+    same = [trial for trial in trials if reference and trial.candidate_number == reference.candidate_number]
+    begin, end = ([step for trial in same if trial.repeats == late for step in trial.step_ms] for late in (False, True))
+    if not begin or not end:
+        return 0.0
+    drift = math.log(statistics.median(begin) / statistics.median(end))
+    error = deviation * math.sqrt(MEDIAN_VARIANCE * (1 / len(begin) + 1 / len(end)))
+    return drift if abs(drift) > max(DRIFT_LOG_RATE, SURE_ERRORS * error) else 0.0
+
+
+def reference_of(trials: Sequence[Trial]) -> Trial | None:
+    """Return the first trial of a process that was measured to its end; None without one.
+
+    The repeat of that trial at the end of the process shows drift. A slow candidate would take long to repeat.
+    """
+    return next((trial for trial in trials if trial.outcome == "measured"), None)
+
+
+def log_rate(trial: Trial, *, per_joule: bool = False) -> float | None:
+    """Return the ln of samples/s by the median step, or of samples a joule; None without an energy counter."""
+    if per_joule:
+        return math.log(trial.samples_per_step * len(trial.step_ms) / trial.joules) if trial.joules else None
+    return math.log(1000 * trial.samples_per_step / statistics.median(trial.step_ms))
+
+
+def relative_error(step_ms: Sequence[float]) -> float:
+    """Return the standard error of the median step time, as a share of the median; infinite below three steps."""
+    deviations = _deviations(step_ms)
+    return math.sqrt(MEDIAN_VARIANCE * _robust_variance(deviations) / len(step_ms)) if deviations else math.inf
+
+
+def steps_for(deviation: float, error: float, min_steps: int, max_steps: int) -> int:
+    """Return the steps, from `min_steps` to `max_steps`, after which the median's expected standard error is `error`.
+
+    `deviation` is that of ln step time.
+    """
+    return max(min_steps, min(max_steps, math.ceil(MEDIAN_VARIANCE * (deviation / error) ** 2)))
+
+
+def _deviations(step_ms: Sequence[float]) -> list[float]:
+    """Return the ln of each step less that of the median step; empty below three steps, too few for a spread."""
+    if len(step_ms) < 3:
+        return []
+    middle = math.log(statistics.median(step_ms))
+    return [math.log(step) - middle for step in step_ms]
+
+
+def _robust_variance(deviations: Sequence[float]) -> float:
+    """Return the variance by the median absolute deviation.
+
+    The factor n / (n - 1) corrects for the median, which is taken from the same values.
+    """
+    if not deviations:
+        return 0.0
+    deviation = MAD_TO_SIGMA * statistics.median(map(abs, deviations))
+    return deviation**2 * len(deviations) / max(1, len(deviations) - 1)
+
 
 Array = NDArray[np.float64]
 Point = tuple[int, ...]
 """The level of each modelled knob: the index of its value among the values that the candidates have."""
+Points = Sequence[Point] | NDArray[np.int_]
 SMOOTH_KNOBS = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose similar values have similar effects."""
 LENGTH_SCALE_LOG2 = 1.4
@@ -50,6 +167,8 @@ class Levels:
         weight_of = weights or {}
         self._correlations = [_correlations(name, self.values[name], weight_of.get(name, 1.0)) for name in self.names]
         self._numbers = {point: number for number, point in enumerate(self.points)}
+        self.array = np.array(self.points, dtype=int).reshape(len(self.points), len(self.names))
+        """The points as rows."""
 
     def point(self, knobs: KnobValues) -> Point:
         """Return the levels of these knobs. Raises KeyError for a value that no candidate has."""
@@ -61,13 +180,13 @@ class Levels:
         point[self.names.index(name)] = level
         return self._numbers.get(tuple(point))
 
-    def covariance_parts(self, points: Sequence[Point], others: Sequence[Point]) -> Array:
+    def covariance_parts(self, points: Points, others: Points) -> Array:
         """Return the parts of the prior covariance of every two points, before `Scales` multiply them.
 
         They are: of the mean; the sum over knobs of the correlations of their levels; twice the sum over pairs of knobs
         of the products of these; 1 if every level is the same.
         """
-        rows, columns = (np.array(each, dtype=int).reshape(len(each), len(self.names)) for each in (points, others))
+        rows, columns = (np.asarray(each, dtype=int).reshape(len(each), len(self.names)) for each in (points, others))
         totals, squares = np.zeros((2, len(points), len(others)))
         same = np.ones((len(points), len(others)), dtype=bool)
         for table, levels, other_levels in zip(self._correlations, rows.T, columns.T, strict=True):
@@ -196,90 +315,97 @@ class Likelihood:
 
 
 class Posterior:
-    """Mean and variance of every candidate's ln rate after the observations. `center` is the prior mean."""
+    """Mean and variance of every candidate's ln rate after observations of a point each; `center` is the prior mean."""
 
     def __init__(self, levels: Levels, scales: Scales, center: float, observations: Sequence[Observation]) -> None:
         self.levels, self.scales = levels, scales
-        weights, points = _terms(observations)
+        _, points = _terms(observations)
         rows, whitened = Likelihood(levels, observations, center).factor(scales)
-        self._components = np.linalg.solve(rows, weights @ self._between(points, levels.points))
-        self.mean: list[float] = (center + whitened @ self._components).tolist()
+        # Not `@` or `solve`: the threads of BLAS spin beside a busy process, and made a decision four times as long.
+        self._components = np.einsum("ij,jk->ik", np.linalg.inv(rows), self._between(points, levels.array))
+        self.mean: Array = center + whitened @ self._components
         # Every point has the same covariance with itself.
-        own_variance = self._between(levels.points[:1], levels.points[:1])[0, 0]
-        self.variance: list[float] = (own_variance - np.square(self._components).sum(axis=0)).tolist()
-        self._covariances: dict[int, list[float]] = {}
+        own_variance = self._between(levels.array[:1], levels.array[:1])[0, 0]
+        self.variance: Array = np.maximum(own_variance - np.square(self._components).sum(axis=0), 0.0)
 
-    def covariances(self, number: int) -> list[float]:
+    def covariances(self, number: int) -> Array:
         """Return the posterior covariance of a candidate with every candidate."""
-        if number not in self._covariances:
-            prior = self._between([self.levels.points[number]], self.levels.points)[0]
-            self._covariances[number] = (prior - self._components[:, number] @ self._components).tolist()
-        return self._covariances[number]
+        prior: Array = self._between(self.levels.array[[number]], self.levels.array)[0]
+        covariances: Array = prior - self._components[:, number] @ self._components
+        return covariances
 
-    def _between(self, points: Sequence[Point], others: Sequence[Point]) -> Array:
+    def _between(self, points: Points, others: Points) -> Array:
         return _prior(self.levels.covariance_parts(points, others), self.scales)
 
 
-EARLIER_SPREAD, EARLIER_ADDED_DEVIATION = 2.0, 0.03
-"""Chosen, not measured: factor on the spread of an earlier search's effect, and the deviation added to it, in ln
-rate."""
 MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
 """Numbers of own observations at which the scales of the effects are chosen again."""
 MAIN_DEVIATIONS, PAIR_DEVIATIONS, PROCESS_DEVIATIONS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
 """The `Scales` to choose from: of effects, of pairwise terms, between processes."""
 
 
-def fit_effects(
-    levels: Levels, measured: Measurements, earlier: Iterable[EarlierEffect], baseline: KnobValues, *, per_joule: bool
-) -> Posterior:
-    """Return the posterior of ln samples/s, or of ln samples a joule, after the effects of earlier searches and trials.
-
-    `baseline` are the knobs of the baseline.
-    """
-    earlier_observations = _earlier_observations(levels, earlier, baseline)
-    own_observations = [
+def fit_effects(levels: Levels, measured: Measurements, *, per_joule: bool) -> Posterior:
+    """Return the posterior of ln samples/s, or of ln samples a joule, after the trials."""
+    observations = [
         Observation(((1.0, levels.points[trial.candidate_number]),), value, measured.variance(trial), trial.run_id)
         for trial in measured.trials
         if (value := log_rate(trial, per_joule=per_joule)) is not None
     ]
-    observations = [*earlier_observations, *own_observations]
-    center = own_observations[0].value if own_observations else 0.0
-    scales, milestone = Scales(), max((number for number in MILESTONES if number <= len(own_observations)), default=0)
-    if milestone:
-        first_observations = observations[: len(earlier_observations) + milestone]
-        scales = _scales(levels, center, first_observations, measured.drift_deviation)
+    center = observations[0].value if observations else 0.0
+    milestone = max((number for number in MILESTONES if number <= len(observations)), default=0)
+    scales = _scales(levels, center, observations[:milestone]) if milestone else Scales()
     return Posterior(levels, scales, center, observations)
 
 
-def _earlier_observations(levels: Levels, effects: Iterable[EarlierEffect], baseline: KnobValues) -> list[Observation]:
-    """Return the effects of earlier searches as observed differences with a widened spread.
-
-    Effects of values that no candidate has are left out.
-    """
-    observations = []
-    for effect in effects:
-        try:
-            new_point, old_point = (
-                levels.point({**baseline, effect.knob: value}) for value in (effect.value, effect.before)
-            )
-        except KeyError:
-            continue
-        gain = effect.gain_percent
-        if effect.knob not in levels.names or min(gain.low, gain.median) <= -100:
-            continue
-        deviation = (math.log1p(gain.high / 100) - math.log1p(gain.low / 100)) / (2 * NORMAL_95)
-        variance = (EARLIER_SPREAD * deviation) ** 2 + EARLIER_ADDED_DEVIATION**2
-        observations.append(Observation(((1.0, new_point), (-1.0, old_point)), math.log1p(gain.median / 100), variance))
-    return observations
-
-
-def _scales(levels: Levels, center: float, observations: Sequence[Observation], min_deviation: float) -> Scales:
+def _scales(levels: Levels, center: float, observations: Sequence[Observation]) -> Scales:
     """Return the scales under which the observations are most likely."""
-    deviations = [deviation for deviation in PROCESS_DEVIATIONS if deviation >= min_deviation] or [min_deviation]
     score = cache(Likelihood(levels, observations, center).log_likelihood)
-    best = Scales(process=min(deviations, key=lambda deviation: abs(deviation - Scales().process)))
+    best = Scales()
     for _ in range(2):
         best = max((replace(best, main=main) for main in MAIN_DEVIATIONS), key=score)
         best = max((replace(best, pair=pair) for pair in PAIR_DEVIATIONS), key=score)
-        best = max((replace(best, process=deviation) for deviation in deviations), key=score)
+        best = max((replace(best, process=process) for process in PROCESS_DEVIATIONS), key=score)
     return best
+
+
+GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 10.0, 40.0, 0.3
+"""Assumed before the first process start, the first compilation and the first warm trial."""
+
+
+class ProcessStarts:
+    """Seconds until a process takes its first timed step, by its key."""
+
+    def __init__(self, lines: Sequence[BestLine]) -> None:
+        trials = [line for line in lines if isinstance(line, Trial)]
+        first_untimed_s = {trial.run_id: _untimed_s(trial) for trial in reversed(trials) if not trial.warm}
+        starts_s: dict[KnobsKey, list[float]] = defaultdict(list)
+        for line in lines:
+            if isinstance(line, ProcessReady):
+                starts_s[knobs_key(line.process_knobs)].append(line.start_s + first_untimed_s.get(line.run_id, 0.0))
+        self._measured_s = {key: statistics.median(seconds) for key, seconds in starts_s.items()}
+        self._expected_s = dict(self._measured_s)
+        warm_trials = [_untimed_s(trial) for trial in trials if trial.warm]
+        self.switch_s = statistics.median(warm_trials or [GUESSED_SWITCH_S])
+        """Expected seconds of a warm trial without its timed steps."""
+
+    def seconds(self, key: KnobsKey) -> float:
+        """Return the measured start of this process, else that of the most similar one that compiles or does not."""
+        if key not in self._expected_s:
+            knobs, compiles = dict(key), _compiles(key)
+            alike = [
+                (sum(knobs.get(name) == value for name, value in other_key), seconds)
+                for other_key, seconds in self._measured_s.items()
+                if _compiles(other_key) == compiles
+            ]
+            compilation_s = GUESSED_COMPILATION_S if compiles else 0.0
+            other_s = min(self._measured_s.values(), default=GUESSED_START_S) + compilation_s
+            self._expected_s[key] = max(alike)[1] if alike else other_s
+        return self._expected_s[key]
+
+
+def _compiles(key: KnobsKey) -> bool:
+    return dict(key).get("compile", "off") != "off"
+
+
+def _untimed_s(trial: Trial) -> float:
+    return max(0.0, trial.seconds - sum(trial.step_ms) / 1000)

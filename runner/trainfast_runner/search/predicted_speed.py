@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,16 +27,93 @@ from trainfast_runner.memory.model import MemoryModel, step_work
 from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.results.distributions import NORMAL_90
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_file import PredictedSpeed, RecordedSpec, RunFile
+from trainfast_runner.records.worker_lines import WARM_ROLES
+from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_90
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.effects import Levels, Likelihood, Observation, Scales
-from trainfast_runner.search.measured_speeds import EarlierSpeed, SpeedDevice, measured_speeds, training_of
 from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, first_gpu_name
 from trainfast_runner.settings.knob_values import KnobValues, whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.precisions import peak_precision
-from trainfast_runner.settings.spec import RunSpec, strategy_of
+from trainfast_runner.settings.spec import RunSpec, spec_of_record, strategy_of
+
+RUNS_READ_FOR_SPEEDS = 200
+"""Number of newest runs that are read."""
+MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
+"""Largest number of measured speeds that count: of the spec's model, and of other models."""
+SLOW_SHARE = 0.5
+"""Share of the step-to-step deviation that shifts a whole run: slow and fast spells outlast one run."""
+COMPARABLE_THROTTLED_SHARE = 0.05
+"""The speed of a run counts if heat or a power brake slowed it for at most this share of the time."""
+
+
+@dataclass(frozen=True)
+class EarlierSpeed:
+    """The ln samples/s that a run measured, with the variance of its noise. `process` is its run id."""
+
+    spec: RunSpec
+    devices: int
+    log_rate: float
+    variance: float
+    process: str
+
+
+@dataclass(frozen=True)
+class SpeedDevice:
+    """The device whose speeds are compared: cpu or cuda, and the GPU's name, empty for a CPU."""
+
+    kind: str
+    gpu: str = ""
+
+
+def training_of(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object, object]:
+    """Return the part of a run that is its training: the model, the training objective and the kind of data."""
+    return spec.model, spec.data.get("objective"), spec.data.get("kind")
+
+
+def measured_speeds(home: Home, spec: RunSpec, device: SpeedDevice) -> list[EarlierSpeed]:
+    """Return the newest comparable speeds on this device: of the spec's model, then a few of other models.
+
+    Raises UserError when the home cannot be listed.
+    """
+    own_speeds: list[EarlierSpeed] = []
+    other_speeds: list[EarlierSpeed] = []
+    for directory in map(home.directory, home.newest_run_ids(RUNS_READ_FOR_SPEEDS)):
+        result = read_result(directory)
+        run = read_run_file(directory) if result is not None and is_comparable(result) else None
+        if result is None or run is None or run.script is not None:
+            continue
+        if SpeedDevice(run.device, next(iter(run.device_names), "")) != device:
+            continue
+        with suppress(UserError):  # knobs of another version
+            speed = _speed_of_run(run, result)
+            (own_speeds if training_of(speed.spec) == training_of(spec) else other_speeds).append(speed)
+    return [*own_speeds[:MAX_OF_MODEL], *other_speeds[:MAX_OF_OTHERS]]
+
+
+def is_comparable(result: Result) -> bool:
+    """True if a run's speed is that of its settings.
+
+    The run finished, was not slowed by heat or a power brake, and was not measured under strict thresholds.
+    """
+    if result.state != "finished" or result.role in WARM_ROLES or result.measured_under is not None:
+        return False
+    throttled = (result.throttle.thermal_fraction or 0.0) + (result.throttle.brake_fraction or 0.0)
+    return throttled <= COMPARABLE_THROTTLED_SHARE and bool(result.throughput.samples_per_s.typical)
+
+
+def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed:
+    spec, rate = spec_of_record(run), result.throughput.samples_per_s
+    assert rate.typical
+    deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.typical
+    # Other processes slow a run by about the share of the cores that they take.
+    others_share = (result.conditions.others_cpu_percent or 0.0) / 100
+    variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others_share**2
+    return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.typical), variance, run.run_id)
+
 
 SLOWDOWN = {"cpu": (1.6, 1.35, 0.6), "cuda": (1.0, 1.2, 1.0)}
 """Factors by which calls, FLOPs and moved bytes of a training step take longer than in the calibration.
@@ -167,14 +246,6 @@ class UnknownSpeed:
     reason: str
 
 
-@dataclass(frozen=True)
-class _ObservedRun:
-    """A run's observation, relative to REFERENCE_KNOBS, and the shares of its step."""
-
-    observation: Observation
-    shares: tuple[float, ...]
-
-
 class SpeedModel:
     """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
 
@@ -200,32 +271,29 @@ class SpeedModel:
             [wanted_knobs, REFERENCE_KNOBS, *(self._measured_knobs[number] for number in nearest_numbers)], KNOB_WEIGHTS
         )
         reference = levels.point(REFERENCE_KNOBS)
-
-        def observed(
-            knobs: KnobValues, step: ExpectedStep, log_rate: float, variance: float, process: str
-        ) -> _ObservedRun:
-            terms = ((1.0, levels.point(knobs)), (-1.0, reference))
-            return _ObservedRun(Observation(terms, log_rate - _log_rate(step), variance, process), step.shares)
-
-        runs = []
-        for number in nearest_numbers:
-            speed, expected_step = self._measured[number]
-            runs.append(
-                observed(self._measured_knobs[number], expected_step, speed.log_rate, speed.variance, speed.process)
+        nearest = [(self._measured_knobs[number], *self._measured[number]) for number in nearest_numbers]
+        observations = [
+            Observation(
+                ((1.0, levels.point(knobs)), (-1.0, reference)),
+                speed.log_rate - _log_rate(expected_step),
+                speed.variance,
+                speed.process,
             )
-        runs.append(observed(wanted_knobs, step, 0.0, self._noise_variance, ""))
+            for knobs, speed, expected_step in nearest
+        ]
+        # The last one is of the run to predict: its mean rests on the measured runs before.
+        wanted = ((1.0, levels.point(wanted_knobs)), (-1.0, reference))
+        observations.append(Observation(wanted, 0.0, self._noise_variance, ""))
         # Runs share the speed of the machine, and the slowness of each part of their work.
-        shares = np.array([run.shares for run in runs]) * self._work_deviations
-        likelihood = Likelihood(
-            levels, [run.observation for run in runs], 0.0, shares @ shares.T + MACHINE_DEVIATION**2
-        )
-        deviations = RUN_DEVIATIONS if len(nearest_numbers) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
+        steps = [*(expected_step for _, _, expected_step in nearest), step]
+        shares = np.array([each.shares for each in steps]) * self._work_deviations
+        likelihood = Likelihood(levels, observations, 0.0, shares @ shares.T + MACHINE_DEVIATION**2)
+        deviations = RUN_DEVIATIONS if len(nearest) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
         scales = max(
             (replace(PRIOR_SCALES, process=deviation) for deviation in deviations),
-            key=lambda scales: likelihood.log_likelihood(scales, len(nearest_numbers)),
+            key=lambda scales: likelihood.log_likelihood(scales, len(nearest)),
         )
         rows, whitened = likelihood.factor(scales)
-        # The last row is of the run to predict: its mean rests on the measured runs in the rows before.
         return self._interval(_log_rate(step) + float(rows[-1, :-1] @ whitened[:-1]), float(rows[-1, -1]))
 
     def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | UnknownSpeed:
@@ -234,17 +302,12 @@ class SpeedModel:
             if not self._calibrated:
                 return UnknownSpeed("this device is not calibrated; run doctor --calibrate")
             return UnknownSpeed(f"known only within a factor of {factor * factor:.1f}; a run tells more")
+        basis = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
+        counts = {"of this model": self.own_count, "of others": len(self._measured) - self.own_count}
+        if self._measured:
+            basis += f" and measured runs: {', '.join(f'{count} {words}' for words, count in counts.items() if count)}"
         median = math.exp(log_rate)
-        return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=self._basis())
-
-    def _basis(self) -> str:
-        peaks = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
-        if not self._measured:
-            return peaks
-        other_count = len(self._measured) - self.own_count
-        own_text = f"{self.own_count} of this model" if self.own_count else ""
-        other_text = f"{other_count} of others" if other_count else ""
-        return f"{peaks} and measured runs: {', '.join(filter(None, (own_text, other_text)))}"
+        return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=basis)
 
     def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
         """Return the knobs that speed depends on, the number of devices, and the model."""

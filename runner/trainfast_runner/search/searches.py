@@ -249,7 +249,7 @@ class SearchOptions:
     """Options of a search of either kind; a best-fit search takes the first two."""
 
     fresh: bool = False
-    """True to ignore an unfinished search and the effects of earlier ones."""
+    """True to ignore an unfinished search."""
     wait: bool = False
     """True to queue after a run on the same device."""
     no_oom: bool = False

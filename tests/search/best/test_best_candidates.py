@@ -11,7 +11,7 @@ from trainfast_runner.search.best.candidates import (
     enumerate_space,
     with_predictions,
 )
-from trainfast_runner.search.best.plan import vary_of
+from trainfast_runner.search.best.question import vary_of
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knobs import KNOBS

@@ -4,7 +4,6 @@ import os
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
@@ -14,9 +13,8 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search import searches
 from trainfast_runner.search.batch_journal import BatchQuestion
-from trainfast_runner.search.best.opening import earlier_effects
 from trainfast_runner.search.best.person_instructions import give_instruction, read_instructions, skip_candidate
-from trainfast_runner.search.best_journal import BestAnswer, BestEnded, BestQuestion, Effect, Interval, Trial
+from trainfast_runner.search.best_journal import BestEnded, BestQuestion, Trial
 from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KIND,
@@ -124,40 +122,3 @@ def test_instructions_reach_the_conductor_in_their_order(tmp_path):
         give_instruction(tmp_path, "skip", "precision", "bf17")
     with pytest.raises(UserError, match="no such instruction"):
         give_instruction(tmp_path, "forget", "precision")
-
-
-def answer_with(*effects: Effect) -> BestAnswer:
-    rate = Interval(median=10.0, low=9.0, high=11.0)
-    return BestAnswer(best_number=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=list(effects))
-
-
-GAIN = Interval(median=40.0, low=35.0, high=45.0)
-OF_PRECISION = Effect(knob="precision", value="bf16", before="fp32", gain_percent=GAIN)
-
-
-def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begins(home):
-    found = answer_with(OF_PRECISION, Effect(knob="workers", value=2, before=0, gain_percent=GAIN))
-    answered = best_search(home, BestEnded(state="answered", answer=found))
-    best_search(home, BestEnded(state="answered", answer=found), model="bert")
-    best_search(home, BestEnded(state="cancelled", answer=found))
-    asked = best_search(home)
-    known = earlier_effects(home, question(asked), own_directory=asked)
-    assert [(one.knob, one.value, one.search_id) for one in known] == [("precision", "bf16", answered.name)]
-
-
-def test_an_effect_that_a_search_only_passed_on_does_not_hide_the_search_that_measured_it(home):
-    measured = at_second(1, best_search(home, BestEnded(state="answered", answer=answer_with(OF_PRECISION))))
-    passed_on = msgspec.structs.replace(OF_PRECISION, earlier=True)
-    at_second(2, best_search(home, BestEnded(state="answered", answer=answer_with(passed_on))))
-    asked = at_second(3, best_search(home))
-    known = earlier_effects(home, question(asked), own_directory=asked)
-    assert [one.search_id for one in known] == [measured.name]
-
-
-@pytest.mark.parametrize(("objective", "knobs"), [("tokens_per_s", ["precision"]), ("time", [])])
-def test_gains_that_are_not_those_of_the_rate_are_no_start(home, objective, knobs):
-    found = answer_with(OF_PRECISION, Effect(knob="seq_len", value=64, before=128, gain_percent=GAIN))
-    best_search(home, BestEnded(state="answered", answer=found), objective=objective)
-    asked = best_search(home, objective=objective)
-    known = earlier_effects(home, question(asked, objective=objective), own_directory=asked)
-    assert [one.knob for one in known] == knobs

@@ -14,16 +14,16 @@ from trainfast_runner.records.worker_lines import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.candidates import StepRule
-from trainfast_runner.search.best.plan import read_budget
+from trainfast_runner.search.best.question import read_budget
 from trainfast_runner.search.best.trial import (
-    WantedTrial,
     joules_of,
     outcome_of,
     override_reason,
     steps_to_add,
     take_trial,
-    throttled_doubt,
+    throttled_doubts,
 )
+from trainfast_runner.search.best_journal import Trial
 from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
@@ -44,10 +44,9 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
     answers = Appender(rank_file(tmp_path, "worker", 0))
     for line in (compiled, timed):
         answers.write(line)
-    wanted = WantedTrial(
-        candidate_number=0, knobs={"compile": "default"}, samples_per_step=8, rule=RULE, keep_disturbed=True
-    )
-    trial = take_trial(WarmProcess(tmp_path, 1, lambda: None), (), wanted)
+    process = WarmProcess(tmp_path, 1, lambda: None)
+    wanted = Trial(candidate_number=0, run_id="r", outcome="measured", warm=False, samples_per_step=8, seconds=0.0)
+    trial = take_trial(process, wanted, {"compile": "default"}, RULE, keep_disturbed=True)
     assert trial.step_ms == timed.step_ms
     orders, _ = read_all(tmp_path / CONTROL_FILE, TrialOrder)
     assert [order.more for order in orders] == [False, True]
@@ -83,8 +82,8 @@ def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus():
     second = 10**9
     cool = DeviceConditions(index=0, throttled_ms={"thermal": 0.0, "power": 900.0}, energy_joules=200.0)
     hot = DeviceConditions(index=1, throttled_ms={"thermal": 300.0}, energy_joules=100.0)
-    assert throttled_doubt([cool], 0, second) is None
-    doubt = throttled_doubt([cool, hot], 0, second)
+    assert throttled_doubts([cool], 0, second) == []
+    [doubt] = throttled_doubts([cool, hot], 0, second)
     assert (doubt.kind, doubt.text) == ("heat", "GPU 1 was throttled (thermal) for 30% of the time")
     assert joules_of([cool, hot]) == 300.0
     assert joules_of([cool, DeviceConditions(index=1)]) is None

@@ -1,27 +1,22 @@
 """`search best`: questions that are refused before anything starts, each with one line that helps."""
 
 import os
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli.command import SMALL
-from on_disk import RECORDED
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock
-from trainfast_runner.search.best import opening
-from trainfast_runner.search.best.opening import budget_error, open_best
-from trainfast_runner.search.best.plan import BestRequest, plan_preset_best
-from trainfast_runner.search.best.survey import with_bounds
-from trainfast_runner.search.best_journal import BestEnded, Trial, read_best_journal
+from trainfast_runner.search.best import question
+from trainfast_runner.search.best.candidates import with_bounds
+from trainfast_runner.search.best.question import BestRequest, open_best, plan_preset_best
+from trainfast_runner.search.best_journal import read_best_journal
 from trainfast_runner.search.control import SearchRequest, conduct_request, pause
-from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.cli import main, search_best
+from trainfast_tui.text.best_words import estimate_lines
 
 BEST = ("search", "best", "tiny-llama", *SMALL)
 
@@ -70,33 +65,15 @@ def test_a_dry_run_counts_and_starts_nothing(cli):
     assert Home(cli.home).run_ids() == []
 
 
-def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(tmp_path, monkeypatch, capsys):
-    looks, cores = [], len(os.sched_getaffinity(0))
-    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
-    monkeypatch.setattr(opening, "others_cores", lambda seconds: looks.append(seconds) or cores / 2)
-    monkeypatch.setattr(search_best, "conduct_best", lambda *arguments: BestEnded(t_ns=1, state="cancelled"))
-    words = [*BEST, "--set", "devices=cpu", "--vary", "precision=fp32,bf16"]
-    assert main(words) == 130
-    assert "others take 50 % of the CPU: this budget tries about 2 of 2 settings" in capsys.readouterr().err
-    (search,) = (tmp_path / "searches").iterdir()
-    trial = {"candidate_number": 0, "run_id": "r", "outcome": "failed", "seconds": 1.0, "samples_per_step": 2}
-    JournalWriter(search).write(Trial(t_ns=1, warm=False, **trial))
-    assert main(words) == 130
-    printed = capsys.readouterr().err
-    assert "continuing" in printed
-    assert "this budget tries" not in printed
-    assert len(looks) == 1
-
-
-def test_a_quiet_cpu_and_a_gpu_are_not_estimated_before_a_search(monkeypatch):
-    asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
+def test_an_estimate_on_a_busy_cpu_says_what_the_budget_tries(tmp_path, monkeypatch):
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(question, "others_cores", lambda seconds: cores / 2)
+    asked = BestRequest(vary={"precision": ["fp32", "bf16"]}, budget_s=30.0)
     best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu"]), asked)
-    looks: list[float] = []
-    monkeypatch.setattr(opening, "others_cores", lambda seconds: looks.append(seconds))
-    for device in ("cpu", "cuda"):
-        monkeypatch.setattr(best_plan.survey, "plan", replace(best_plan.plan, device=device))
-        assert opening.estimate_beside_others(best_plan, Home(Path("/nonexistent"))) is None
-    assert len(looks) == 1, "a GPU needs no look"
+    busy = question.estimate(best_plan, Home(tmp_path).create())
+    assert (busy.others_cpu_percent, busy.tries, busy.legal) == (50.0, 2, 2)
+    assert busy.seconds < busy.grid_s + 6 * (busy.start_s + 2)
+    assert "others take 50 % of the CPU: this budget tries about 2 of 2 settings" in "\n".join(estimate_lines(busy))
 
 
 def test_without_vary_only_what_trains_the_same_is_varied(cli):
@@ -106,26 +83,6 @@ def test_without_vary_only_what_trains_the_same_is_varied(cli):
     assert {"lr", "seq_len"} <= set(found["left_alone"])
     assert "bf16-pure" not in found["vary"]["precision"]
     assert found["global_batch"] == 2
-
-
-def test_refused_budget_is_in_minutes_and_the_option_in_seconds():
-    error = budget_error(600.0, 812.4, "")
-    assert error.line_without_option() == (
-        "the budget of 10 min is below the cost of the baseline; try a budget of 1 h 07 min or more"
-    )
-    assert error.line().endswith("try --budget 4062s or more")
-
-
-def test_a_budget_below_the_start_of_earlier_runs_is_refused_before_anything_starts(cli):
-    run = cli.home / "runs" / RECORDED.name
-    shutil.copytree(RECORDED, run)
-    words = ("search", "best", "tiny-llama", "--vary", "precision=fp32,bf16")
-    line = cli(*words, "--budget", "0.5s").refused()
-    assert "the budget of 0.5 s is below the cost of the baseline: a process starts in" in line
-    assert "or more" in line
-    assert cli(*words, "--budget", "0.5s", "--dry-run").refused() == line, "no plan of a search that is refused"
-    assert not (cli.home / "searches").exists()
-    assert Home(cli.home).run_ids() == [run.name]
 
 
 def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(tmp_path):

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from trainfast_runner.records.result import OomExplanation, Result
-from trainfast_runner.search.best import survey
-from trainfast_runner.search.best.candidates import Failure, closest_to_fit, failure_in, oom_failure, verdict_of
-from trainfast_runner.search.best.plan import BestRequest, plan_preset_best
+from trainfast_runner.search.best import candidates
+from trainfast_runner.search.best.candidates import Failure, failure_in, oom_failure, oom_verdict
+from trainfast_runner.search.best.question import BestRequest, plan_preset_best
 from trainfast_runner.search.best_journal import BestLaunched, Candidate, Trial
 from trainfast_runner.settings.spec import resolve
 
@@ -36,12 +36,11 @@ def test_an_allocators_message_tells_what_was_asked_and_what_was_free(message, f
     assert failure_in(message) == failure
 
 
-def test_a_run_under_a_limit_tells_what_it_held():
+def test_a_run_under_a_limit_tells_what_it_lacked():
     sizes = {"asked_bytes": 64, "held_bytes": 400, "limit_bytes": 450, "missing_bytes": 14, "needed_bytes": 430}
     oom = OomExplanation(**{name: size * MIB for name, size in sizes.items()})
     result = Result(run_id="r", state="oom", reason=ON_CPU, oom=oom)
-    held = "an allocation of 64 MiB failed with 400 MiB of 450 MiB held"
-    assert oom_failure(result) == Failure(held, 14 * MIB)
+    assert oom_failure(result) == Failure("an allocation of 64 MiB failed", 14 * MIB)
     assert oom_failure(msgspec.structs.replace(result, oom=None)) == Failure("an allocation of 64 MiB failed")
 
 
@@ -51,10 +50,10 @@ def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, t
     best = plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ranks)
     predicted = SimpleNamespace(total_bytes=600 * MIB, context_bytes=None)
     model = SimpleNamespace(predict=lambda spec, ranks: predicted)
-    monkeypatch.setattr(survey, "trace_models", lambda *words, **options: iter(()))
-    monkeypatch.setattr(survey, "cached_models", lambda *words: lambda spec: model)
-    monkeypatch.setattr(survey, "read_host_free_bytes", lambda: 1000 * MIB)
-    assert isinstance(best.survey, survey.ModelSurvey)
+    monkeypatch.setattr(candidates, "trace_models", lambda *words, **options: iter(()))
+    monkeypatch.setattr(candidates, "cached_models", lambda *words: lambda spec: model)
+    monkeypatch.setattr(candidates, "read_host_free_bytes", lambda: 1000 * MIB)
+    assert isinstance(best.survey, candidates.ModelSurvey)
     space = best.survey.predict_candidates(best.question, threading.Event())
     return {one.world_size: (one.excluded_as, one.excess_bytes) for one in space.candidates}
 
@@ -78,15 +77,11 @@ def test_verdict_on_memory_limit_is_the_limit_itself_where_all_ranks_fit(monkeyp
 def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured():
     measured = msgspec.structs.replace(OOM, reason="an allocation of 64 MiB failed", missing_bytes=14 * MIB)
     predicted = Candidate(knobs={}, predicted_bytes=60 * MIB, excess_bytes=12 * MIB)
-    verdict = verdict_of(measured, predicted)
-    assert verdict.reason == "needs 60 MiB of 48 MiB: 12 MiB too large; an allocation of 64 MiB failed"
-    assert verdict.excess_bytes == 12 * MIB
-    verdict = verdict_of(measured, Candidate(knobs={}, predicted_bytes=40 * MIB))
-    assert verdict.reason == "an allocation of 64 MiB failed, at least 14 MiB too large; predicted 40 MiB"
-    assert verdict.excess_bytes == 14 * MIB
-    verdict = verdict_of(OOM, Candidate(knobs={}))
-    assert (verdict.reason, verdict.excess_bytes) == ("ran out of memory", None)
-    assert closest_to_fit([verdict, verdict_of(measured, predicted)]).excess_bytes == 12 * MIB
+    reason = "needs 60 MiB of 48 MiB: 12 MiB too large; an allocation of 64 MiB failed"
+    assert oom_verdict(measured, predicted) == (reason, 12 * MIB)
+    reason = "an allocation of 64 MiB failed, at least 14 MiB too large; predicted 40 MiB"
+    assert oom_verdict(measured, Candidate(knobs={}, predicted_bytes=40 * MIB)) == (reason, 14 * MIB)
+    assert oom_verdict(OOM, Candidate(knobs={})) == ("ran out of memory", None)
 
 
 def test_a_larger_batch_lacks_at_least_as_much(space, base):

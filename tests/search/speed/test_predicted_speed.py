@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from on_disk import CLOCK, run_file
+from on_disk import run_file
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.timeline import Segment
@@ -15,15 +15,15 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, RunConditions, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.records.run_directory import RESULT_FILE, RUN_FILE
 from trainfast_runner.records.run_file import PredictedSpeed
-from trainfast_runner.search.best_journal import BestQuestion, Candidate, Space, Trial
-from trainfast_runner.search.journal import JournalWriter
-from trainfast_runner.search.measured_speeds import EarlierSpeed, SpeedDevice, measured_speeds
 from trainfast_runner.search.predicted_speed import (
     MAX_SHOWN_RATIO,
     SLOWDOWN,
+    EarlierSpeed,
     ExpectedStep,
+    SpeedDevice,
     SpeedModel,
     UnknownSpeed,
+    measured_speeds,
     step_time,
 )
 from trainfast_runner.settings.spec import RunSpec, resolve
@@ -178,21 +178,6 @@ def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path):
     recorded(home, 3, role="trial")
     recorded(home, 4, throttle=Throttle(brake_fraction=0.5))
     assert rates(home) == []
-
-
-def test_the_newest_trials_of_a_search_come_first(tmp_path):
-    home, spec = Home(tmp_path), resolve("tiny-llama")
-    candidates = [Candidate(knobs={"batch_size": size}, samples_per_step=size) for size in (8, 16)]
-    directory = home.search_directory("20261122-120000-tiny-llama-0000")
-    directory.mkdir(parents=True)
-    journal = JournalWriter(directory)
-    journal.write(BestQuestion(**spec.record_fields(), search_id=directory.name, key="", vary={}, clock=CLOCK))
-    journal.write(Space(candidates=candidates, baseline_number=0))
-    for place, number in enumerate((0, 1, 0)):
-        timed = {"step_ms": [100.0] * 5, "samples_per_step": 8, "seconds": 0.5}
-        journal.write(Trial(candidate_number=number, run_id=f"run-{place}", outcome="measured", warm=False, **timed))
-    journal.close()
-    assert [speed.process for speed in measured_speeds(home, spec, CPU)] == ["run-2", "run-1"]
 
 
 def test_a_run_at_its_power_limit_counts(tmp_path):

@@ -29,7 +29,7 @@ from trainfast_runner.search.batch_journal import (
     Predicted,
     Probe,
 )
-from trainfast_runner.search.best.report import BestSoFar
+from trainfast_runner.search.best.answer import BestSoFar
 from trainfast_runner.search.best_journal import (
     UNDER_LIMIT,
     BestLaunched,

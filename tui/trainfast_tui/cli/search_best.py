@@ -12,10 +12,17 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.conductor import conduct_best
-from trainfast_runner.search.best.opening import estimate, estimate_beside_others, open_best
-from trainfast_runner.search.best.plan import BestPlan, BestRequest, plan_preset_best, plan_script_best, read_budget
-from trainfast_runner.search.best.report import BestSoFar, best_report
+from trainfast_runner.search.best.question import (
+    BestPlan,
+    BestRequest,
+    estimate,
+    open_best,
+    plan_preset_best,
+    plan_script_best,
+    read_budget,
+)
 from trainfast_runner.search.best_journal import BestEnded, ColdRun, Trial, read_best_journal
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import script_preset
@@ -25,10 +32,10 @@ from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_search_arguments, positive
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching import await_devices
-from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
+from trainfast_tui.cli.printing import print_json, print_lines, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import BestPrinter, Progress, print_earlier_search, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.text.best_words import answer_lines, busy_lines, estimate_lines, question_lines
+from trainfast_tui.text.best_words import answer_lines, estimate_lines, question_lines
 
 
 def search_best_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +87,7 @@ def search_best(arguments: argparse.Namespace) -> int:
     with progress_when_slow("checking…"):
         best_plan = _plan(arguments, request)
     if arguments.dry_run:
-        _print_estimate(best_plan, home, options, arguments.json)
+        _print_estimate(best_plan, home, arguments.json)
         return 0
     if arguments.wait:
         began_ns += await_devices(best_plan.plan, home)
@@ -114,21 +121,10 @@ def _conduct(
     lines = read_best_journal(directory)
     measured = sum(isinstance(line, Trial | ColdRun) for line in lines)
     trial_words = f"with {counted(measured, 'measurement')}" if measured else ""
-    if not measured:
-        began_ns += _print_others(best_plan, home)
     print_earlier_search(progress, home, directory, trial_words)
     printer = BestPrinter(progress, home, lines)
     printer.print_question(best_plan.question)
     return printer.watch(partial(conduct_best, directory, best_plan, home, options), signals, began_ns)
-
-
-def _print_others(best_plan: BestPlan, home: Home) -> int:
-    """Print what the budget tries beside others that take the CPU; return the nanoseconds that this took."""
-    began_ns = time.monotonic_ns()
-    beside = estimate_beside_others(best_plan, home)
-    for line in busy_lines(beside) if beside is not None else ():
-        print_notice(line)
-    return time.monotonic_ns() - began_ns
 
 
 def _report(directory: Path, as_json: bool, record: Path | None) -> None:
@@ -142,9 +138,9 @@ def _report(directory: Path, as_json: bool, record: Path | None) -> None:
         write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
 
 
-def _print_estimate(best_plan: BestPlan, home: Home, options: SearchOptions, as_json: bool) -> None:
+def _print_estimate(best_plan: BestPlan, home: Home, as_json: bool) -> None:
     """Print the number of candidates and the time that a search of them takes."""
-    best_estimate = estimate(best_plan, home, options)
+    best_estimate = estimate(best_plan, home)
     if as_json:
         print_json(dataclasses.asdict(best_estimate))
     else:

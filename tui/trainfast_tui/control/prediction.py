@@ -497,8 +497,7 @@ class SpeedPredictor:
         return predicted.reason if isinstance(predicted, UnknownSpeed) else predicted
 
     def _speed_model(self, spec: RunSpec, machine: Machine, speed_key: SpeedKey) -> DeviceSpeedModel:
-        from trainfast_runner.search.measured_speeds import SpeedDevice, training_of
-        from trainfast_runner.search.predicted_speed import speed_model_on
+        from trainfast_runner.search.predicted_speed import SpeedDevice, speed_model_on, training_of
         from trainfast_runner.settings.device_counts import first_gpu_name
 
         device = SpeedDevice(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")

@@ -23,8 +23,8 @@ from trainfast_tui.text.format import Piece, plain
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch_journal import BatchSnapshot
-    from trainfast_runner.search.best.plan import BestRequest
-    from trainfast_runner.search.best.report import BestSnapshot
+    from trainfast_runner.search.best.answer import BestSnapshot
+    from trainfast_runner.search.best.question import BestRequest
     from trainfast_runner.search.best_journal import BestQuestion
     from trainfast_runner.settings.knob_values import KnobValue
 
@@ -261,7 +261,7 @@ class BestControl(SearchControl["BestSnapshot"]):
     @property
     def request(self) -> BestRequest:
         """The next search's request; the default before one is typed."""
-        from trainfast_runner.search.best.plan import BestRequest
+        from trainfast_runner.search.best.question import BestRequest
 
         return self.options.request or BestRequest()
 
@@ -269,14 +269,11 @@ class BestControl(SearchControl["BestSnapshot"]):
         return self.request
 
     def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
-        from trainfast_runner.search.best.opening import estimate
-        from trainfast_runner.search.best.plan import BestRequest, plan_spec_best
-        from trainfast_runner.search.searches import SearchOptions
+        from trainfast_runner.search.best.question import BestRequest, estimate, plan_spec_best
         from trainfast_tui.text.best_words import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line
 
-        search_options = SearchOptions(fresh=options.is_fresh)
         plan = plan_spec_best(spec, options.request or BestRequest(), self._python)
-        best_estimate = estimate(plan, self._home, search_options)
+        best_estimate = estimate(plan, self._home)
         lines = [varied_line(best_estimate.vary, best_estimate.global_batch), *estimate_lines(best_estimate)]
         texts: list[Piece] = [(plain(line), "text") for line in lines]
         # The smallest screen may have no room for the knobs left alone: they come last.
@@ -286,7 +283,7 @@ class BestControl(SearchControl["BestSnapshot"]):
 
 def request_of(question: BestQuestion) -> BestRequest:
     """Return the request that would ask this question again."""
-    from trainfast_runner.search.best.plan import BestRequest
+    from trainfast_runner.search.best.question import BestRequest
 
     return BestRequest(
         vary=question.vary,

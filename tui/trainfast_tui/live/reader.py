@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import Follower, RunSnapshot
     from trainfast_runner.search.batch_journal import BatchFollower
-    from trainfast_runner.search.best.report import BestFollower
+    from trainfast_runner.search.best.answer import BestFollower
 
 
 ReadT = TypeVar("ReadT")
@@ -327,7 +327,7 @@ def open_batch_journal(directory: Path) -> BatchFollower:
 
 def open_best_journal(directory: Path) -> BestFollower:
     """Return a follower of the journal of this best-fit search."""
-    from trainfast_runner.search.best.report import BestFollower
+    from trainfast_runner.search.best.answer import BestFollower
 
     return BestFollower(directory)
 

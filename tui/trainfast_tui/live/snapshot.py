@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.batch_journal import BatchSnapshot
-    from trainfast_runner.search.best.report import BestSnapshot
+    from trainfast_runner.search.best.answer import BestSnapshot
 
 
 class SearchSnapshot(Protocol):

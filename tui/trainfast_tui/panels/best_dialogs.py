@@ -21,7 +21,7 @@ from trainfast_runner.search.best.person_instructions import (
     open_values,
     skip_candidate,
 )
-from trainfast_runner.search.best.plan import BestRequest, read_budget
+from trainfast_runner.search.best.question import BestRequest, read_budget
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.units import counted
@@ -31,7 +31,7 @@ from trainfast_tui.text.best_words import EVERY_KNOB, OBJECTIVES, candidate_word
 if TYPE_CHECKING:
     from textual.app import App
 
-    from trainfast_runner.search.best.report import BestSnapshot
+    from trainfast_runner.search.best.answer import BestSnapshot
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from trainfast_runner.memory.oom import with_newer_explanation
 from trainfast_runner.records.home import Home, is_conducted, search_directories
 from trainfast_runner.running.settling import final_result
 from trainfast_runner.search.batch_journal import BatchFollower
-from trainfast_runner.search.best.report import BestSoFar
+from trainfast_runner.search.best.answer import BestSoFar
 from trainfast_runner.search.best_journal import read_best_journal
 from trainfast_tui.report.blocks import Block, Code, Document, Grid, Heading, Listing, Picture, Prose, left_out_words
 from trainfast_tui.report.pictures import STYLE_SHEET, can_draw

@@ -15,8 +15,7 @@ from trainfast_runner.search.batch_journal import (
     Probe,
     refuted_by,
 )
-from trainfast_runner.search.best.answer import verdicts_without_answer
-from trainfast_runner.search.best.report import BestSoFar
+from trainfast_runner.search.best.answer import BestSoFar, verdicts_without_answer
 from trainfast_runner.search.best_journal import BestAnswer, BestEnded, BestQuestion, CandidateVerdict, ColdRun, Trial
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import drawn_limit
@@ -37,7 +36,6 @@ from trainfast_tui.text.best_words import (
     candidate_text,
     count_rows,
     effect_rows,
-    gain_text,
     objective_of,
 )
 from trainfast_tui.text.format import (
@@ -238,19 +236,6 @@ def _best_question(question: BestQuestion) -> Iterator[Block]:
     ]
     rows += [(f"{name} left alone", reason) for name, reason in question.left_alone.items()]
     yield pairs_grid("", rows)
-    if question.earlier:
-        yield Prose("Effects that earlier searches found on this device, as a start:")
-        earlier = [
-            (
-                effect.knob,
-                value_text(effect.knob, effect.before),
-                value_text(effect.knob, effect.value),
-                gain_text(effect.gain_percent),
-                effect.search_id,
-            )
-            for effect in question.earlier
-        ]
-        yield filled_grid(("knob", "from", "to", FigureHeading("gain"), "search"), earlier)
 
 
 def _effects(answer: BestAnswer) -> Iterator[Block]:

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import UNFINISHED_STATES
 from trainfast_runner.search.best.person_instructions import instructions_in_force
-from trainfast_runner.search.best.plan import BestRequest
+from trainfast_runner.search.best.question import BestRequest
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.units import counted
@@ -56,7 +56,7 @@ from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VA
 from trainfast_tui.text.search_words import outcome_of, role_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.report import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best.answer import BestSnapshot, BestSoFar
     from trainfast_runner.search.best_journal import BestAnswer, ColdRun, Effect, Trial
     from trainfast_runner.settings.spec import RunSpec
 
@@ -570,7 +570,7 @@ def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
     ):
         gain = effect.gain_percent
         tone: Tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "secondary"
-        basis = "  in a run" if effect.measured else "  earlier" if effect.earlier else ""
+        basis = "  in a run" if effect.measured else ""
         # Only a gain has a bar: one as long for a loss would look like a gain.
         share = max(gain.median, 0.0) / largest
         rows.append(

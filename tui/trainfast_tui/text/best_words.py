@@ -20,9 +20,8 @@ from trainfast_tui.text.next_run_words import typed_overrides
 from trainfast_tui.text.search_words import role_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.opening import Estimate
-    from trainfast_runner.search.best.plan import BestRequest
-    from trainfast_runner.search.best.report import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best.answer import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best.question import BestRequest, Estimate
     from trainfast_runner.search.best_journal import BestAnswer, CandidateVerdict, Instruction, Interval, Space
 
 
@@ -113,7 +112,7 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     """Yield the gain of each value over the baseline's, below `EFFECT_HEADER`."""
     for effect in answer.effects:
         text_of = KNOBS_BY_NAME[effect.knob].text_of
-        basis = "turned back in a run" if effect.measured else "earlier searches" if effect.earlier else "the trials"
+        basis = "turned back in a run" if effect.measured else "the trials"
         yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_text(effect.gain_percent), basis
 
 
@@ -173,8 +172,8 @@ NAMED_BY_KEYS = f"press {key_of('main', 'KnobPanel.type_value')} on the knob to 
 """Words on how to name a script's present value: on the command line, and in the app."""
 EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
 AS_KNOBS_ARE_SET = "as the knobs are set"
-FRESH_WORDS = "yes: starts over, without the effects of earlier searches"
-NOT_FRESH_WORDS = "no: continues an unfinished search; effects of earlier ones choose the first trials"
+FRESH_WORDS = "yes: starts over"
+NOT_FRESH_WORDS = "no: continues an unfinished search"
 
 
 def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
@@ -251,15 +250,11 @@ def estimate_lines(estimate: Estimate) -> list[str]:
         ("processes", f"{estimate.processes} for trials and about {estimate.cold_runs} cold runs; {start}"),
         ("takes", f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}"),
     ]
-    return [*busy_lines(estimate), *pair_lines(rows)]
-
-
-def busy_lines(estimate: Estimate) -> list[str]:
-    """Return the share of the CPU that others take, and the settings that the budget then tries; empty without any."""
-    if estimate.others_cpu_percent is None:
-        return []
-    tries = "one setting" if estimate.tries <= 1 else f"{estimate.tries:,} of {estimate.legal:,} settings"
-    return [f"others take {fmt.percent(estimate.others_cpu_percent)} of the CPU: this budget tries about {tries}"]
+    if estimate.others_cpu_percent is not None:
+        tries = "one setting" if estimate.tries <= 1 else f"{estimate.tries:,} of {estimate.legal:,} settings"
+        busy = f"others take {fmt.percent(estimate.others_cpu_percent)} of the CPU: this budget tries about {tries}"
+        rows.insert(0, ("busy", busy))
+    return pair_lines(rows)
 
 
 CONTINUE_WORDS = f"{key_of('best', 'again')} continues"

@@ -226,7 +226,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "fresh",
             ("f",),
             "fresh",
-            "Ignore earlier searches: continue none, reuse no measured effects; press again to undo.",
+            "Ignore earlier searches: continue none; press again to undo.",
         ),
         *_moves("BestView", "measurement, or line of the question,", pages=True),
     ),

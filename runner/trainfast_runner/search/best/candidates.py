@@ -1,25 +1,52 @@
-"""Enumerate the candidates of a best-fit search: the combinations of knobs with one global batch, legal or refused."""
+"""The candidates of a best-fit search: combinations of knobs with one global batch, legal or refused, and their memory.
+
+A survey checks and plans them on this machine: `ModelSurvey` for a preset's model, `ScriptSurvey` for a user's script.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices import Machine
+from trainfast_runner.errors import UserError, lowest
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.calibration import Ceiling
+from trainfast_runner.machine.devices import Machine, detect_machine
+from trainfast_runner.machine.devices_knob import CPU
+from trainfast_runner.machine.resource_limits import read_host_free_bytes
+from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.oom import asked_and_free
+from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
+from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.records.result import Result
-from trainfast_runner.search.best_journal import Attempt, BestQuestion, Candidate, CandidateVerdict, Interval, Space
-from trainfast_runner.search.measured_speeds import relative_error
-from trainfast_runner.search.searches import BATCH_KNOBS, MESH_KNOBS, candidate_spec, takes_warm_trials
+from trainfast_runner.running import planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best_journal import Attempt, BestLine, BestQuestion, Candidate, Interval, Space, Trial
+from trainfast_runner.search.effects import relative_error
+from trainfast_runner.search.fitted_memory import share_of_free
+from trainfast_runner.search.searches import (
+    BATCH_KNOBS,
+    MESH_KNOBS,
+    ScriptPlanner,
+    candidate_spec,
+    takes_warm_trials,
+)
+from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, world_size
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, Vary, combinations_of, fewest_to_drop
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME, Vary, combinations_of, defaults, fewest_to_drop
+from trainfast_runner.settings.precisions import peak_precision
+from trainfast_runner.settings.script_preset import ScriptPreset
+from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import mebibytes
 
@@ -66,9 +93,12 @@ def _candidate(
     run_spec = candidate_spec(spec, knobs)
     refusal = refuse(run_spec)
     batch, accumulation = (whole_number(run_spec.knobs, name) for name in BATCH_KNOBS)
+    process_knobs = dict(knobs)
+    if takes_warm_trials(run_spec.knobs):
+        process_knobs = {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
     return Candidate(
         knobs=knobs,
-        process_knobs=process_knobs(run_spec.knobs, knobs),
+        process_knobs=process_knobs,
         world_size=processes_of(run_spec, machine) or 1,
         samples_per_step=batch * accumulation * global_batch.degree(knobs),
         excluded_as=None if refusal is None else "incompatible",
@@ -82,13 +112,6 @@ def processes_of(spec: RunSpec, machine: Machine) -> int | None:
         return world_size(spec, machine)
     except UserError:
         return None
-
-
-def process_knobs(run_knobs: KnobValues, knobs: KnobValues) -> KnobValues:
-    """Return the knobs of a candidate that need a new process, in a run with all of `run_knobs`."""
-    if not takes_warm_trials(run_knobs):
-        return dict(knobs)
-    return {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
 
 
 def with_predictions(space: Space, bytes_of: Mapping[int, int], limit_of: Callable[[int], int | None]) -> Space:
@@ -266,8 +289,7 @@ TOO_LARGE: Final = "too_large"
 """The `VerdictWord` on a candidate whose memory exceeds its limit."""
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """The reason a candidate did not run; `missing_bytes` is the least memory that was missing, None if unknown."""
 
     reason: str
@@ -288,40 +310,28 @@ def failure_in(message: str) -> Failure:
 def oom_failure(result: Result) -> Failure:
     """Return the failure of a run that ran out of memory, by its explanation."""
     failure, oom = failure_in(result.reason), result.oom
-    if oom is None:
+    if oom is None or oom.missing_bytes is None:
         return failure
-    reason = failure.reason
-    if oom.asked_bytes is not None and oom.held_bytes is not None and oom.limit_bytes is not None:
-        held_of_limit = f"{mebibytes(oom.held_bytes)} of {mebibytes(oom.limit_bytes)} held"
-        reason = f"an allocation of {mebibytes(oom.asked_bytes)} failed with {held_of_limit}"
-    return Failure(reason, failure.missing_bytes if oom.missing_bytes is None else oom.missing_bytes)
+    return failure._replace(missing_bytes=oom.missing_bytes)
 
 
-def verdict_of(line: Attempt, candidate: Candidate) -> CandidateVerdict:
-    """Return the verdict on a candidate that ran out of memory: its excess by the prediction, else as measured."""
-    reason = line.reason or "ran out of memory"
-    excess_bytes = candidate.excess_bytes
-    predicted_bytes = candidate.predicted_bytes
-    if excess_bytes is not None and predicted_bytes is not None:
-        reason = f"{excess_text(predicted_bytes, predicted_bytes - excess_bytes)}; {reason}"
-    else:
-        excess_bytes = line.missing_bytes
-        reason += "" if excess_bytes is None else f", at least {mebibytes(excess_bytes)} too large"
-        reason += "" if predicted_bytes is None else f"; predicted {mebibytes(predicted_bytes)}"
-    return CandidateVerdict(
-        candidate_number=line.candidate_number, verdict=TOO_LARGE, reason=reason, excess_bytes=excess_bytes
-    )
+def oom_verdict(line: Attempt, candidate: Candidate) -> tuple[str, int | None]:
+    """Return why a candidate that ran out of memory is too large, and by how many bytes: as predicted, else missing."""
+    reason, predicted_bytes = line.reason or "ran out of memory", candidate.predicted_bytes
+    if candidate.excess_bytes is not None and predicted_bytes is not None:
+        needed = excess_text(predicted_bytes, predicted_bytes - candidate.excess_bytes)
+        return f"{needed}; {reason}", candidate.excess_bytes
+    if line.missing_bytes is not None:
+        reason += f", at least {mebibytes(line.missing_bytes)} too large"
+    if predicted_bytes is not None:
+        reason += f"; predicted {mebibytes(predicted_bytes)}"
+    return reason, line.missing_bytes
 
 
 def excess_text(needed_bytes: int, limit_bytes: int) -> str:
     """Return the text of a prediction beyond the limit: `needs 60 MiB of 48 MiB: 12 MiB too large`."""
     excess = mebibytes(needed_bytes - limit_bytes)
     return f"needs {mebibytes(needed_bytes)} of {mebibytes(limit_bytes)}: {excess} too large"
-
-
-def closest_to_fit(verdicts: Iterable[CandidateVerdict]) -> CandidateVerdict:
-    """Return the verdict of the smallest excess, or any verdict if none has a figure; there must be a verdict."""
-    return min(verdicts, key=lambda verdict: math.inf if verdict.excess_bytes is None else verdict.excess_bytes)
 
 
 UNTIMED_TRIAL_STEPS = 2
@@ -358,41 +368,6 @@ ORDINARY_RULE = StepRule()
 """The rule of a trial that is never given up."""
 
 
-class LogObjective(NamedTuple):
-    """The ln of an objective, negated for `time`: higher is better."""
-
-    value: float
-    slope: float
-    """Derivative of the value by the ln rate."""
-
-
-class LogGain(NamedTuple):
-    """The predicted ln of one candidate's objective over another's: a normal distribution.
-
-    The difference that cold runs measured is a `cold_runs.Difference`.
-    """
-
-    mean: float
-    deviation: float
-
-    def chance_above(self, log_gain: float) -> float:
-        """Return the probability that the gain exceeds `log_gain`."""
-        return 0.5 * math.erfc((log_gain - self.mean) / self.deviation / math.sqrt(2))
-
-
-def log_objective(question: BestQuestion, candidate: Candidate, log_rate: float, start_s: float) -> LogObjective:
-    """Return the ln of the objective at the ln of a rate, with the units of `objective_at`.
-
-    For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
-    """
-    if question.objective == "tokens_per_s":
-        return LogObjective(log_rate + math.log(seq_len_of(question, candidate)), 1.0)
-    if question.objective == "time":
-        work_s = (question.for_steps or 1) * candidate.samples_per_step / math.exp(log_rate)
-        return LogObjective(-math.log(start_s + work_s), work_s / (start_s + work_s))
-    return LogObjective(log_rate, 1.0)
-
-
 def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
     """Return tokens/s, seconds of a start and `for_steps` optimizer steps, or the rate itself.
 
@@ -405,14 +380,204 @@ def objective_at(question: BestQuestion, candidate: Candidate, rate: float, star
     return rate
 
 
+def log_objective(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
+    """Return the ln of the objective at a rate, negated for `time`: higher is better."""
+    value = math.log(objective_at(question, candidate, rate, start_s))
+    return -value if question.objective == "time" else value
+
+
 def objective_interval(question: BestQuestion, candidate: Candidate, rate: Interval, start_s: float) -> Interval:
     """Return the objective of a rate that is known within an interval; the longest time belongs to the lowest rate."""
-    low, median, high = (
-        objective_at(question, candidate, value, start_s) for value in (rate.low, rate.median, rate.high)
-    )
-    return Interval(median=median, low=min(low, high), high=max(low, high))
+    ends = [objective_at(question, candidate, value, start_s) for value in (rate.low, rate.high)]
+    median = objective_at(question, candidate, rate.median, start_s)
+    return Interval(median=median, low=min(ends), high=max(ends))
 
 
 def seq_len_of(question: BestQuestion, candidate: Candidate) -> int:
     """Return the tokens of a sample of this candidate."""
     return whole_number({"seq_len": 1, **question.knobs, **candidate.knobs}, "seq_len")
+
+
+class Survey(ABC):
+    """Checks and plans the candidates of one search on this machine.
+
+    `spec` are the settings that the search varies, `plan` is the plan of the preset's own run, which has the preset's
+    batch also where `--global-batch` gives the baseline another.
+    """
+
+    has_batch = True
+    """True if the present batch and accumulation are known."""
+
+    def __init__(self, spec: RunSpec, plan: RunPlan, machine: Machine) -> None:
+        self.spec, self.plan, self.machine = spec, plan, machine
+
+    @abstractmethod
+    def refuse(self, spec: RunSpec) -> UserError | None:
+        """Return the error of a run that cannot start here; None when it can."""
+
+    @abstractmethod
+    def plan_of(
+        self, question: BestQuestion, candidate: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+    ) -> RunPlan:
+        """Return the plan of a candidate's run with further knobs, its own limit or none. Raises UserError."""
+
+    def space(self, question: BestQuestion) -> Space:
+        """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
+        return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
+
+    def legal_specs(self, space: Space) -> dict[int, RunSpec]:
+        """Return the run of each candidate that is not ruled out, by its number."""
+        return {
+            number: candidate_spec(self.spec, candidate.knobs)
+            for number, candidate in enumerate(space.candidates)
+            if candidate.excluded_as is None
+        }
+
+
+ABOVE_CEILING = 1.1
+"""A training may be faster than the calibration by this factor: a boost clock, or a CPU shared while calibrating."""
+
+
+def with_bounds(space: Space, survey: Survey, flops: float, seq_len: int, ceiling: Ceiling) -> Space:
+    """Return the space with the least seconds of a sample, for candidates of a calibrated precision.
+
+    `flops` are the model's of one sample of `seq_len` tokens: candidates of another length get no bound. Recomputation
+    under checkpointing only adds FLOPs, so the bound still holds.
+    """
+    candidates = list(space.candidates)
+    for number, spec in survey.legal_specs(space).items():
+        tflops = ceiling.tflops.get(peak_precision(str(spec.knobs["precision"])))
+        if tflops and spec.knobs["seq_len"] == seq_len:
+            # The ranks of a CPU run share its cores.
+            devices = device_count(spec, survey.machine) if ceiling.device == "cuda" else 1
+            least_s = flops / (ABOVE_CEILING * tflops * 1e12 * devices)
+            candidates[number] = msgspec.structs.replace(candidates[number], least_s_per_sample=least_s)
+    return msgspec.structs.replace(space, candidates=candidates)
+
+
+ASKS_THE_MODEL = ("sdpa", "flash")
+"""Values of `attention` that only the model's class can confirm, which takes an import of torch."""
+
+
+class ModelSurvey(Survey):
+    """The survey of a preset: which candidates its compatibility rules refuse, and which are too large."""
+
+    def __init__(self, spec: RunSpec, plan: RunPlan) -> None:
+        inspected = training_python.inspect(plan.python, spec.model, spec.data["objective"])
+        machine = detect_machine(inspected.versions).used_by(spec.knobs["devices"])
+        super().__init__(spec, plan, machine)
+        self._facts = Facts(spec, machine, inspected.config, inspected.versions, inspected.executable)
+
+    def refuse(self, spec: RunSpec) -> UserError | None:
+        """Return the error of the compatibility rules; None without one."""
+        try:
+            check(replace(self._facts, spec=spec))
+        except UserError as error:
+            return error
+        return None
+
+    def plan_of(
+        self, question: BestQuestion, candidate: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+    ) -> RunPlan:
+        """Return the plan of a candidate's run on the search's GPUs. Raises UserError."""
+        limit = self.spec.knobs["memory_limit"] if under_memory_limit else None
+        spec = candidate_spec(self.spec, candidate.knobs).with_overrides(memory_limit=limit, **knobs)
+        # Every process takes the same GPUs, even if others have more free memory by now.
+        uuids = question.device_uuids
+        return planning.plan_run(spec, self.plan.python, uuids[: device_count(spec, self.machine)] if uuids else ())
+
+    def predict_candidates(self, question: BestQuestion, cancelled: threading.Event) -> Space:
+        """Return the candidates with their predicted memory; models are traced until `cancelled` is set."""
+        plan = self.plan
+        if any(value in ASKS_THE_MODEL for value in question.vary.get("attention", [self.spec.knobs["attention"]])):
+            training_objective = self.spec.data["objective"]
+            inspected = training_python.inspect(plan.python, self.spec.model, training_objective, attention=True)
+            self._facts = replace(self._facts, attentions=inspected.attentions)
+        space = self.space(question)
+        specs = {
+            number: spec
+            for number, spec in self.legal_specs(space).items()
+            if spec.knobs["strategy"] in PREDICTED_STRATEGIES
+        }
+        with suppress(ProgramCancelled, UserError):  # candidates without a model are tried unpredicted
+            wanted, gpus = [*specs.values()], plan.device_uuids
+            for _ in trace_models(wanted, plan.device, plan.python, cancelled=cancelled, gpus=gpus):
+                pass  # the model is in the cache now, or cannot be traced
+        model_of = cached_models(plan.device, plan.python, next(iter(plan.device_names), None))
+        needed_bytes: dict[int, int] = {}
+        for number, spec in specs.items():
+            model = model_of(spec)
+            if model is not None:
+                prediction = model.predict(spec, space.candidates[number].world_size)
+                needed_bytes[number] = prediction.total_bytes + (prediction.context_bytes or 0)
+        limit_bytes = min(plan.memory_limit_bytes or (), default=None)
+        free_bytes = read_host_free_bytes() if plan.device == CPU else 0
+
+        def limit_of(number: int) -> int | None:
+            """Return the bytes of each rank; on a CPU all ranks of a candidate share the free memory."""
+            ranks = space.candidates[number].world_size
+            if plan.device == CPU and (limit_bytes is None or ranks * limit_bytes > free_bytes):
+                return share_of_free(free_bytes, ranks)
+            return lowest(gpu.memory_free_bytes for gpu in plan.gpus) if limit_bytes is None else limit_bytes
+
+        return with_predictions(space, needed_bytes, limit_of)
+
+
+class ScriptSurvey(Survey):
+    """The survey of a script. Its `spec` has the defaults of knobs that the preset does not name."""
+
+    def __init__(self, preset: ScriptPreset, plan: RunPlan, machine: Machine, plan_script_run: ScriptPlanner) -> None:
+        named_knobs = {name: value for name, value in plan.spec.knobs.items() if name not in LAUNCH_KNOBS}
+        # The ranks of a script's launcher share its global batch as those of ddp do.
+        ranks: KnobValues = {"strategy": "single", "devices": None}
+        if plan.world_size > 1:
+            devices: KnobValue = plan.world_size if plan.device != CPU else f"{CPU}:{plan.world_size}"
+            ranks = {"strategy": "ddp", "devices": devices}
+        super().__init__(dataclasses.replace(plan.spec, knobs={**defaults(), **named_knobs, **ranks}), plan, machine)
+        self.named = tuple(named_knobs)
+        """The knobs whose present value the preset or a setting names."""
+        self.has_batch = all(name in self.named for name in BATCH_KNOBS)
+        self._preset, self._plan_script_run = preset, plan_script_run
+
+    def refuse(self, spec: RunSpec) -> UserError | None:
+        """Return the error of a value that cannot be passed to the script, or that nothing can confirm; else None."""
+        flag_words = self._preset.flag_words
+        if spec.knobs["precision"] == "tf32" and "precision" not in flag_words:
+            return UserError("nothing in a script shows that tf32 ran", key="precision")
+        try:
+            self._preset.applied(list(self._preset.command), {name: spec.knobs[name] for name in self.named})
+        except UserError as error:
+            return error
+        return None
+
+    def plan_of(
+        self, question: BestQuestion, candidate: Candidate, *, under_memory_limit: bool = False, **knobs: KnobValue
+    ) -> RunPlan:
+        """Return the plan of a candidate's trial, which is always under the search's limit. Raises UserError."""
+        plan = self._plan_script_run({**candidate.knobs, **knobs})
+        return dataclasses.replace(plan, memory_limit_bytes=tuple(question.limits_bytes) or None)
+
+    def space(self, question: BestQuestion) -> Space:
+        """Return the candidates, each in a process of its own. Raises UserError as `enumerate_space`."""
+        space = super().space(question)
+        alone = [
+            msgspec.structs.replace(candidate, process_knobs=dict(candidate.knobs)) for candidate in space.candidates
+        ]
+        return msgspec.structs.replace(space, candidates=alone)
+
+    def with_seen_samples(self, space: Space, lines: Sequence[BestLine]) -> Space:
+        """Return the candidates with the samples of a step as the first trial saw them.
+
+        A script may accumulate by itself.
+        """
+        trial = next((line for line in lines if isinstance(line, Trial) and line.outcome == "measured"), None)
+        asked_samples = 0 if trial is None else space.candidates[trial.candidate_number].samples_per_step
+        if trial is None or trial.samples_per_step in (0, asked_samples):
+            return space
+        candidates = [
+            msgspec.structs.replace(
+                candidate, samples_per_step=max(1, candidate.samples_per_step * trial.samples_per_step // asked_samples)
+            )
+            for candidate in space.candidates
+        ]
+        return msgspec.structs.replace(space, candidates=candidates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,31 +12,33 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import UserError
+from trainfast_runner.errors import UserError, lowest
+from trainfast_runner.machine import calibration
+from trainfast_runner.machine.cpu import cpu_name
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.worker_lines import COLD
+from trainfast_runner.records.run_records import read_worker_lines
+from trainfast_runner.records.worker_lines import COLD, ActualLine
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.best.answer import answer_of, answer_so_far
+from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.candidates import (
     UNTIMED_TRIAL_STEPS,
     Failure,
-    closest_to_fit,
+    ModelSurvey,
+    ScriptSurvey,
     oom_failure,
     seq_len_of,
+    with_bounds,
 )
 from trainfast_runner.search.best.decide import BestDecision, decide
-from trainfast_runner.search.best.opening import budget_error
 from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best.plan import BestPlan
+from trainfast_runner.search.best.question import BestPlan
 from trainfast_runner.search.best.state import BestState, state_of_best_journal
-from trainfast_runner.search.best.survey import ModelSurvey, ScriptSurvey, ceiling_here, flops_of, with_bounds
 from trainfast_runner.search.best.trial import (
     UNTIMED_COLD_STEPS,
-    WantedTrial,
     cold_run_of,
     is_usually_disturbed,
     take_trial,
@@ -69,8 +72,8 @@ from trainfast_runner.search.conductor import (
     raise_if_stopped,
     wait_until,
 )
+from trainfast_runner.search.effects import steps_for
 from trainfast_runner.search.journal import EndState, worked_seconds
-from trainfast_runner.search.measured_speeds import steps_for
 from trainfast_runner.search.predicted_speed import with_predicted_speed
 from trainfast_runner.search.searches import SearchOptions, candidate_spec, takes_warm_trials
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
@@ -106,7 +109,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def end_line(self, state: EndState, reason: str) -> BestEnded:
         """Return an end with the best answer so far, if anything was measured."""
         has_answer = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
-        return BestEnded(state=state, reason=reason, answer=answer_so_far(self._lines) if has_answer else None)
+        return BestEnded(state=state, reason=reason, answer=answer_of(self._state()) if has_answer else None)
 
     def open(self) -> None:
         """Take over the runs of an earlier conductor, and list the candidates with their predictions."""
@@ -120,19 +123,20 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if recorded_space is None and isinstance(survey, ModelSurvey):
             self._predict_candidates(survey)
         elif recorded_space is None:
-            self._write(self._space)  # their memory is unknown before two trials of like settings
+            self._write(self._space)  # the memory of a script is unknown
         elif isinstance(survey, ScriptSurvey):
             self._update_candidates(survey)
 
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
-        self._check_budget()
-        self._record_instructions()
+        given = read_instructions(self._directory)
+        for instruction in given[sum(isinstance(line, Instruction) for line in self._lines) :]:
+            self._write(msgspec.structs.replace(instruction, t_ns=time.monotonic_ns()))
         decision = decide(self._state())
         step = decision.step
         self._write(step)
-        if step.action == "end":
-            return self._decided_end(decision)
+        if decision.end_state is not None:
+            return self._decided_end(step.why, decision.end_state)
         assert step.candidate_number is not None
         survey = self._survey
         if step.action != "trial":
@@ -143,36 +147,17 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             self._try_script(survey, decision, step.candidate_number)
         return None
 
-    def _check_budget(self) -> None:
-        """Raise UserError if the baseline's trial took longer than the budget, unless other processes disturbed it."""
-        first_trial = next((line for line in self._lines if isinstance(line, Trial)), None)
-        if (
-            first_trial is None
-            or first_trial.outcome == "void"
-            or first_trial.candidate_number != self._space.baseline_number
-        ):
-            return
-        cost_s = worked_seconds(self._lines[: self._lines.index(first_trial) + 1])
-        if cost_s > self._question.budget_s:
-            raise budget_error(self._question.budget_s, cost_s, f", which took {cost_s:.1f} s")
-
-    def _decided_end(self, decision: BestDecision) -> BestEnded:
+    def _decided_end(self, why: str, end_state: EndState) -> BestEnded:
         """Return the end: the answer, or the smallest excess if nothing fits."""
-        assert decision.end_state is not None, "a decision to end has its state"
         self._runs.end_process()
-        excess_bytes = [
-            candidate.excess_bytes for candidate in self._space.candidates if candidate.excess_bytes is not None
-        ]
-        reason = decision.step.why
-        if decision.end_state == "nothing_fits" and not excess_bytes:
-            reason += f": {closest_to_fit(self._state().ruled_out.values()).reason}"
-        return BestEnded(
-            state=decision.end_state,
-            reason=reason,
-            stopped_because=decision.step.why,
-            answer=answer_of(self._state()) if decision.end_state == "answered" else None,
-            missing_bytes=min(excess_bytes, default=None) if decision.end_state == "nothing_fits" else None,
-        )
+        if end_state != "nothing_fits":
+            answer = answer_of(self._state()) if end_state == "answered" else None
+            return BestEnded(state=end_state, reason=why, stopped_because=why, answer=answer)
+        verdicts = self._state().ruled_out.values()
+        closest = min(verdicts, key=lambda verdict: verdict.excess_bytes or math.inf)
+        missing_bytes = lowest(verdict.excess_bytes for verdict in verdicts)
+        reason = f"{why}: {closest.reason}" if missing_bytes is None else why
+        return BestEnded(state=end_state, reason=reason, stopped_because=why, missing_bytes=missing_bytes)
 
     def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:
         """Return the plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
@@ -187,7 +172,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         except UserError as error:
             if number == self._space.baseline_number:
                 raise
-            self._record_failure(number, "", "failed", Failure(error.line_without_option()))
+            self._record_failure(number, Failure(error.line_without_option()))
             return None
 
     def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> BestLaunched:
@@ -203,17 +188,15 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if step.action == UNDER_LIMIT:
             plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
-            steps = self._cold_steps() or UNTIMED_COLD_STEPS + decision.step_rule.max_steps
+            # Losses compare after equally many steps.
+            cold_runs = (line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT)
+            first_run = next(cold_runs, None)
+            first = None if first_run is None else read_run_file(self._home.directory(first_run.run_id))
+            steps = UNTIMED_COLD_STEPS + decision.step_rule.max_steps if first is None else int(first.knobs["steps"])
             plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
         directory = self._orphans.adopt_measuring_run(plan) or self._runs.start(plan, COLD)
         self._follow(self._record_launch(directory, step.action, number, step.knob), directory)
-
-    def _cold_steps(self) -> int | None:
-        """Steps of the search's cold runs so far: losses compare after equally many; None before the first."""
-        first_run = next((line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT), None)
-        run = None if first_run is None else read_run_file(self._home.directory(first_run.run_id))
-        return None if run is None else int(run.knobs["steps"])
 
     def _follow(self, launch_line: BestLaunched, directory: Path) -> None:
         """Wait for the end of a cold run and record it."""
@@ -226,26 +209,21 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._write(cold_run_of(launch_line, directory, result, knobs, keep_disturbed=keep_disturbed))
 
     def _record_failure(
-        self, number: int, run_id: str, outcome: AttemptOutcome, failure: Failure, seconds: float = 0.0
+        self, number: int, failure: Failure, outcome: AttemptOutcome = "failed", run_id: str = "", seconds: float = 0.0
     ) -> None:
-        self._write(
-            Trial(
-                candidate_number=number,
-                run_id=run_id,
-                outcome=outcome,
-                warm=False,
-                samples_per_step=self._space.candidates[number].samples_per_step,
-                seconds=seconds,
-                reason=failure.reason,
-                missing_bytes=failure.missing_bytes,
-            )
+        """Record a trial without a step."""
+        samples = self._space.candidates[number].samples_per_step
+        trial = Trial(
+            candidate_number=number,
+            run_id=run_id,
+            outcome=outcome,
+            warm=False,
+            samples_per_step=samples,
+            seconds=seconds,
+            reason=failure.reason,
+            missing_bytes=failure.missing_bytes,
         )
-
-    def _record_instructions(self) -> None:
-        """Record the instructions that a person gave since the last step."""
-        recorded_count = sum(isinstance(line, Instruction) for line in self._lines)
-        for instruction in read_instructions(self._directory)[recorded_count:]:
-            self._write(msgspec.structs.replace(instruction, t_ns=time.monotonic_ns()))
+        self._write(trial)
 
     def _state(self) -> BestState:
         warm_run_id = None if self._runs.process is None else self._runs.process.directory.name
@@ -276,18 +254,24 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return
         candidate = self._space.candidates[number]
         began_s = self._runs.clock_s()
-        knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs}
-        wanted = WantedTrial(
-            candidate_number=number,
-            knobs=knobs,
-            samples_per_step=candidate.samples_per_step,
-            rule=decision.step_rule,
+        run_id = process.directory.name
+        trial = take_trial(
+            process,
+            Trial(
+                candidate_number=number,
+                run_id=run_id,
+                outcome="measured",
+                warm=any(isinstance(line, Trial) and line.run_id == run_id for line in self._lines),
+                samples_per_step=candidate.samples_per_step,
+                seconds=0.0,
+                repeats=decision.step.repeats,
+            ),
+            {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs},
+            decision.step_rule,
+            uuids=self._process_uuids,
             needs_energy=self._question.objective == "samples_per_joule",
             keep_disturbed=is_usually_disturbed(self._lines, number),
-            is_warm=any(isinstance(line, Trial) and line.run_id == process.directory.name for line in self._lines),
-            repeats=decision.step.repeats,
         )
-        trial = take_trial(process, self._process_uuids, wanted)
         if trial is None:
             self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
             return
@@ -303,8 +287,12 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of a tried one."""
         if any(candidate.least_s_per_sample for candidate in self._space.candidates):
             return
-        ceiling, flops = ceiling_here(self._home, survey.plan), flops_of(process.directory)
-        if ceiling is not None and flops is not None:
+        plan = survey.plan
+        ceiling = calibration.read(self._home).get(next(iter(plan.device_names), "") or cpu_name())
+        lines = read_worker_lines(process.directory).get(0, [])
+        counted = (line.model_flops_per_sample for line in reversed(lines) if isinstance(line, ActualLine))
+        flops = next(filter(None, counted), None)
+        if ceiling is not None and not ceiling.disturbed and flops is not None:
             self._space = with_bounds(self._space, survey, flops, seq_len_of(self._question, tried), ceiling)
             self._write(self._space)
 
@@ -334,7 +322,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         raise_if_stopped(result)
         outcome = OUTCOME_OF_END_STATE.get(result.state, "failed")
         failure = oom_failure(result) if outcome == "oom" else Failure(f"{result.state}: {result.reason}")
-        self._record_failure(number, result.run_id, outcome, failure, seconds)
+        self._record_failure(number, failure, outcome, result.run_id, seconds)
 
     def _try_script(self, survey: ScriptSurvey, decision: BestDecision, number: int) -> None:
         """Measure a candidate in its own run, or take the ended run that a killed conductor left.
@@ -376,8 +364,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _update_candidates(self, survey: ScriptSurvey) -> None:
         """Write the candidates again if trials changed their known figures, also trials of a killed conductor."""
-        updated = survey.predict_from_trials(self._question, self._space, self._lines)
-        if updated != self._space:
+        updated = survey.with_seen_samples(self._space, self._lines)
+        if updated is not self._space:
             self._space = updated
             self._write(updated)
 
@@ -387,8 +375,7 @@ def conduct_best(
 ) -> BestEnded:
     """Conduct the search in `directory` to its end; record and return the end.
 
-    Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
-    pay for the baseline.
+    Raises UserError when another process conducts the search, and when its device is in use.
     """
     return conduct_alone(directory, lambda: BestConductor(directory, best_plan, home, options, caller))
 

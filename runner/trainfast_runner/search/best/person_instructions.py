@@ -87,36 +87,23 @@ def instructions_in_force(instructions: Iterable[Instruction]) -> list[Instructi
 def open_values(
     candidates: Sequence[Candidate], instructions: Sequence[Instruction], do: ValueInstruction
 ) -> dict[tuple[str, str], int]:
-    """Return the number of candidates by knob and typed value, for values that can be pinned or skipped (`do`).
+    """Return the number of remaining candidates by knob and typed value, for values to pin or to skip (`do`).
 
-    Candidates that earlier instructions left out do not count. A value is left out if its instruction would leave no
-    candidate.
+    A value is left out if it is the only one that remains.
     """
-    names = [name for name in (candidates[0].knobs if candidates else ()) if _has_several(candidates, name)]
-    counts_by_value: dict[tuple[str, str], int] = {}
-    for name in names:
+    open_counts: dict[tuple[str, str], int] = {}
+    for name in candidates[0].knobs if candidates else ():
         # A knob's next pin replaces its present one.
-        other_instructions = [
-            instruction
-            for instruction in instructions
-            if not (do == PIN and instruction.do == PIN and instruction.knob == name)
-        ]
-        excluded = excluded_by_instructions(candidates, other_instructions)
-        remaining_candidates = [
-            candidate
+        others = [given for given in instructions if not (do == PIN == given.do and given.knob == name)]
+        excluded = excluded_by_instructions(candidates, others)
+        counts = Counter(
+            KNOBS_BY_NAME[name].text_of(candidate.knobs[name])
             for number, candidate in enumerate(candidates)
             if candidate.excluded_as is None and number not in excluded
-        ]
-        counts = Counter(KNOBS_BY_NAME[name].text_of(candidate.knobs[name]) for candidate in remaining_candidates)
-        counts_by_value |= {
-            (name, text): count for text, count in counts.items() if do == PIN or count < len(remaining_candidates)
-        }
-    return counts_by_value
-
-
-def _has_several(candidates: Sequence[Candidate], name: str) -> bool:
-    """True if the candidates that can run have more than one value of this knob."""
-    return len({repr(candidate.knobs[name]) for candidate in candidates if candidate.excluded_as is None}) > 1
+        )
+        if len(counts) > 1:
+            open_counts |= {(name, text): count for text, count in counts.items()}
+    return open_counts
 
 
 def read_instructions(directory: Path) -> list[Instruction]:
