@@ -43,8 +43,7 @@ from trainfast_tui.cli.printing import (
     write_output,
 )
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.report.blocks import Block, Code, Document, Prose, filled_grid
-from trainfast_tui.report.document import as_html, as_markdown
+from trainfast_tui.report.blocks import Block, Code, Document, Prose, as_html, as_markdown, filled_grid
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, doubt_words, plain, with_sizes, without_empty_columns
 

@@ -22,7 +22,8 @@ from trainfast_tui.cli.printing import (
     print_notice,
     write_output,
 )
-from trainfast_tui.report.document import as_html, as_markdown, report_document
+from trainfast_tui.report.blocks import as_html, as_markdown
+from trainfast_tui.report.document import report_document
 from trainfast_tui.text.format import size
 
 REPORT_SUFFIXES = (".html", ".md")
