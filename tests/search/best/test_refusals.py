@@ -22,7 +22,7 @@ from trainfast_runner.search.control import SearchRequest, pause
 from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.cli import main, search_best
+from trainfast_tui.cli import main, search
 
 BEST = ("search", "best", "tiny-llama", *SMALL)
 
@@ -75,13 +75,13 @@ def test_only_a_new_search_on_a_busy_cpu_says_what_its_budget_tries(tmp_path, mo
     looks, cores = [], len(os.sched_getaffinity(0))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
     monkeypatch.setattr(opening, "others_cores", lambda seconds: looks.append(seconds) or cores / 2)
-    monkeypatch.setattr(search_best, "conduct_best", lambda *arguments: BestEnded(t_ns=1, state="cancelled"))
+    monkeypatch.setattr(search, "conduct_best", lambda *arguments: BestEnded(t_ns=1, state="cancelled"))
     words = [*BEST, "--set", "devices=cpu", "--vary", "precision=fp32,bf16"]
     assert main(words) == 130
     assert "others take 50 % of the CPU: this budget tries about 2 of 2 settings" in capsys.readouterr().err
-    (search,) = (tmp_path / "searches").iterdir()
+    (searched,) = (tmp_path / "searches").iterdir()
     trial = {"candidate_number": 0, "run_id": "r", "outcome": "failed", "seconds": 1.0, "samples_per_step": 2}
-    JournalWriter(search).write(Trial(t_ns=1, warm=False, **trial))
+    JournalWriter(searched).write(Trial(t_ns=1, warm=False, **trial))
     assert main(words) == 130
     printed = capsys.readouterr().err
     assert "continuing" in printed

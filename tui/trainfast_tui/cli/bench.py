@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import msgspec
 
@@ -189,40 +190,26 @@ class BenchRows:
             for number, planned in enumerate(run_order(bench, self._options.repeat, groups), start=1):
                 if needs_no_repeat(results_by_row[planned.id]):
                     continue
-                if self._is_ended:
-                    return False
                 group = groups.get(planned.id)
-                row_words = f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}"
-                print_notice(row_words)
-                has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
-                result = self._result_of(planned, group, warm, bench.varied, may_skip=has_measured)
+                try:
+                    self._raise_if_ended()
+                    print_notice(f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}")
+                    result = self.run_row(planned, group, warm)
+                except DevicesBusy as busy:
+                    if not any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values())):
+                        raise
+                    result = busy
+                except Cancelled:
+                    return False
                 if result is None:
                     return False
+                if planned.plan is not None and isinstance(result, Result):
+                    result = _refused_if_overridden(result, bench.varied)
                 results_by_row[planned.id].append(result)
                 _print_row_result(result)
                 if isinstance(result, Result) and self._ends_bench(result):
                     return False
         return True
-
-    def _result_of(
-        self, planned: PlannedRow, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
-    ) -> RowResult | None:
-        """Run one row as `run_row` and return its result; None if a signal ended a wait.
-
-        The result is an error if another run has taken the device and the bench `may_skip` the row, or if a script's
-        row ran with other values of the `varied` knobs.
-        """
-        try:
-            result = self.run_row(planned, group, warm)
-        except DevicesBusy as busy:
-            if not may_skip:
-                raise
-            return busy
-        except Cancelled:
-            return None
-        if planned.plan is not None and isinstance(result, Result):
-            return _refused_if_overridden(result, varied)
-        return result
 
     def run_row(self, planned: PlannedRow, group: str | None, warm: WarmRows) -> RowResult | None:
         """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
@@ -237,35 +224,23 @@ class BenchRows:
             return warm.train(plan)
         warm.end()
         if group is not None:
-            self._start_when_free(plan, group, lambda ready: warm.start(ready, group, self._on_wait))
+            self._start_when_free(plan, lambda plan: warm.start(plan, group, self._on_wait))
             return warm.train(plan)
-        directory = self._start_when_free(plan, group, lambda ready: launch.start(ready, self._home, self._on_wait))
-        return follow(directory, self._signals, interrupt_stops=True)
 
-    def _start_when_free(self, plan: RunPlan, group: str | None, start: Callable[[RunPlan], StartedT]) -> StartedT:
-        """Start a process; with --wait retry if another run took the device during the preparation."""
-        return start_when_free(
-            plan,
-            self._home,
-            lambda plan: self._prepare(plan, group),
-            start,
-            wait=self._options.wait,
-            raise_if_ended=self._raise_if_ended,
-        )
-
-    def _prepare(self, plan: RunPlan, group: str | None) -> RunPlan:
-        """Predict the memory of a row that is a run of its own; return the plan."""
-        if group is None:
+        def start(plan: RunPlan) -> Path:
             predict_memory(plan, self._home, self._signals.received)
-        return plan
+            self._raise_if_ended()
+            return launch.start(plan, self._home, self._on_wait)
 
-    @property
-    def _is_ended(self) -> bool:
-        """True after Ctrl-C, or once the terminal is closed."""
-        return bool(self._signals.interrupts or self._signals.must_leave)
+        return follow(self._start_when_free(plan, start), self._signals, interrupt_stops=True)
+
+    def _start_when_free(self, plan: RunPlan, start: Callable[[RunPlan], StartedT]) -> StartedT:
+        """Start a process; with --wait retry if another run took the device during the preparation."""
+        return start_when_free(plan, self._home, start, wait=self._options.wait, raise_if_ended=self._raise_if_ended)
 
     def _raise_if_ended(self) -> None:
-        if self._is_ended:
+        """Raise Cancelled after Ctrl-C, or once the terminal is closed."""
+        if self._signals.interrupts or self._signals.must_leave:
             raise Cancelled
 
     def _on_wait(self, holder: str) -> None:
@@ -352,24 +327,23 @@ def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
     """Return the columns as text by heading; the column of a figure that no row has is empty."""
     specs = {planned.id: planned.spec for planned in bench.rows}
     rows = table.rows
-    published_names = dict.fromkeys(name for row in rows for name in row.published)
-    return {
+    columns = {
         "variant": [row.id + (" (baseline)" if row.id == bench.baseline_id else "") for row in rows],
         "settings": [" ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])) for row in rows],
-        **{
-            FigureHeading(heading): [_figure_cell(row, cell_of) for row in rows]
-            for heading, cell_of in FIGURE_CELLS.items()
-        },
-        **{
-            FigureHeading(f"published {name}"): [str(row.published.get(name, "")) for row in rows]
-            for name in published_names
-        },
-        FigureHeading("published vs baseline"): [_published_gain(row) for row in rows],
-        FigureHeading("ours / published"): [_figure(row.ratio) for row in rows],
-        "diagnosis": [row.diagnosis or "" for row in rows],
-        "process": [process_word(row) for row in rows],
-        "state": [_state(row) for row in rows],
     }
+    for heading, measured in MEASURED_CELLS.items():
+        columns[FigureHeading(heading)] = [
+            measured(row, row.result) if row.result is not None and row.samples_per_s else "" for row in rows
+        ]
+    for name in dict.fromkeys(name for row in rows for name in row.published):
+        columns[FigureHeading(f"published {name}")] = [str(row.published.get(name, "")) for row in rows]
+    # The published gain is comparable across machines, the figures are not.
+    columns[FigureHeading("published vs baseline")] = [_percent(row.published_vs_baseline_percent) for row in rows]
+    columns[FigureHeading("ours / published")] = [_number(row.ratio) for row in rows]
+    columns["diagnosis"] = [row.diagnosis or "" for row in rows]
+    columns["process"] = [process_word(row) for row in rows]
+    columns["state"] = [_state(row) for row in rows]
+    return columns
 
 
 def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[str]:
@@ -386,18 +360,8 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
     )
 
 
-def _published_gain(row: Row) -> str:
-    """Return the published gain over the published baseline: it is comparable across machines, the figures are not."""
-    gain = row.published_vs_baseline_percent
-    return "" if gain is None else fmt.signed_percent(gain)
-
-
-def _figure_cell(row: Row, cell_of: Callable[[Row, Result], str]) -> str:
-    return "" if row.result is None or not row.samples_per_s else cell_of(row, row.result)
-
-
 def _measured_gain(row: Row) -> str:
-    gain = "" if row.vs_baseline_percent is None else fmt.signed_percent(row.vs_baseline_percent)
+    gain = _percent(row.vs_baseline_percent)
     remark = {NOISE: " (noise)", DOUBTFUL: f" {DOUBT_SIGN}"}.get(row.verdict or "", "")
     return f"{gain}{remark}" if gain else ""
 
@@ -407,18 +371,22 @@ def process_word(row: Row) -> str:
     return {None: "", True: "warm", False: "cold"}[row.warm]
 
 
-def _figure(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else fmt.number(value)
 
 
-FIGURE_CELLS: dict[str, Callable[[Row, Result], str]] = {
-    "samples/s": lambda row, result: _figure(row.rate),
+def _percent(value: float | None) -> str:
+    return "" if value is None else fmt.signed_percent(value)
+
+
+MEASURED_CELLS: dict[str, Callable[[Row, Result], str]] = {
+    "samples/s": lambda row, result: _number(row.rate),
     "vs baseline": lambda row, result: _measured_gain(row),
     "95 % CI": lambda row, result: "" if row.interval_percent is None else fmt.signed_interval(*row.interval_percent),
-    "step ms": lambda row, result: _figure(result.step_ms.p50),
+    "step ms": lambda row, result: _number(result.step_ms.p50),
     "peak MiB": lambda row, result: "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.0f}",
-    "TFLOP/s": lambda row, result: _figure(result.flops.model_tflops_per_device),
-    "notebook's TFLOP/s": lambda row, result: _figure(result.flops.notebook_tflops_per_device),
+    "TFLOP/s": lambda row, result: _number(result.flops.model_tflops_per_device),
+    "notebook's TFLOP/s": lambda row, result: _number(result.flops.notebook_tflops_per_device),
 }
 """The cell of each measured figure by its heading; empty for an absent reading."""
 
