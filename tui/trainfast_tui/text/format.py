@@ -133,7 +133,7 @@ def beside_limit(reading: str, limit: str) -> str:
 def percent(value_percent: float | None, digits: int = 0) -> str:
     """Return a figure that is already in percent: `98 %`."""
     value = _finite(value_percent)
-    return ABSENT if value is None else f"{value:.{digits}f} %"
+    return ABSENT if value is None else f"{value:,.{digits}f} %"
 
 
 def fraction(value: float | None, digits: int = 0) -> str:
