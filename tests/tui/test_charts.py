@@ -170,10 +170,10 @@ def test_the_shortest_throttling_is_still_marked() -> None:
     assert rows[-2].count("T") == 1
 
 
-def test_a_very_low_chart_still_marks_throttling() -> None:
+def test_a_very_low_chart_still_shades_throttled_time() -> None:
     chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(ThrottledSpan(0, 120 * S, "thermal"),))
     for height in (1, 2):
-        assert lines(chart, 80, height)[-1].count("T") > 60
+        assert lines(chart, 80, height)[-1].count("░") > 60
 
 
 def test_a_limit_has_a_line_a_label_and_its_value() -> None:

@@ -6,8 +6,7 @@ import argparse
 import csv
 import io
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -100,10 +99,8 @@ def bench(arguments: argparse.Namespace) -> int:
     table = tabulate(bench, results_by_row)
     if arguments.json:
         print_json(table.fields())
-    elif sys.stdout.isatty():
-        _print_table(bench, table)
     else:
-        print_lines(bench_markdown(bench, table, _command(arguments)).rstrip().split("\n"))
+        _print_table(bench, table)
     if output is not None:
         write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
     return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
@@ -123,15 +120,35 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
     return prepare_variants(arguments.preset, arguments.settings, arguments.scale_batch)
 
 
+DROPPED = (
+    "settings",
+    "process",
+    "notebook's TFLOP/s",
+    "TFLOP/s",
+    "step ms",
+    "published vs baseline",
+    "peak MiB",
+)
+"""The columns that a narrow terminal leaves out, the first ones first."""
+
+
 def _print_table(bench: Bench, table: Table) -> None:
-    """Print the table on a terminal without the settings, then why rows did not finish, then notes."""
+    """Print the table, on a narrow terminal without settings, then why rows did not finish, then notes."""
     columns = bench_columns(bench, table)
-    del columns["settings"]
     # Why a row did not finish stands below the table.
     columns["state"] = [state_text(row.state) for row in table.rows]
     rows = list(zip(*columns.values(), strict=True))
     header, cells = without_empty_columns(list(columns), rows)
-    dropped = ("process", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
+    dropped = (
+        "settings",
+        "process",
+        "notebook's TFLOP/s",
+        "TFLOP/s",
+        "step ms",
+        "published vs baseline",
+        "peak MiB",
+        "state",
+    )
     print_table(header, cells, drop=dropped)
     for row in table.rows:
         if row.state != "finished":
@@ -142,18 +159,15 @@ def _print_table(bench: Bench, table: Table) -> None:
 def _command(arguments: argparse.Namespace) -> str:
     """Return the command line that prints this table again."""
     words = ["trainfast-tui", "bench", arguments.preset]
-    for varied in arguments.vary:
-        words += ["--vary", varied]
-    for setting in arguments.settings:
-        words += ["--set", setting]
-    if arguments.repeat != 1:
-        words += ["--repeat", str(arguments.repeat)]
-    if arguments.cold:
-        words.append("--cold")
-    if arguments.scale_batch != 1:
-        words += ["--scale-batch", f"{arguments.scale_batch:g}"]
-    if arguments.python is not None:
-        words += ["--python", arguments.python]
+    for option, values in (
+        ("--vary", arguments.vary),
+        ("--set", arguments.settings),
+        ("--repeat", [str(arguments.repeat)] if arguments.repeat != 1 else []),
+        ("--scale-batch", [f"{arguments.scale_batch:g}"] if arguments.scale_batch != 1 else []),
+        ("--python", filter(None, [arguments.python])),
+    ):
+        words += [word for value in values for word in (option, value)]
+    words += ["--cold"] if arguments.cold else []
     return shlex.join(words)
 
 
@@ -269,34 +283,37 @@ def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult
     return result if why is None else UserError(why, key=result.run_id)
 
 
-CSV_FIGURES: dict[str, Callable[[Row], float | None]] = {
-    "samples_per_s": lambda row: row.rate,
-    "vs_baseline_percent": lambda row: row.vs_baseline_percent,
-    "ci_low_percent": lambda row: row.interval_percent[0] if row.interval_percent is not None else None,
-    "ci_high_percent": lambda row: row.interval_percent[1] if row.interval_percent is not None else None,
-    "step_ms": lambda row: row.result.step_ms.p50 if row.result is not None else None,
-    "peak_bytes": lambda row: row.peak_bytes,
-    "published_samples_per_s": lambda row: row.published.get("samples_per_s"),
-    "ratio": lambda row: row.ratio,
-}
-"""The figures of a row of the CSV, by the name of their column."""
-
-
 def _csv(bench: Bench, table: Table, command: str) -> str:
     """Return the table as CSV: unrounded figures, empty if absent, and the knobs by which rows differ."""
     # A script's row has only the knobs that were asked for.
     knobs = [name for name in KNOBS_BY_NAME if len({row.knobs.get(name) for row in table.rows}) > 1]
+    rows = [_csv_row(table, row, knobs) for row in table.rows]
     lines = io.StringIO()
-    writer = csv.writer(lines)
-    writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *CSV_FIGURES, *knobs])
-    for row in table.rows:
-        figures = ["" if (value := figure(row)) is None else value for figure in CSV_FIGURES.values()]
-        knob_texts = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs]
-        run_id = row.result.run_id if row.result is not None else ""
-        is_baseline = int(row.id == table.baseline_id)
-        words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]
-        writer.writerow([*words, *figures, *knob_texts])
+    writer = csv.DictWriter(lines, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)  # None is an empty cell
     return lines.getvalue()
+
+
+def _csv_row(table: Table, row: Row, knobs: Sequence[str]) -> dict[str, object]:
+    low, high = row.interval_percent or (None, None)
+    return {
+        "id": plain(row.id),
+        "baseline": int(row.id == table.baseline_id),
+        "state": row.state,
+        "reason": plain(with_sizes(row.reason)),
+        "run_id": row.result.run_id if row.result is not None else "",
+        "process": process_word(row),
+        "samples_per_s": row.rate,
+        "vs_baseline_percent": row.vs_baseline_percent,
+        "ci_low_percent": low,
+        "ci_high_percent": high,
+        "step_ms": row.result.step_ms.p50 if row.result is not None else None,
+        "peak_bytes": row.peak_bytes,
+        "published_samples_per_s": row.published.get("samples_per_s"),
+        "ratio": row.ratio,
+        **{name: KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs},
+    }
 
 
 def bench_markdown(bench: Bench, table: Table, command: str) -> str:

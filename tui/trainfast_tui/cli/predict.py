@@ -30,10 +30,11 @@ from trainfast_tui.text.format import (
     ABSENT,
     FigureHeading,
     count,
-    delta,
     figure_headings,
     pair_lines,
     percent,
+    percent_change,
+    signed_percent,
     size,
     without_empty_columns,
 )
@@ -78,8 +79,7 @@ def predict(arguments: argparse.Namespace) -> int:
         print_lines(pair_lines(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
         if rows[0].run.unpublished:
             print_line(rows[0].run.unpublished)
-    limit_error = rows[0].limit_error if len(rows) == 1 else None
-    if limit_error is None:
+    if len(rows) > 1 or (limit_error := rows[0].limit_error) is None:
         return 0
     print_notice(f"trainfast-tui: {limit_error.line()}")
     return limit_error.exit_code
@@ -212,7 +212,7 @@ def _cells(row: PredictedRow) -> list[str]:
         row.run.id,
         size(predicted.total_bytes),
         ABSENT if published is None else size(published),
-        delta(predicted.total_bytes, published, size) if published else ABSENT,
+        signed_percent(percent_change(predicted.total_bytes, published)),
         *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORY_WORDS),
         phase_words(predicted.phase),
         "not here" if fit.refusal is not None else fits,

@@ -94,30 +94,23 @@ class Progress:
             if event.kind == "no_step" and event.t_ns not in self._notices:
                 self._notices.add(event.t_ns)
                 self.print_line(event.detail or "")
-        if self.redraws:
-            self._paint(status_line(snapshot, with_bar=True))
-            return
         state = f"{snapshot.state} {'' if snapshot.steps else snapshot.phase}"
-        now_s = time.monotonic()
-        if state != self._last_state or now_s - self._printed_at_s >= PLAIN_EVERY_S:
-            self._last_state, self._printed_at_s = state, now_s
-            text = status_line(snapshot)
-            if text != self._last:
-                self._last = text
-                print_notice(text)
+        self.show_activity(status_line(snapshot, with_bar=self.redraws), state)
 
     def print_line(self, text: str) -> None:
         """Print a line in place of the bar."""
         self.close()
         print_notice(text)
 
-    def show_activity(self, text: str) -> None:
-        """Show the work or the wait under way, elsewhere than on a terminal at most every 5 s."""
+    def show_activity(self, text: str, state: str = "") -> None:
+        """Show the work or the wait under way, elsewhere than on a terminal every 5 s or in another `state`."""
         if self.redraws:
             self._paint(text)
-        elif time.monotonic() - self._printed_at_s >= PLAIN_EVERY_S:
-            self._printed_at_s = time.monotonic()
-            print_notice(text)
+        elif state != self._last_state or time.monotonic() - self._printed_at_s >= PLAIN_EVERY_S:
+            self._last_state, self._printed_at_s = state, time.monotonic()
+            if text != self._last:
+                print_notice(text)
+            self._last = text
 
     def close(self) -> None:
         """Take the bar away."""

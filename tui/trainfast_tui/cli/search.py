@@ -149,7 +149,7 @@ def search_best(arguments: argparse.Namespace) -> int:
 
 
 def _wait(arguments: argparse.Namespace, plan: RunPlan, home: Home) -> int:
-    """Wait for the devices if `--wait` was given; return the nanoseconds that this took, which the search is spared."""
+    """Wait for the devices if `--wait` was given; return the nanoseconds of the wait."""
     return await_devices(plan, home) if arguments.wait else 0
 
 

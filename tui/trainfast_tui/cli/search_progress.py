@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail
@@ -35,7 +35,7 @@ from trainfast_runner.search.best_journal import (
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.journal import Paused, Resumed, Waiting
 from trainfast_runner.units import counted
-from trainfast_runner.worker.shared.words import CONFIRMATION, TRIAL
+from trainfast_runner.worker.shared.words import PROBE, TRIAL
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.cli.signals import Signals
 from trainfast_tui.text import format as fmt
@@ -56,17 +56,6 @@ LineT = TypeVar("LineT")
 EndT = TypeVar("EndT")
 
 
-class Told(NamedTuple):
-    """The words of one journal line for a person, and what it begins."""
-
-    words: str = ""
-    """Empty if nothing is printed."""
-    work: str | None = None
-    """The work that begins, empty if none does; None if the line begins and ends nothing."""
-    counted_run_id: str | None = None
-    """The run that the line starts and whose steps are counted; a warm process tries many, so its steps are not."""
-
-
 class JournalPrinter(ABC, Generic[LineT]):
     """Prints the journal of one kind of search."""
 
@@ -80,8 +69,12 @@ class JournalPrinter(ABC, Generic[LineT]):
         self._work = "starting"
 
     @abstractmethod
-    def tell(self, line: LineT) -> Told:
-        """Return what a line of this kind of search tells."""
+    def words_of(self, line: LineT) -> str:
+        """Return a line of this kind of search in words; empty if nothing is printed."""
+
+    @abstractmethod
+    def work_of(self, step: BatchStep | BestStep) -> str:
+        """Return the work that a step begins; empty if it begins none."""
 
     def watch(self, conduct: Callable[[SearchCaller[LineT]], EndT], signals: Signals, began_ns: int) -> EndT:
         """Conduct a search and print each line of its journal; cancel it on Ctrl-C or when the terminal is closed.
@@ -111,15 +104,16 @@ class JournalPrinter(ABC, Generic[LineT]):
             case Resumed():
                 self._progress.print_line("resumed")
                 self._begin(self._step_work)
+            case BatchLaunched() | BestLaunched():
+                # A warm process tries many settings, so its steps are not counted.
+                if line.role not in (PROBE, TRIAL):
+                    self._steps = Tail(rank_file(self._home.directory(line.run_id), "steps", 0), Step)
             case _:
-                told = self.tell(line)
-                if told.words:
-                    self._progress.print_line(told.words)
-                if told.work is not None:
-                    self._step_work = told.work
-                    self._begin(told.work)
-                elif told.counted_run_id is not None:
-                    self._steps = Tail(rank_file(self._home.directory(told.counted_run_id), "steps", 0), Step)
+                if words := self.words_of(line):
+                    self._progress.print_line(words)
+                if isinstance(line, BatchStep | BestStep):
+                    self._step_work = self.work_of(line)
+                    self._begin(self._step_work)
 
     def tick(self) -> None:
         """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
@@ -147,33 +141,32 @@ class JournalPrinter(ABC, Generic[LineT]):
 class BatchPrinter(JournalPrinter[BatchLine]):
     """Prints the journal of a batch search."""
 
-    def tell(self, line: BatchLine) -> Told:
+    def work_of(self, step: BatchStep | BestStep) -> str:
+        if isinstance(step, BestStep) or step.action == "end":
+            return ""
+        return f"{'confirming' if step.action == CONFIRM_STEP else 'trying'} {fmt.count(step.batch_size)}"
+
+    def words_of(self, line: BatchLine) -> str:
         match line:
             case Predicted():
                 found = f"up to {line.max_batch:,}" if line.max_batch else "not even 1 fits"
-                return Told(line.reason if line.max_batch is None else f"predicted: {found} ({line.basis})")
-            case BatchStep(action="end"):
-                return Told(work="")
-            case BatchStep():
-                batch, confirms = fmt.count(line.batch_size), line.action == CONFIRM_STEP
-                words = f"{'confirm' if confirms else line.action} {batch}: {line.why}"
-                return Told(words, work=f"{'confirming' if confirms else 'trying'} {batch}")
-            case BatchLaunched():
-                return Told(counted_run_id=line.run_id if line.role == CONFIRMATION else None)
+                return line.reason if line.max_batch is None else f"predicted: {found} ({line.basis})"
+            case BatchStep() if line.action != "end":
+                verb = "confirm" if line.action == CONFIRM_STEP else line.action
+                return f"{verb} {fmt.count(line.batch_size)}: {line.why}"
             case Probe(outcome="fits"):
                 rate = fmt.per_second(line.samples_per_s, "samples")
                 peak = fmt.size(line.peak_allocated_bytes)
-                return Told(f"  {line.batch_size:,} fits: peak {peak}, {fmt.milliseconds(line.step_ms)} a step, {rate}")
+                return f"  {line.batch_size:,} fits: peak {peak}, {fmt.milliseconds(line.step_ms)} a step, {rate}"
             case Probe():
                 phase = f" in {phase_words(line.phase)}" if line.phase else ""
-                verb = outcome_of(line.outcome).verb
-                return Told(f"  {line.batch_size:,} {verb}{phase}: {fmt.with_sizes(line.reason)}")
+                return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{phase}: {fmt.with_sizes(line.reason)}"
             case ConfirmationRun():
                 sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
                 refuted_words = f", which refutes that {sizes} fitted" if sizes else ""
                 ended = f"{state_text(line.state)} in a fresh process, {fmt.duration(line.seconds)}"
-                return Told(f"  {line.batch_size:,} {ended}{refuted_words}: {line.run_id}")
-        return Told()
+                return f"  {line.batch_size:,} {ended}{refuted_words}: {line.run_id}"
+        return ""
 
 
 class BestPrinter(JournalPrinter[BestLine]):
@@ -194,28 +187,25 @@ class BestPrinter(JournalPrinter[BestLine]):
         words = (f"best so far {best}" if best else "", chance_words(self._so_far))
         return "".join(f"; {part}" for part in words if part)
 
-    def tell(self, line: BestLine) -> Told:
+    def work_of(self, step: BatchStep | BestStep) -> str:
+        return doing_words(self._so_far)
+
+    def words_of(self, line: BestLine) -> str:
         match line:
             case Space():
-                return Told(_space_words(line))
+                return _space_words(line)
             case ProcessReady():
-                return Told(f"  process {line.run_id} ready after {fmt.duration(line.start_s)}")
-            case BestStep():
-                doing = doing_words(self._so_far)
-                if line.candidate_number is None:
-                    return Told(work=doing)
-                knobs = f"{line.knob} of " if line.knob else ""
-                knobs += self._knobs(line.candidate_number)
-                return Told(f"{role_of(line.action).noun} {knobs}: {line.why}", work=doing)
-            case BestLaunched():
-                return Told(counted_run_id=line.run_id if line.role != TRIAL else None)
+                return f"  process {line.run_id} ready after {fmt.duration(line.start_s)}"
+            case BestStep() if line.candidate_number is not None:
+                knob = f" {line.knob} of" if line.knob else ""
+                return f"{role_of(line.action).noun}{knob} {self._knobs(line.candidate_number)}: {line.why}"
             case Trial():
-                return Told(f"  {self._outcome(line)}")
+                return f"  {self._outcome(line)}"
             case ColdRun():
-                return Told(f"  {self._outcome(line)}: {line.run_id}")
+                return f"  {self._outcome(line)}: {line.run_id}"
             case Instruction():
-                return Told(f"your instruction: {instruction_words(line, self._so_far.space)}")
-        return Told()
+                return f"your instruction: {instruction_words(line, self._so_far.space)}"
+        return ""
 
     def _outcome(self, line: Trial | ColdRun) -> str:
         """Return the outcome of the newest trial or run in words."""
