@@ -31,7 +31,7 @@ def test_show_resolves_a_variant_and_prints_what_was_published(cli):
     assert found["knobs"]["seq_len"] == 512
     assert found["model"]["family"] == "bert"
     text = cli("presets", "show", "guide-single-gpu").out
-    assert "published samples_per_s" in text
+    assert "(published: " in text
     assert "vanilla (baseline)" in text
     assert "18.64" in text
 

@@ -83,7 +83,7 @@ def test_a_batch_search_has_its_sizes_its_fit_and_its_confirmation_run(searched,
     assert "batch size 43:" not in page.source, "a stopped run is no point of the picture"
     markdown = markdown_of(searched, tmp_path, SEARCH[:16])
     assert_tables_are_even(markdown)
-    assert "Picture left out: peak memory by batch size" in markdown
+    assert "**peak memory by batch size**: batch size 8: 290 MiB, fits." in markdown
 
 
 def test_a_search_that_goes_on_is_reported_as_live(searched, tmp_path):
@@ -194,9 +194,6 @@ def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home, tmp_
     verdicts = next(table for table in page.tables if "verdict" in table[0])
     assert [row[2] for row in verdicts[1:]] == ["measured", "measured", "measured", "beaten", "too large"]
     assert [row[3] for row in verdicts[4:]] == ["–", "–"], "what was not measured has no figure"
-    tried = next(table for table in page.tables if "predicted (90 %)" in table[0])
-    assert tried[1][3:7] == ["51.6", "–", "620 ms", "4"], "the median of an even number of steps"
-    assert [row[3:5] for row in tried[3:]] == [[tried[3][3], "–"], ["60.0", "58.0 (54.0 to 63.0)"]]
     for words in (
         "batch_size=16 grad_accum=2 precision=bf16",
         "+20.0 % (+16.5 % to +23.4 %)",
@@ -206,7 +203,7 @@ def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home, tmp_
         "5: 3 measured, 1 beaten, 1 too large; another global batch: 7 combinations",
         "throughput by peak memory of each measured setting",
         "behind the front",
-        "gain of each value over the baseline's",
+        "+14.0 % (+13.0 % to +15.0 %)",
         "limit 1.00 GiB",
         "a warm trial was 4 % faster than a fresh process",
         "nothing left is likely to win",
@@ -222,14 +219,12 @@ def test_a_best_fit_search_has_its_front_effects_verdicts_and_exports(home, tmp_
     assert "<script" not in markdown
 
 
-def test_a_search_of_a_script_that_its_budget_ended_says_how_far_it_came(home, tmp_path):
+def test_a_search_that_its_budget_ended_says_how_far_it_came(home, tmp_path):
     found = answer(tried_in_budget=3)
     write(home, BestEnded(state="answered", stopped_because="the budget of 120 s", answer=found), model={})
     markdown = markdown_of(home, tmp_path, SEARCH_ID)
     assert "3 of 5 tried when the budget ended" in markdown
     assert re.search(r"^\| best so far \|.*batch_size=16 grad_accum=2 precision=bf16", markdown, re.MULTILINE)
-    assert " | warm | " not in markdown, "a script has no warm process"
-    assert markdown.count(" | trial | ") == 3
 
 
 def test_a_far_limit_is_named_beside_the_picture_and_does_not_flatten_it(home, tmp_path):

@@ -24,8 +24,8 @@ from trainfast_runner.search.batch_journal import (
     Probe,
     read_batch_journal,
 )
-from trainfast_tui.cli import progress
-from trainfast_tui.cli.progress import BatchPrinter, Progress
+from trainfast_tui.cli import search_progress
+from trainfast_tui.cli.search_progress import BatchPrinter
 from trainfast_tui.text.batch_words import batch_answer_lines
 
 SMALL = [
@@ -212,9 +212,9 @@ def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(tmp_path, m
     home, text = Home(tmp_path).create(), io.StringIO()
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
-    monkeypatch.setattr(progress, "TICK_S", 0.0)
+    monkeypatch.setattr(search_progress, "TICK_S", 0.0)
     monkeypatch.setattr(sys, "stderr", text)
-    printer = BatchPrinter(Progress(), home)  # without an encoding … is ~
+    printer = BatchPrinter(home)  # without an encoding … is ~
     printer.print_line(BatchStep(action="prove", batch_size=37, why="it is the largest"))
     printer.print_line(BatchLaunched(run_id="a-proof", role="proof"))
     printer.tick()
@@ -225,7 +225,7 @@ def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(tmp_path, m
 def test_sizes_have_their_thousands_separated(tmp_path, monkeypatch):
     text = io.StringIO()
     monkeypatch.setattr(sys, "stderr", text)
-    printer = BatchPrinter(Progress(), Home(tmp_path))
+    printer = BatchPrinter(Home(tmp_path))
     for line in (
         BatchStep(action="probe", batch_size=4096, why="twice the last"),
         ConfirmationRun(batch_size=65536, run_id="cold", state="oom", seconds=9.0, refutes=[4096]),

@@ -37,6 +37,23 @@ def test_every_command_has_help(cli, words):
     assert done.out.startswith(f"usage: trainfast-tui {' '.join(words)}")
 
 
+def test_a_shell_completes_commands_and_options(cli):
+    script = cli("completion", "bash").out
+    asked = """
+    complete() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _trainfast_tui; echo "${{COMPREPLY[*]}}"; }}
+    complete trainfast-tui mon
+    complete trainfast-tui runs co
+    complete trainfast-tui search best tiny-llama --bud
+    """
+    source = script.replace("complete -o default", ": complete -o default") + asked.replace("{{", "{").replace(
+        "}}", "}"
+    )
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True)
+    assert done.stdout.split() == ["monitor", "compare", "--budget"], done.stderr
+    assert "bashcompinit" in cli("completion", "zsh").out
+    assert "__fish_seen_subcommand_from runs" in cli("completion", "fish").out
+
+
 def test_the_first_frame_waits_for_nothing_that_samples_predicts_or_judges():
     telemetry, judging = (
         ("machine.telemetry.sampler", "machine.telemetry.nvml"),

@@ -204,18 +204,12 @@ def _step_gap(run: RunSnapshot | None) -> int:
     return max(MIN_STEP_GAP_NS, int(longest * 4e6))
 
 
-def _starting_words(run: RunSnapshot) -> str:
-    """Return the phase of a run without steps, in words."""
-    if not run.is_live:
-        return "No step was completed."
-    return f"Starting: {start_words(run.phase, run.detail)}…"
-
-
 def _waiting_words(run: RunSnapshot | None) -> str:
+    """Return the reason that a chart of throughput is empty."""
     if run is None:
         return f"Press {RUN_KEY} to start a run."
     if not run.steps:
-        return _starting_words(run)
+        return f"Starting: {start_words(run.phase, run.detail)}…" if run.is_live else "No step was completed."
     if all(step.samples is None for step in run.steps):
         return NO_SAMPLES
     return "No steps in this time."

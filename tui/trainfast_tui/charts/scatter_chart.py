@@ -44,9 +44,8 @@ def scatter_chart(points: Sequence[CandidatePoint], limit_bytes: int | None, wid
 
     Later points cover earlier ones; the front is a line of dots from each candidate to the next larger and faster one.
     """
-    plot_width, plot_height = width - GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
     rates = [point.rate for point in points if point.rate is not None]
-    if plot_width < 16 or plot_height < 3 or not rates:
+    if width - GUTTER - FRAME_COLUMNS < 16 or height - FRAME_ROWS < 3 or not rates:
         return []
     low, high = YRange().fit(min(rates), max(rates), 0, y_min=None)
     largest_bytes = max(point.memory_bytes for point in points)
@@ -54,48 +53,35 @@ def scatter_chart(points: Sequence[CandidatePoint], limit_bytes: int | None, wid
     right_bytes = nice_ceiling(float(largest_bytes), binary=True)
     if limit_drawn is not None:
         right_bytes = max(limit_drawn, largest_bytes) * LIMIT_HEADROOM
-    dots = _front_dots(front_of(points), right_bytes, (low, high), plot_width, plot_height)
-    plot = FramedPlot(dots, plot_width)
+    plot = FramedPlot(width - GUTTER - FRAME_COLUMNS, height - FRAME_ROWS, right_bytes, (low, high))
+    # The front is drawn as steps: up at each of its candidates, level until the next one.
+    dots: ColumnRanges = [None] * plot.dot_count
+    for point in front_of(points):
+        assert point.rate is not None
+        begin = cell_at(point.memory_bytes / right_bytes, plot.dot_count)
+        dots[begin:] = [(point.rate, point.rate)] * (plot.dot_count - begin)
+    plot.draw_curve(dots)
     limit_column = None
     if limit_drawn is not None:
-        limit_column = cell_at(limit_drawn / right_bytes, plot_width)
-        for row in range(plot_height):
+        limit_column = plot.column_of(limit_drawn)
+        for row in range(plot.height):
             plot.put(row, limit_column, "┊", "error")
     for point in points:
-        share = 0.0 if point.rate is None else (point.rate - low) / (high - low)
-        row = plot_height - 1 - cell_at(share, plot_height)
-        plot.put(row, cell_at(point.memory_bytes / right_bytes, plot_width), point.sign, point.tone)
-    labels: dict[int, Piece] = {0: (fmt.number(high), "muted"), plot_height - 1: (fmt.number(low), "muted")}
-    return plot.lines(GUTTER, labels, _memory_labels(right_bytes, limit_bytes, limit_column, plot_width))
-
-
-def _front_dots(
-    front: Sequence[CandidatePoint], right_bytes: float, y_range: tuple[float, float], width: int, height: int
-) -> bytearray:
-    """Draw the front as steps: up at each of its candidates, level until the next one."""
-    cells = bytearray(width * height)
-    count = width << X_BITS
-    columns: ColumnRanges = [None] * count
-    for point, following in zip(front, [*front[1:], None], strict=True):
-        assert point.rate is not None
-        begin = cell_at(point.memory_bytes / right_bytes, count)
-        end = count if following is None else cell_at(following.memory_bytes / right_bytes, count)
-        columns[begin:end] = [(point.rate, point.rate)] * (end - begin)
-    draw(cells, width, height, columns, y_range)
-    return cells
+        row = plot.row_of(low if point.rate is None else point.rate)
+        plot.put(row, plot.column_of(point.memory_bytes), point.sign, point.tone)
+    labels: dict[int, Piece] = {0: (fmt.number(high), "muted"), plot.height - 1: (fmt.number(low), "muted")}
+    return plot.lines(GUTTER, labels, _memory_labels(right_bytes, limit_bytes, limit_column, plot.width))
 
 
 def _memory_labels(right_bytes: float, limit_bytes: int | None, limit_column: int | None, width: int) -> Line:
-    """Return the labels below the axis: zero, the limit below its line, and the end or the limit beyond it."""
-    zero: Line = [(" " * (GUTTER + FRAME_COLUMNS) + "0", "muted")]
-    if limit_bytes is None:
-        return [*zero, (fmt.to_width(f"peak memory {fmt.size(right_bytes)}", width - 1, "right"), "muted")]
-    words = f"limit {fmt.size(limit_bytes)}"
+    """Return the labels below the axis after its zero: the limit below its line, and the end or the limit beyond it."""
+    end = f"peak memory {fmt.size(right_bytes)}"
+    limit = "" if limit_bytes is None else f"limit {fmt.size(limit_bytes)}"
     if limit_column is None:
-        words = f"peak memory {fmt.size(right_bytes)}, the {words} is far right"
-        return [*zero, (fmt.to_width(words, width - 1, "right"), "muted")]
-    begin = max(12, min(limit_column - len(words) // 2, width - len(words)))
-    return [*zero, (fmt.to_width(" peak memory", begin - 1), "muted"), (words, "error")]
+        words = f"{end}, the {limit} is far right" if limit else end
+        return [(fmt.to_width(words, width - 1, "right"), "muted")]
+    begin = max(12, min(limit_column - len(limit) // 2, width - len(limit)))
+    return [(fmt.to_width(" peak memory", begin - 1), "muted"), (limit, "error")]
 
 
 FIT_GUTTER = 10
@@ -127,45 +113,23 @@ def fit_chart(
     plot_width, plot_height = width - FIT_GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
     if plot_width < 8 or plot_height < 2:
         return []
-    top_bytes = _top_bytes(points, limit_bytes)
+    largest_bytes = float(max([limit_bytes or 0, *(point.peak_bytes for point in points), 1]))
+    top_bytes = nice_ceiling(largest_bytes, binary=True) if limit_bytes is None else largest_bytes * LIMIT_HEADROOM
     right_batch = max(1, largest_batch)
-    plot = FramedPlot(_fit_dots(fitted_bytes, right_batch, top_bytes, plot_width, plot_height), plot_width)
-
-    def row_of(size_bytes: float) -> int:
-        return plot_height - 1 - cell_at(size_bytes / top_bytes, plot_height)
-
+    plot = FramedPlot(plot_width, plot_height, right_batch, (0.0, top_bytes))
+    if fitted_bytes is not None:
+        last = max(1, plot.dot_count - 1)
+        peaks = [fitted_bytes(dot / last * right_batch) for dot in range(plot.dot_count)]
+        plot.draw_curve([(peak, peak) if 0 <= peak <= top_bytes else None for peak in peaks])
     labels: dict[int, Piece] = {0: (fmt.size(top_bytes), "muted"), plot_height - 1: ("0", "muted")}
     if limit_bytes is not None:
-        plot.put_in_free_cells(row_of(limit_bytes), "╌", "error")
-        labels[row_of(limit_bytes)] = fmt.size(limit_bytes), "error"
+        plot.put_in_free_cells(plot.row_of(limit_bytes), "╌", "error")
+        labels[plot.row_of(limit_bytes)] = fmt.size(limit_bytes), "error"
     for point in points:
-        column = cell_at(point.batch_size / right_batch, plot_width)
-        plot.put(row_of(point.peak_bytes), column, point.sign, point.tone)
-    right = fmt.to_width(f"batch_size {right_batch:,}", plot_width - 1, "right")
-    return plot.lines(FIT_GUTTER, labels, [(" " * (FIT_GUTTER + FRAME_COLUMNS) + "0" + right, "muted")])
-
-
-def _top_bytes(points: Sequence[PeakPoint], limit_bytes: int | None) -> float:
-    """Return the bytes at the upper end of the y axis."""
-    largest_bytes = max([limit_bytes or 0, *(point.peak_bytes for point in points), 1])
-    return (
-        float(largest_bytes * LIMIT_HEADROOM)
-        if limit_bytes is not None
-        else nice_ceiling(float(largest_bytes), binary=True)
+        plot.put(plot.row_of(point.peak_bytes), plot.column_of(point.batch_size), point.sign, point.tone)
+    return plot.lines(
+        FIT_GUTTER, labels, [(fmt.to_width(f"batch_size {right_batch:,}", plot_width - 1, "right"), "muted")]
     )
-
-
-def _fit_dots(
-    fitted_bytes: Callable[[float], float] | None, right_batch: int, top_bytes: float, width: int, height: int
-) -> bytearray:
-    """Draw the fit in dots, up to the top of the chart."""
-    cells = bytearray(width * height)
-    if fitted_bytes is not None:
-        count = width << X_BITS
-        peaks = [fitted_bytes(column / max(1, count - 1) * right_batch) for column in range(count)]
-        columns: ColumnRanges = [(peak, peak) if 0 <= peak <= top_bytes else None for peak in peaks]
-        draw(cells, width, height, columns, (0.0, top_bytes))
-    return cells
 
 
 FRAME_COLUMNS, FRAME_ROWS = 2, 2
@@ -173,14 +137,32 @@ FRAME_COLUMNS, FRAME_ROWS = 2, 2
 
 
 class FramedPlot:
-    """Signs of one cell each, put over the dots of a curve."""
+    """Signs of one cell each, put over the dots of a curve; x from zero to `right`, y within `y_range`."""
 
-    def __init__(self, dots: bytearray, width: int) -> None:
-        """`dots` is drawn by `chart_data.draw`, in rows of `width` cells."""
-        glyphs = [GLYPHS[mask] for mask in dots]
-        self._signs = [glyphs[start : start + width] for start in range(0, len(glyphs), width)]
-        self._tones: list[list[Tone]] = [["primary" if sign != " " else "text" for sign in row] for row in self._signs]
-        self._width = width
+    def __init__(self, width: int, height: int, right: float, y_range: tuple[float, float]) -> None:
+        self.width, self.height = width, height
+        self.dot_count = width << X_BITS
+        """Dot columns of the curve."""
+        self._right, self._y_range = right, y_range
+        self._signs = [[" "] * width for _ in range(height)]
+        self._tones: list[list[Tone]] = [["text"] * width for _ in range(height)]
+
+    def draw_curve(self, columns: ColumnRanges) -> None:
+        """Draw the curve in dots, in the tone `primary`."""
+        cells = bytearray(self.width * self.height)
+        draw(cells, self.width, self.height, columns, self._y_range)
+        for place, mask in enumerate(cells):
+            if mask:
+                self.put(*divmod(place, self.width), GLYPHS[mask], "primary")
+
+    def column_of(self, x: float) -> int:
+        """Return the column of a value of the x axis."""
+        return cell_at(x / self._right, self.width)
+
+    def row_of(self, y: float) -> int:
+        """Return the row of a value of the y axis."""
+        low, high = self._y_range
+        return self.height - 1 - cell_at((y - low) / (high - low), self.height)
 
     def put(self, row: int, column: int, sign: str, tone: Tone) -> None:
         """Put a sign into a cell, over any other."""
@@ -188,19 +170,19 @@ class FramedPlot:
 
     def put_in_free_cells(self, row: int, sign: str, tone: Tone) -> None:
         """Put a sign into each empty cell of a row."""
-        for column in range(self._width):
+        for column in range(self.width):
             if self._signs[row][column] == " ":
                 self.put(row, column, sign, tone)
 
     def lines(self, gutter: int, y_labels: Mapping[int, Piece], x_labels: Line) -> list[Line]:
-        """Return the plot in its frame, with the y labels by row in `gutter` cells and `x_labels` as the last line."""
+        """Return the plot in its frame, with the y labels by row in `gutter` cells, and below zero and `x_labels`."""
         lines: list[Line] = []
         for row, (signs, tones) in enumerate(zip(self._signs, self._tones, strict=True)):
             text, tone = y_labels.get(row, ("", "muted"))
             label = fmt.to_width(text, gutter, "right")
             lines.append([(label, tone), (" │", "muted"), *join_pieces(zip(signs, tones, strict=True))])
-        lines.append([(" " * gutter + " └", "muted"), ("─" * self._width, "muted")])
-        return [*lines, x_labels]
+        lines.append([(" " * gutter + " └", "muted"), ("─" * self.width, "muted")])
+        return [*lines, [(" " * (gutter + FRAME_COLUMNS) + "0", "muted"), *x_labels]]
 
 
 def cell_at(share: float, cells: int) -> int:

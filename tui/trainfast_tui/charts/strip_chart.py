@@ -30,7 +30,7 @@ from trainfast_tui.charts.chart_data import (
 )
 from trainfast_tui.painting import Palette, RowWidget, SegmentRows
 from trainfast_tui.text.event_words import Shade, severity_rank, shade_of
-from trainfast_tui.text.format import Tone, duration, plain, to_width, truncate
+from trainfast_tui.text.format import duration, plain, to_width, truncate
 
 
 class StripChart(RowWidget):
@@ -77,29 +77,20 @@ AXIS_STYLE = LIMIT_STYLE
 class Frame(msgspec.Struct, frozen=True):
     """The measures of one frame, in cells of the widget; a low chart gives up rows."""
 
-    height: int
     axis: CellAxis
-    time_labels: bool
+    has_title: bool
+    """True if there is a row for the title and the keys of the series."""
+    has_marks: bool
+    """True if there is a row for the letters of throttled time."""
+    has_times: bool
+    """True if there is a row for the ends of the time axis."""
+    plot_height: int
+    """Rows left for the plot."""
 
-    @property
-    def has_title(self) -> bool:
-        """True if there is a row for the title and the keys of the series."""
-        return self.height >= 2
 
-    @property
-    def has_marks(self) -> bool:
-        """True if there is a row for the letters of throttled time."""
-        return self.height >= 3
-
-    @property
-    def has_times(self) -> bool:
-        """True if there is a row for the ends of the time axis."""
-        return self.time_labels and self.height >= 6
-
-    @property
-    def plot_height(self) -> int:
-        """Rows left for the plot."""
-        return self.height - self.has_title - self.has_marks - self.has_times
+def _frame_of(height: int, axis: CellAxis, time_labels: bool) -> Frame:
+    has_title, has_marks, has_times = height >= 2, height >= 3, time_labels and height >= 6
+    return Frame(axis, has_title, has_marks, has_times, height - has_title - has_marks - has_times)
 
 
 class SeriesColumns(msgspec.Struct, frozen=True):
@@ -123,7 +114,7 @@ def plot_rows(
     layers = [_layer(frame, series, y_range) for series in drawn]
     limit_row = None if data.limit is None else _row_of(data.limit.value, y_range, frame)
     labels = _axis_labels(frame, data, y_range, limit_row)
-    cell_styles = [Style.null(), styles.limit, styles.mark, *(styles.series(series.tone) for series in data.series)]
+    cell_styles = [Style.null(), styles.limit, styles.mark, *(styles.by_tone[series.tone] for series in data.series)]
     shaded = list(enumerate(_cells_by_shade(shades_by_cell), len(cell_styles)))
     cell_styles += [styles.shade(shade) for _, (shade, _) in shaded]
     cursor = -1 if data.cursor_ns is None else frame.axis.cell_of(data.cursor_ns)
@@ -132,10 +123,6 @@ def plot_rows(
         text, style_indexes = _merge(frame, layers, row)
         if data.limit is not None and row == limit_row:
             _overlay_limit(text, style_indexes, data.limit)
-        if not frame.has_marks and row == frame.plot_height - 1:
-            # Without a row of marks the letters take the free cells of the last row.
-            for _, (shade, cells) in shaded:
-                _fill_free(text, style_indexes, cells, shade.letter, MARK_STYLE)
         if 0 <= cursor < frame.axis.count:
             _fill_free(text, style_indexes, (cursor,), "│", MARK_STYLE)
         for style_index, (shade, cells) in shaded:
@@ -279,7 +266,7 @@ def paint(
     """
     if width <= 0 or height <= 0:
         return [[] for _ in range(height)]
-    frame = Frame(height, cell_axis(width, gutter, data.axis), time_labels)
+    frame = _frame_of(height, cell_axis(width, gutter, data.axis), time_labels)
     styles = ChartStyles(palette)
     drawn = [
         _series_columns(frame.axis, series, data.gap_ns, _DOTTED if index else _SOLID)
@@ -341,7 +328,7 @@ def _title_row(width: int, data: ChartData, series_columns: list[SeriesColumns],
         length = cell_len(spacing) + cell_len(swatch) + cell_len(value)
         if index and used_cells + length + 1 > width:
             break
-        keys.append(Segment(spacing + swatch, styles.series(series.tone)))
+        keys.append(Segment(spacing + swatch, styles.by_tone[series.tone]))
         keys.append(Segment(value, styles.title))
         used_cells += length
     if used_cells > width:
@@ -370,13 +357,10 @@ def _empty_rows(frame: Frame, data: ChartData, styles: ChartStyles) -> list[list
     """Return an empty plot with the chart's own sentence in the middle."""
     room = frame.axis.count
     sentence = truncate(plain(data.empty), room)
-    left = (room - cell_len(sentence)) // 2
-    right = room - left - cell_len(sentence)
-    rows = []
-    for row in range(frame.plot_height):
-        line = " " * left + sentence + " " * right if row == (frame.plot_height - 1) // 2 else " " * room
-        rows.append([*y_axis(frame, "", styles), Segment(line, styles.axis)])
-    return rows
+    left = " " * ((room - cell_len(sentence)) // 2)
+    lines = [" " * room] * frame.plot_height
+    lines[(frame.plot_height - 1) // 2] = to_width(left + sentence, room)
+    return [[*y_axis(frame, "", styles), Segment(line, styles.axis)] for line in lines]
 
 
 def _mark_row(frame: Frame, shades_by_cell: list[Shade | None], styles: ChartStyles) -> list[Segment]:
@@ -409,7 +393,7 @@ def _time_row(frame: Frame, data: ChartData, shades_by_cell: list[Shade | None],
         swatch = f"  {sign} {shade.letter} "
         if between < cell_len(swatch) + cell_len(shade.words) + 2:
             break
-        legend += [Segment(swatch, styles.shade_letter(shade)), Segment(shade.words, styles.axis)]
+        legend += [Segment(swatch, styles.shade(shade, bold=True)), Segment(shade.words, styles.axis)]
         between -= cell_len(swatch) + cell_len(shade.words)
     start = Segment(" " * frame.axis.gutter + left, styles.axis)
     return [start, *legend, Segment(" " * between + right, styles.axis)]
@@ -419,24 +403,16 @@ class ChartStyles:
     """The styles of one frame, from those of the tones; axis, limits and shades are never bold."""
 
     def __init__(self, palette: Palette) -> None:
-        self._palette = palette
-        self.title = palette["title"]
-        self.mark = palette["warning"]
-        """The style of the throttle marks and of the cursor."""
-        self.axis = _thin(palette["muted"])
-        self.limit = _thin(palette["error"])
+        self.by_tone = palette
+        """The styles of the series."""
+        self.title, self.mark = palette["title"], palette["warning"]
+        """The styles of the title, and of the throttle marks and the cursor."""
+        self.axis, self.limit = _thin(palette["muted"]), _thin(palette["error"])
 
-    def series(self, tone: Tone) -> Style:
-        """Return the style of a series of this tone."""
-        return self._palette[tone]
-
-    def shade(self, shade: Shade) -> Style:
-        """Return the style of throttled time."""
-        return _thin(self._palette[shade.tone])
-
-    def shade_letter(self, shade: Shade) -> Style:
-        """Return the style of a shade's letter and sample in the legend."""
-        return Style(color=self.shade(shade).color, bold=True)
+    def shade(self, shade: Shade, *, bold: bool = False) -> Style:
+        """Return the style of throttled time, bold for its letter and sample in the legend."""
+        thin = _thin(self.by_tone[shade.tone])
+        return Style(color=thin.color, bold=True) if bold else thin
 
 
 @lru_cache(maxsize=64)

@@ -73,15 +73,3 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 def add_python(parser: argparse.ArgumentParser) -> None:
     """Add `--python`."""
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
-
-
-def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the preset and the options of every search."""
-    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
-    add_settings(parser)
-    parser.add_argument(
-        "--fresh", action="store_true", help="ignore earlier searches: continue none, reuse none of their measurements"
-    )
-    add_wait(parser)
-    add_python(parser)
-    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")

@@ -6,10 +6,10 @@ import argparse
 import csv
 import io
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import msgspec
 
@@ -56,8 +56,7 @@ from trainfast_tui.cli.printing import (
     write_output,
 )
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.report.blocks import Block, Code, Document, Prose, filled_grid
-from trainfast_tui.report.document import as_html, as_markdown
+from trainfast_tui.report.blocks import Block, Code, Document, Prose, as_html, as_markdown, filled_grid
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, doubt_words, plain, with_sizes, without_empty_columns
 
@@ -113,10 +112,8 @@ def bench(arguments: argparse.Namespace) -> int:
     table = tabulate(bench, results_by_row)
     if arguments.json:
         print_json(table.fields())
-    elif sys.stdout.isatty():
-        _print_table(bench, table)
     else:
-        print_lines(bench_markdown(bench, table, _command(arguments)).rstrip().split("\n"))
+        _print_table(bench, table)
     if output is not None:
         write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
     return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
@@ -134,15 +131,35 @@ def _prepared(arguments: argparse.Namespace) -> Bench:
     return prepare_variants(arguments.preset, arguments.settings, arguments.scale_batch)
 
 
+DROPPED = (
+    "settings",
+    "process",
+    "notebook's TFLOP/s",
+    "TFLOP/s",
+    "step ms",
+    "published vs baseline",
+    "peak MiB",
+)
+"""The columns that a narrow terminal leaves out, the first ones first."""
+
+
 def _print_table(bench: Bench, table: Table) -> None:
-    """Print the table on a terminal without the settings, then why rows did not finish, then notes."""
+    """Print the table, on a narrow terminal without settings, then why rows did not finish, then notes."""
     columns = bench_columns(bench, table)
-    del columns["settings"]
     # Why a row did not finish stands below the table.
     columns["state"] = [state_text(row.state) for row in table.rows]
     rows = list(zip(*columns.values(), strict=True))
     header, cells = without_empty_columns(list(columns), rows)
-    dropped = ("process", "notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
+    dropped = (
+        "settings",
+        "process",
+        "notebook's TFLOP/s",
+        "TFLOP/s",
+        "step ms",
+        "published vs baseline",
+        "peak MiB",
+        "state",
+    )
     print_table(header, cells, drop=dropped)
     for row in table.rows:
         if row.state != "finished":
@@ -153,18 +170,15 @@ def _print_table(bench: Bench, table: Table) -> None:
 def _command(arguments: argparse.Namespace) -> str:
     """Return the command line that prints this table again."""
     words = ["trainfast-tui", "bench", arguments.preset]
-    for varied in arguments.vary:
-        words += ["--vary", varied]
-    for setting in arguments.settings:
-        words += ["--set", setting]
-    if arguments.repeat != 1:
-        words += ["--repeat", str(arguments.repeat)]
-    if arguments.cold:
-        words.append("--cold")
-    if arguments.scale_batch != 1:
-        words += ["--scale-batch", f"{arguments.scale_batch:g}"]
-    if arguments.python is not None:
-        words += ["--python", arguments.python]
+    for option, values in (
+        ("--vary", arguments.vary),
+        ("--set", arguments.settings),
+        ("--repeat", [str(arguments.repeat)] if arguments.repeat != 1 else []),
+        ("--scale-batch", [f"{arguments.scale_batch:g}"] if arguments.scale_batch != 1 else []),
+        ("--python", filter(None, [arguments.python])),
+    ):
+        words += [word for value in values for word in (option, value)]
+    words += ["--cold"] if arguments.cold else []
     return shlex.join(words)
 
 
@@ -201,40 +215,26 @@ class BenchRows:
             for number, planned in enumerate(run_order(bench, self._options.repeat, groups), start=1):
                 if needs_no_repeat(results_by_row[planned.id]):
                     continue
-                if self._is_ended:
-                    return False
                 group = groups.get(planned.id)
-                row_words = f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}"
-                print_notice(row_words)
-                has_measured = any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values()))
-                result = self._result_of(planned, group, warm, bench.varied, may_skip=has_measured)
+                try:
+                    self._raise_if_ended()
+                    print_notice(f"{bench.preset} {number}/{total}: {planned.id}{', warm' if group else ''}")
+                    result = self.run_row(planned, group, warm)
+                except DevicesBusy as busy:
+                    if not any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values())):
+                        raise
+                    result = busy
+                except Cancelled:
+                    return False
                 if result is None:
                     return False
+                if planned.plan is not None and isinstance(result, Result):
+                    result = _refused_if_overridden(result, bench.varied)
                 results_by_row[planned.id].append(result)
                 _print_row_result(result)
                 if isinstance(result, Result) and self._ends_bench(result):
                     return False
         return True
-
-    def _result_of(
-        self, planned: PlannedRow, group: str | None, warm: WarmRows, varied: tuple[str, ...], *, may_skip: bool
-    ) -> RowResult | None:
-        """Run one row as `run_row` and return its result; None if a signal ended a wait.
-
-        The result is an error if another run has taken the device and the bench `may_skip` the row, or if a script's
-        row ran with other values of the `varied` knobs.
-        """
-        try:
-            result = self.run_row(planned, group, warm)
-        except DevicesBusy as busy:
-            if not may_skip:
-                raise
-            return busy
-        except Cancelled:
-            return None
-        if planned.plan is not None and isinstance(result, Result):
-            return _refused_if_overridden(result, varied)
-        return result
 
     def run_row(self, planned: PlannedRow, group: str | None, warm: WarmRows) -> RowResult | None:
         """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
@@ -249,35 +249,23 @@ class BenchRows:
             return warm.train(plan)
         warm.end()
         if group is not None:
-            self._start_when_free(plan, group, lambda ready: warm.start(ready, group))
+            self._start_when_free(plan, lambda plan: warm.start(plan, group))
             return warm.train(plan)
-        directory = self._start_when_free(plan, group, lambda ready: launch.start(ready, self._home, self._on_wait))
-        return follow(directory, self._signals, interrupt_stops=True)
 
-    def _start_when_free(self, plan: RunPlan, group: str | None, start: Callable[[RunPlan], StartedT]) -> StartedT:
-        """Start a process; with --wait retry if another run took the device during the preparation."""
-        return start_when_free(
-            plan,
-            self._home,
-            lambda plan: self._prepare(plan, group),
-            start,
-            wait=self._options.wait,
-            raise_if_ended=self._raise_if_ended,
-        )
-
-    def _prepare(self, plan: RunPlan, group: str | None) -> RunPlan:
-        """Predict the memory of a row that is a run of its own; return the plan."""
-        if group is None:
+        def start(plan: RunPlan) -> Path:
             predict_memory(plan, self._home, self._signals.received)
-        return plan
+            self._raise_if_ended()
+            return launch.start(plan, self._home, self._on_wait)
 
-    @property
-    def _is_ended(self) -> bool:
-        """True after Ctrl-C, or once the terminal is closed."""
-        return bool(self._signals.interrupts or self._signals.must_leave)
+        return follow(self._start_when_free(plan, start), self._signals, interrupt_stops=True)
+
+    def _start_when_free(self, plan: RunPlan, start: Callable[[RunPlan], StartedT]) -> StartedT:
+        """Start a process; with --wait retry if another run took the device during the preparation."""
+        return start_when_free(plan, self._home, start, wait=self._options.wait, raise_if_ended=self._raise_if_ended)
 
     def _raise_if_ended(self) -> None:
-        if self._is_ended:
+        """Raise Cancelled after Ctrl-C, or once the terminal is closed."""
+        if self._signals.interrupts or self._signals.must_leave:
             raise Cancelled
 
     def _on_wait(self, holder: str) -> None:
@@ -306,34 +294,37 @@ def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult
     return result if why is None else UserError(why, key=result.run_id)
 
 
-CSV_FIGURES: dict[str, Callable[[Row], float | None]] = {
-    "samples_per_s": lambda row: row.rate,
-    "vs_baseline_percent": lambda row: row.vs_baseline_percent,
-    "ci_low_percent": lambda row: row.interval_percent[0] if row.interval_percent is not None else None,
-    "ci_high_percent": lambda row: row.interval_percent[1] if row.interval_percent is not None else None,
-    "step_ms": lambda row: row.result.step_ms.p50 if row.result is not None else None,
-    "peak_bytes": lambda row: row.peak_bytes,
-    "published_samples_per_s": lambda row: row.published.get("samples_per_s"),
-    "ratio": lambda row: row.ratio,
-}
-"""The figures of a row of the CSV, by the name of their column."""
-
-
 def _csv(bench: Bench, table: Table, command: str) -> str:
     """Return the table as CSV: unrounded figures, empty if absent, and the knobs by which rows differ."""
     # A script's row has only the knobs that were asked for.
     knobs = [name for name in KNOBS_BY_NAME if len({row.knobs.get(name) for row in table.rows}) > 1]
+    rows = [_csv_row(table, row, knobs) for row in table.rows]
     lines = io.StringIO()
-    writer = csv.writer(lines)
-    writer.writerow(["id", "baseline", "state", "reason", "run_id", "process", *CSV_FIGURES, *knobs])
-    for row in table.rows:
-        figures = ["" if (value := figure(row)) is None else value for figure in CSV_FIGURES.values()]
-        knob_texts = [KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs]
-        run_id = row.result.run_id if row.result is not None else ""
-        is_baseline = int(row.id == table.baseline_id)
-        words = [plain(row.id), is_baseline, row.state, plain(with_sizes(row.reason)), run_id, process_word(row)]
-        writer.writerow([*words, *figures, *knob_texts])
+    writer = csv.DictWriter(lines, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)  # None is an empty cell
     return lines.getvalue()
+
+
+def _csv_row(table: Table, row: Row, knobs: Sequence[str]) -> dict[str, object]:
+    low, high = row.interval_percent or (None, None)
+    return {
+        "id": plain(row.id),
+        "baseline": int(row.id == table.baseline_id),
+        "state": row.state,
+        "reason": plain(with_sizes(row.reason)),
+        "run_id": row.result.run_id if row.result is not None else "",
+        "process": process_word(row),
+        "samples_per_s": row.rate,
+        "vs_baseline_percent": row.vs_baseline_percent,
+        "ci_low_percent": low,
+        "ci_high_percent": high,
+        "step_ms": row.result.step_ms.p50 if row.result is not None else None,
+        "peak_bytes": row.peak_bytes,
+        "published_samples_per_s": row.published.get("samples_per_s"),
+        "ratio": row.ratio,
+        **{name: KNOBS_BY_NAME[name].text_of(row.knobs[name]) if name in row.knobs else "" for name in knobs},
+    }
 
 
 def bench_markdown(bench: Bench, table: Table, command: str) -> str:
@@ -364,24 +355,23 @@ def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
     """Return the columns as text by heading; the column of a figure that no row has is empty."""
     specs = {planned.id: planned.spec for planned in bench.rows}
     rows = table.rows
-    published_names = dict.fromkeys(name for row in rows for name in row.published)
-    return {
+    columns = {
         "variant": [row.id + (" (baseline)" if row.id == bench.baseline_id else "") for row in rows],
         "settings": [" ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])) for row in rows],
-        **{
-            FigureHeading(heading): [_figure_cell(row, cell_of) for row in rows]
-            for heading, cell_of in FIGURE_CELLS.items()
-        },
-        **{
-            FigureHeading(f"published {name}"): [str(row.published.get(name, "")) for row in rows]
-            for name in published_names
-        },
-        FigureHeading("published vs baseline"): [_published_gain(row) for row in rows],
-        FigureHeading("ours / published"): [_figure(row.ratio) for row in rows],
-        "diagnosis": [row.diagnosis or "" for row in rows],
-        "process": [process_word(row) for row in rows],
-        "state": [_state(row) for row in rows],
     }
+    for heading, measured in MEASURED_CELLS.items():
+        columns[FigureHeading(heading)] = [
+            measured(row, row.result) if row.result is not None and row.samples_per_s else "" for row in rows
+        ]
+    for name in dict.fromkeys(name for row in rows for name in row.published):
+        columns[FigureHeading(f"published {name}")] = [str(row.published.get(name, "")) for row in rows]
+    # The published gain is comparable across machines, the figures are not.
+    columns[FigureHeading("published vs baseline")] = [_percent(row.published_vs_baseline_percent) for row in rows]
+    columns[FigureHeading("ours / published")] = [_number(row.ratio) for row in rows]
+    columns["diagnosis"] = [row.diagnosis or "" for row in rows]
+    columns["process"] = [process_word(row) for row in rows]
+    columns["state"] = [_state(row) for row in rows]
+    return columns
 
 
 def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[str]:
@@ -398,18 +388,8 @@ def _settings(bench: Bench, row_spec: RunSpec, baseline: RunSpec) -> Iterator[st
     )
 
 
-def _published_gain(row: Row) -> str:
-    """Return the published gain over the published baseline: it is comparable across machines, the figures are not."""
-    gain = row.published_vs_baseline_percent
-    return "" if gain is None else fmt.signed_percent(gain)
-
-
-def _figure_cell(row: Row, cell_of: Callable[[Row, Result], str]) -> str:
-    return "" if row.result is None or not row.samples_per_s else cell_of(row, row.result)
-
-
 def _measured_gain(row: Row) -> str:
-    gain = "" if row.vs_baseline_percent is None else fmt.signed_percent(row.vs_baseline_percent)
+    gain = _percent(row.vs_baseline_percent)
     remark = {NOISE: " (noise)", DOUBTFUL: f" {DOUBT_SIGN}"}.get(row.verdict or "", "")
     return f"{gain}{remark}" if gain else ""
 
@@ -419,18 +399,22 @@ def process_word(row: Row) -> str:
     return {None: "", True: "warm", False: "cold"}[row.warm]
 
 
-def _figure(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else fmt.number(value)
 
 
-FIGURE_CELLS: dict[str, Callable[[Row, Result], str]] = {
-    "samples/s": lambda row, result: _figure(row.rate),
+def _percent(value: float | None) -> str:
+    return "" if value is None else fmt.signed_percent(value)
+
+
+MEASURED_CELLS: dict[str, Callable[[Row, Result], str]] = {
+    "samples/s": lambda row, result: _number(row.rate),
     "vs baseline": lambda row, result: _measured_gain(row),
     "95 % CI": lambda row, result: "" if row.interval_percent is None else fmt.signed_interval(*row.interval_percent),
-    "step ms": lambda row, result: _figure(result.step_ms.p50),
+    "step ms": lambda row, result: _number(result.step_ms.p50),
     "peak MiB": lambda row, result: "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.0f}",
-    "TFLOP/s": lambda row, result: _figure(result.flops.model_tflops_per_device),
-    "notebook's TFLOP/s": lambda row, result: _figure(result.flops.notebook_tflops_per_device),
+    "TFLOP/s": lambda row, result: _number(result.flops.model_tflops_per_device),
+    "notebook's TFLOP/s": lambda row, result: _number(result.flops.notebook_tflops_per_device),
 }
 """The cell of each measured figure by its heading; empty for an absent reading."""
 

@@ -50,7 +50,6 @@ def doctor(arguments: argparse.Namespace) -> int:
     unusable = _unusable_python(findings) if arguments.python is not None else None
     if not arguments.json:
         _print_findings(findings)
-        _print_verdict(findings)
     if unusable is not None:
         raise unusable
     ceiling = None
@@ -75,20 +74,15 @@ def _unusable_python(findings: list[Finding]) -> UserError | None:
 
 
 def _print_findings(findings: list[Finding]) -> None:
+    """Print each finding with its cure, and below whether runs can start here."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         print_line(f"{finding.state:<4}  {to_width(finding.name, width)}  {finding.finding}")
         if finding.cure:
             print_line(f"      {' ' * width}  cure: {finding.cure}")
-
-
-def _print_verdict(findings: list[Finding]) -> None:
-    """Print whether runs can start here, below the findings."""
     warnings = sum(finding.state == "warn" for finding in findings)
-    if not is_healthy(findings):
-        print_line("", 'Runs cannot start here. Fix the checks marked "fail" first.')
-    else:
-        print_line("", "Runs can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else "."))
+    verdict = "Runs can be started here" + (f"; {counted(warnings, 'warning')}." if warnings else ".")
+    print_line("", verdict if is_healthy(findings) else 'Runs cannot start here. Fix the checks marked "fail" first.')
 
 
 def _print_ceiling(ceiling: Ceiling) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -114,24 +113,20 @@ StartedT = TypeVar("StartedT")
 def start_when_free(
     plan: RunPlan,
     home: Home,
-    prepare: Callable[[RunPlan], RunPlan],
     start: Callable[[RunPlan], StartedT],
     *,
     wait: bool,
     raise_if_ended: Callable[[], None],
 ) -> StartedT:
-    """Call `start` with the plan that `prepare` returns, and return its result.
+    """Call `start` with the plan and return its result; with `wait`, once no other run uses the plan's devices.
 
-    With `wait`, `start` is called once no other run uses the plan's devices. Raises DevicesBusy without `wait`.
-    `raise_if_ended` is called during the wait and between the steps; it may raise to end them.
+    Raises DevicesBusy without `wait`. `raise_if_ended` is called during the wait; it may raise to end it.
     """
     while True:
         if wait:
             await_devices(plan, home, raise_if_ended)
-        ready = prepare(plan)
-        raise_if_ended()
         try:
-            return start(ready)
+            return start(plan)
         except DevicesBusy:
             if not wait:
                 raise
@@ -157,7 +152,8 @@ def run_started_when_free(
 
     with ExitStack() as caught:
 
-        def start(ready: RunPlan) -> Path:
+        def start(plan: RunPlan) -> Path:
+            ready = prepare(plan)
             # No earlier: a signal during the waits ends the command at once.
             caught.enter_context(caught_signals(signals))
             try:
@@ -166,7 +162,7 @@ def run_started_when_free(
                 caught.close()
                 raise
 
-        yield start_when_free(plan, home, prepare, start, wait=wait, raise_if_ended=raise_if_ended), signals
+        yield start_when_free(plan, home, start, wait=wait, raise_if_ended=raise_if_ended), signals
 
 
 def predict_memory(plan: RunPlan, home: Home, cancelled: threading.Event | None = None) -> None:
@@ -185,10 +181,10 @@ def predict_memory(plan: RunPlan, home: Home, cancelled: threading.Event | None 
 
     def on_traced(tracing: TraceProgress) -> None:
         if tracing.waits_for:
-            progress.print_above(partial(print_holder, tracing.waits_for))
+            print_holder(tracing.waits_for)
 
     try:
-        with progress_when_slow("predicting its memory…") as progress:
+        with progress_when_slow("predicting its memory…"):
             trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, on_traced)
     except ProgramCancelled:
         return

@@ -73,7 +73,9 @@ def _follow(directory: Path, last_lines: int | None) -> int:
 
 def stop_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_run(parser)
+    parser.add_argument(
+        "reference", metavar="RUN", nargs="?", help="an id, a unique prefix, a number or last; else the only live run"
+    )
     parser.add_argument("--now", action="store_true", help="send SIGKILL at once")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
@@ -101,9 +103,18 @@ def stop(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def directory_to_stop(reference: str) -> Path:
-    """Return the directory of RUN; `last` is also a live process of a search, which no list shows. Raises UserError."""
+def directory_to_stop(reference: str | None) -> Path:
+    """Return the directory of RUN, or of the only live run; raises UserError.
+
+    `last` is also a live process of a search, which no list shows.
+    """
     home = Home()
+    if reference is None:
+        live = [directory.name for directory in home.live_directories()]
+        if len(live) != 1:
+            words = "stop needs a RUN: several are live" if live else "no run is live"
+            raise UserError(words, key="RUN", allowed=live or None)
+        return home.directory(live[0])
     newest = home.newest_run_ids(1)
     if reference == "last" and newest and is_unfinished(home.directory(newest[0])):
         return home.directory(newest[0])

@@ -66,8 +66,8 @@ def monitor(arguments: argparse.Namespace) -> int:
         )
     if arguments.once:
         _print(take_tick(), arguments.json)
-        return 0
-    _stream(arguments.interval, arguments.json)
+    else:
+        _stream(arguments.interval, arguments.json)
     return 0
 
 
@@ -75,38 +75,31 @@ def _stream(interval_s: float, as_json: bool) -> None:
     """Print a tick every `interval_s` seconds until Ctrl-C; readers stay open, so rates cover the whole interval."""
     # A slow driver does not delay the host's readings; later ticks have its GPUs.
     nvml, host, cadence = Nvml(opening_s=OPEN_DRIVER_S), HostReader(), Cadence(interval_s)
-    redraw = can_redraw(sys.stdout) and not as_json
+    redraws = can_redraw(sys.stdout) and not as_json
+    begin = "\x1b[H\x1b[J" if redraws else ""
     try:
         tick = read_tick(nvml, host)
         due = time.monotonic() + min(FIRST_INTERVAL_S, interval_s)
-        if redraw:
+        if redraws:
             # A screen need not wait for the rates, which the second reading has.
-            _redraw(tick)
+            _print(tick, as_json, begin=begin)
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
             tick = read_tick(nvml, host)
             cadence.adapt_to(tick)
-            if redraw:
-                _redraw(tick)
-            else:
-                _print(tick, as_json)
-                sys.stdout.flush()
+            _print(tick, as_json, begin=begin)
             due = cadence.next_due_s(due)
     finally:
         nvml.close()
 
 
-def _redraw(tick: Tick) -> None:
-    sys.stdout.write("\x1b[H\x1b[J")
-    print_lines(_lines(tick))
-    sys.stdout.flush()
-
-
-def _print(tick: Tick, as_json: bool) -> None:
+def _print(tick: Tick, as_json: bool, *, begin: str = "") -> None:
+    sys.stdout.write(begin)
     if as_json:
         print_json(_as_json(tick))
-        return
-    print_lines(_lines(tick))
+    else:
+        print_lines(_lines(tick))
+    sys.stdout.flush()
 
 
 def _as_json(tick: Tick) -> dict[str, Any]:
@@ -133,15 +126,10 @@ def _lines(tick: Tick) -> list[str]:
         lines.append(tick.missing["sampler.period"])
     if not tick.devices:
         return [*lines, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
-    rows = [_row(gpu, tick.missing) for gpu in tick.devices]
+    lines += table(HEADER, [_row(gpu, tick.missing) for gpu in tick.devices], max_cells=48)
     # A sentence with its cure does not fit in a cell.
-    silent = [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
-    return [
-        *lines,
-        *table(HEADER, rows, max_cells=48),
-        *silent,
-        *lines_below(tick.devices),
-    ]
+    lines += [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
+    return [*lines, *lines_below(tick.devices)]
 
 
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:

@@ -86,6 +86,7 @@ class Parser(argparse.ArgumentParser):
 def parse(arguments: list[str]) -> tuple[RunCommand, argparse.Namespace]:
     """Return the function to run and its arguments; raises UserError, exits after `--help` and `--version`."""
     parser = _build()
+    arguments = _spelled_out(arguments)
     for word in itertools.takewhile(lambda word: word.startswith("-"), arguments):
         if word.partition("=")[0] not in parser.option_names():
             raise parser.unknown(word)  # argparse would take the next word for a command and refuse that
@@ -97,6 +98,17 @@ def parse(arguments: list[str]) -> tuple[RunCommand, argparse.Namespace]:
             refuse_script_word([parsed.preset, *extra])
         raise parsed.leaf.unknown(extra[0])
     return parsed.run, parsed
+
+
+def _spelled_out(arguments: list[str]) -> list[str]:
+    """Return the arguments with `list` for `ls`, and after `runs` or `presets` alone."""
+    if arguments[:1] not in (["runs"], ["presets"]):
+        return arguments
+    group, *rest = arguments
+    if rest[:1] == ["ls"]:
+        return [group, "list", *rest[1:]]
+    is_alone = not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help"))
+    return [group, "list", *rest] if is_alone else arguments
 
 
 def _refuse_app_options(parsed: argparse.Namespace) -> None:
@@ -221,8 +233,8 @@ COMMANDS = (
         "train a preset or a script of your own, show its progress, print the figures",
         takes_script=True,
     ),
-    Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, confirmed in a fresh process"),
-    Command(("search", "best"), "search_best", "the fastest settings that fit, confirmed in fresh processes"),
+    Command(("search", "max-batch"), "search", "the largest batch that fits, confirmed in a fresh process"),
+    Command(("search", "best"), "search", "the fastest settings that fit, confirmed in fresh processes"),
     Command(("predict",), "predict", "the memory a run needs, by category, and its speed, without running it"),
     Command(("bench",), "bench", "a preset's variants, or a grid of settings, as a table against the baseline"),
     Command(("runs", "list"), "runs", "all runs, newest first"),
@@ -247,6 +259,7 @@ COMMANDS = (
     Command(("monitor",), "monitor", "this machine's GPUs and host, live"),
     Command(("topo",), "monitor", "how the GPUs are connected, and what it means for the strategies"),
     Command(("doctor",), "doctor", "problems of this machine, each with its cure"),
+    Command(("completion",), "completion", "the completion of commands and options for bash, zsh or fish"),
 )
 REMOVED = {
     "import": "presets new NAME -- COMMAND makes a preset of a script's command",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -23,11 +23,22 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
 from trainfast_runner.search.predicted_speed import UnknownSpeed, predict_speed
 from trainfast_tui.cli.arguments import add_settings
-from trainfast_tui.cli.printing import GrowingTable, print_json, print_line, print_lines, print_notice
+from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table
 from trainfast_tui.cli.progress import progress_when_slow
 from trainfast_tui.text.event_words import importing_words
-from trainfast_tui.text.format import ABSENT, FigureHeading, count, delta, figure_headings, pair_lines, percent, size
-from trainfast_tui.text.memory_words import CATEGORY_WORDS, PHASE_WORDS, phase_words, short_category
+from trainfast_tui.text.format import (
+    ABSENT,
+    FigureHeading,
+    count,
+    figure_headings,
+    pair_lines,
+    percent,
+    percent_change,
+    signed_percent,
+    size,
+    without_empty_columns,
+)
+from trainfast_tui.text.memory_words import CATEGORY_WORDS, phase_words, short_category
 from trainfast_tui.text.next_run_words import speed_text
 
 TRACING_WORDS = "tracing a step without memory"
@@ -54,8 +65,7 @@ def predict(arguments: argparse.Namespace) -> int:
     if (damage := corrections.unreadable_reason()) is not None:
         print_notice(f"trainfast-tui: {damage}")
     runs = runs_to_predict(arguments.preset, arguments.settings)
-    table = PredictionTable(runs) if len(runs) > 1 and not arguments.json else None
-    rows = _predict(runs, arguments.python, table)
+    rows = _predict(runs, arguments.python)
     if len(rows) == 1 and rows[0].error is not None:
         raise rows[0].error
     if arguments.json:
@@ -63,22 +73,20 @@ def predict(arguments: argparse.Namespace) -> int:
         fields = {"rows": fields_of_rows} if len(runs) > 1 else fields_of_rows[0]
         seconds = round(time.monotonic() - began_s, 3)
         print_json({"schema": SCHEMA, "preset": arguments.preset, **fields, "seconds": seconds})
-    elif table is not None:
-        print_notes(rows)
+    elif len(runs) > 1:
+        print_rows(rows)
     else:
         print_lines(pair_lines(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
         if rows[0].run.unpublished:
             print_line(rows[0].run.unpublished)
-    limit_error = rows[0].limit_error if len(rows) == 1 else None
-    if limit_error is None:
+    if len(rows) > 1 or (limit_error := rows[0].limit_error) is None:
         return 0
     print_notice(f"trainfast-tui: {limit_error.line()}")
     return limit_error.exit_code
 
 
-def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTable | None) -> list[PredictedRow]:
-    """Return the prediction of each run, with progress on stderr; rows are printed as soon as they are known."""
-    rows: dict[int, PredictedRow] = {}
+def _predict(runs: list[RunToPredict], python: str | None) -> list[PredictedRow]:
+    """Return the prediction of each run, with progress on stderr."""
 
     def show_tracing(tracing: TraceProgress) -> None:
         if tracing.importing:
@@ -90,10 +98,7 @@ def _predict(runs: list[RunToPredict], python: str | None, table: PredictionTabl
             progress.update(f"{words}: {tracing.next_trace}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING_WORDS}…", on_any_stream=len(runs) > 1) as progress:
-        for index, row in predict_rows(runs, python, show_tracing):
-            rows[index] = row
-            if table is not None and table.is_next(index):
-                progress.print_above(lambda: table.print_ready(rows))
+        rows = dict(predict_rows(runs, python, show_tracing))
     return [rows[index] for index in range(len(runs))]
 
 
@@ -176,44 +181,25 @@ def _fit_words(fit: PredictedFit) -> str:
     return f"no, {size(-fit.left_bytes)} too much for {limit}; {batches}"
 
 
-SIZE_CELLS, DIFFERENCE_CELLS, FITS_CELLS = len("1023 MiB"), len("+1023 MiB (+100.0 %)"), len("no, +1023 MiB")
-"""The widest figures of their kind."""
-PUBLISHED_COLUMNS = ("published", "difference")
-"""The columns with published figures."""
-
-
-class PredictionTable:
-    """A row for each variant, in order, printed as soon as the rows before it are there."""
-
-    def __init__(self, runs: list[RunToPredict]) -> None:
-        self._names = [run.id for run in runs]
-        self._left_out = () if any(run.published for run in runs) else PUBLISHED_COLUMNS
-        self._printed = 0
-        self._table: GrowingTable | None = None
-
-    def is_next(self, index: int) -> bool:
-        """True if the row at `index` is the next to print."""
-        return index == self._printed
-
-    def print_ready(self, rows: Mapping[int, PredictedRow]) -> None:
-        """Print all rows that are ready."""
-        table = self._table = self._table or self._new_table()
-        while self._printed in rows:
-            row = rows[self._printed]
-            if row.error is not None:
-                table.add_note(self._names[self._printed], row.error.line())
-            else:
-                table.add(_cells(row))
-            self._printed += 1
-
-    def _new_table(self) -> GrowingTable:
-        parts = figure_headings(*map(short_category, CATEGORY_WORDS))
-        header = ["variant", *figure_headings("predicted", "published", "difference"), *parts]
-        header += ["peak in", "fits", FigureHeading("max batch")]
-        name_cells, phase_cells = max(map(len, self._names)), max(map(len, PHASE_WORDS.values()))
-        widths = [name_cells, *[SIZE_CELLS] * 2, DIFFERENCE_CELLS, *[SIZE_CELLS] * len(parts), phase_cells]
-        widths += [FITS_CELLS, 0]
-        return GrowingTable(header, widths, drop=(*reversed(parts), "peak in", "difference"), without=self._left_out)
+def print_rows(rows: list[PredictedRow]) -> None:
+    """Print a row for each variant that is predicted, then the others with their reasons, and the notes."""
+    parts = figure_headings(*map(short_category, CATEGORY_WORDS))
+    header = ["variant", *figure_headings("predicted", "published", "difference"), *parts]
+    header += ["peak in", "fits", FigureHeading("max batch")]
+    cells = [_cells(row) for row in rows if row.fit is not None]
+    if cells:
+        filled_header, filled_cells = without_empty_columns(header, cells, empty=ABSENT)
+        print_table(filled_header, filled_cells, drop=(*reversed(parts), "peak in", "difference"))
+    for row in rows:
+        if row.error is not None:
+            print_line(f"{row.run.id}: {row.error.line()}")
+        elif row.fit is not None and row.fit.refusal is not None:
+            print_line(f"{row.run.id} cannot run here: {row.fit.refusal.line()}")
+    if unpublished := next((row.run.unpublished for row in rows if row.run.unpublished), ""):
+        print_line(unpublished)
+    if any("memory_mb" in row.run.published for row in rows):
+        print_line("published memory_mb is NVML's figure for the device: it includes the CUDA context, kernels, memory")
+        print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")
 
 
 def _cells(row: PredictedRow) -> list[str]:
@@ -226,21 +212,9 @@ def _cells(row: PredictedRow) -> list[str]:
         row.run.id,
         size(predicted.total_bytes),
         ABSENT if published is None else size(published),
-        delta(predicted.total_bytes, published, size) if published else ABSENT,
+        signed_percent(percent_change(predicted.total_bytes, published)),
         *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORY_WORDS),
         phase_words(predicted.phase),
         "not here" if fit.refusal is not None else fits,
         ABSENT if fit.max_batch is None else count(fit.max_batch),
     ]
-
-
-def print_notes(rows: list[PredictedRow]) -> None:
-    """Print the runs that cannot run here, and the meaning of the published figures."""
-    for row in rows:
-        if row.fit is not None and row.fit.refusal is not None:
-            print_line(f"{row.run.id} cannot run here: {row.fit.refusal.line()}")
-    if unpublished := next((row.run.unpublished for row in rows if row.run.unpublished), ""):
-        print_line(unpublished)
-    if any("memory_mb" in row.run.published for row in rows):
-        print_line("published memory_mb is NVML's figure for the device: it includes the CUDA context, kernels, memory")
-        print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from trainfast_runner.records.run_file import SCHEMA, Discovered
 from trainfast_runner.running.scripts.discovery import discover, preset_of
 from trainfast_runner.search.advice import Advice, advise, gather, model_advice
 from trainfast_runner.settings import presets, script_preset
-from trainfast_runner.settings.knob_values import Knob, KnobValues
+from trainfast_runner.settings.knob_values import Knob
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob, setting_of
 from trainfast_runner.settings.presets import PLAIN_PRESET, Preset, Variant
 from trainfast_runner.settings.saving import new_preset_path, save_preset, save_script_preset
@@ -30,9 +29,9 @@ from trainfast_runner.settings.script_reach import ways_without_flag
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import add_settings
-from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table, terminal_width
+from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table
 from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.text.format import FigureHeading, figure_headings, pair_lines, table
+from trainfast_tui.text.format import FigureHeading, pair_lines, table
 from trainfast_tui.text.next_run_words import default_words, discovery_words, field_text, typed_overrides, warning_words
 
 
@@ -48,16 +47,15 @@ def presets_list(arguments: argparse.Namespace) -> int:
         print_json({"schema": SCHEMA, "presets": rows})
         return 0
     cells = [
-        (
-            row["name"],
-            "shipped" if row["shipped"] else "yours",
-            str(row["variants"] or ""),
-            f"broken: {row['error']}" if row["error"] else row["title"],
-        )
+        (row["name"], "shipped" if row["shipped"] else "yours", str(row["variants"] or ""), _title_of(row))
         for row in rows
     ]
     print_table(("PRESET", "FROM", FigureHeading("VARIANTS"), "TITLE"), cells)
     return 0
+
+
+def _title_of(row: dict[str, Any]) -> str:
+    return f"broken: {row['error']}" if row["error"] else row["title"]
 
 
 def _row(name: str, path: Path) -> dict[str, Any]:
@@ -225,19 +223,37 @@ def presets_show(arguments: argparse.Namespace) -> int:
 
 
 def _print_preset(preset: Preset, variant: Variant | None, spec: RunSpec, advice: list[Advice]) -> None:
-    print_line(f"{spec.name}: {preset.title}")
-    for path in preset.files:
-        print_line(f"from {path}")
+    set_by_preset = {**preset.knobs, **(variant.knobs if variant else {})}
+    knob_words = [
+        (name, KNOBS_BY_NAME[name].text_of(value) + ("" if name in set_by_preset else "  (default)"))
+        for name, value in spec.knobs.items()
+    ]
+    print_line(f"{spec.name}: {preset.title}", *(f"from {path}" for path in preset.files))
     for heading, fields in (("model", spec.model), ("data", spec.data)):
-        print_line("", heading)
-        print_lines(pair_lines((f"  {key}", field_text(value, ", ")) for key, value in fields.items()))
-    print_line("", "knobs")
-    print_lines(pair_lines(_knob_rows(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
+        _print_section(heading, [(key, field_text(value, ", ")) for key, value in fields.items()])
+    _print_section("knobs", knob_words)
     if preset.variants and variant is None:
-        print_line("", f"variants (run one with: trainfast-tui run {preset.name}/ID)")
-        print_lines(_variant_lines(preset, terminal_width()))
-    print_line("", "advice for this machine")
-    print_lines(pair_lines((f"  {entry.knob}", entry.text) for entry in advice))
+        title = f"variants (run one with: trainfast-tui run {preset.name}/ID)"
+        _print_section(title, [(_variant_name(preset, row), _variant_words(row)) for row in preset.variants])
+    _print_section("advice for this machine", [(entry.knob, entry.text) for entry in advice])
+
+
+def _print_section(heading: str, rows: Iterable[tuple[str, str]]) -> None:
+    print_line("", heading)
+    print_lines(pair_lines((f"  {label}", words) for label, words in rows))
+
+
+def _variant_name(preset: Preset, row: Variant) -> str:
+    return f"{row.id} (baseline)" if row.id == preset.baseline else row.id
+
+
+def _variant_words(row: Variant) -> str:
+    """Return a variant's settings as they are typed, and its published figures."""
+    fields = {f"model.{name}": value for name, value in row.model.items()}
+    fields |= {f"data.{name}": value for name, value in row.data.items()}
+    words = " ".join(typed_overrides({**fields, **row.knobs}))
+    published = ", ".join(f"{name} {field_text(value, ', ')}" for name, value in row.published.items())
+    return f"{words}  (published: {published})" if published else words
 
 
 def _print_script(path: Path, as_json: bool) -> None:
@@ -248,15 +264,12 @@ def _print_script(path: Path, as_json: bool) -> None:
             {"name": preset.name, "title": preset.title, "files": [str(path)], "script": script, "knobs": preset.knobs}
         )
         return
-    print_line(f"{preset.name}: {preset.title}", f"from {path}")
-    folder_line = [f"in {preset.cwd}"] if preset.cwd else []
-    print_line("", "command", f"  {shlex.join(preset.command)}", *folder_line)
-    print_line("", "flags of its knobs")
-    print_lines(
-        pair_lines((f"  {name}", script_preset.flag_words_text(place)) for name, place in preset.flag_words.items())
-    )
-    print_line("", "knobs")
-    print_lines(pair_lines((f"  {name}", KNOBS_BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()))
+    print_line(f"{preset.name}: {preset.title}", f"from {path}", "", "command", f"  {shlex.join(preset.command)}")
+    if preset.cwd:
+        print_line(f"in {preset.cwd}")
+    flag_words = preset.flag_words.items()
+    _print_section("flags of its knobs", [(name, script_preset.flag_words_text(place)) for name, place in flag_words])
+    _print_section("knobs", [(name, KNOBS_BY_NAME[name].text_of(value)) for name, value in preset.knobs.items()])
 
 
 def _advice(spec: RunSpec) -> list[Advice]:
@@ -267,41 +280,6 @@ def _advice(spec: RunSpec) -> list[Advice]:
     # Shapes cost nothing on a CPU, but the preset is read for other machines as well.
     shapes = model_advice(situation)
     return [entry for entry in advice if entry.knob != "model"] + ([shapes] if shapes else [])
-
-
-def _knob_rows(knobs: KnobValues, set_by_preset: KnobValues) -> Iterator[tuple[str, str]]:
-    """Yield each knob with its value, marked as a default unless the preset sets it."""
-    for name, value in knobs.items():
-        yield f"  {name}", KNOBS_BY_NAME[name].text_of(value) + ("" if name in set_by_preset else "  (default)")
-
-
-def _variant_lines(preset: Preset, width: int | None) -> list[str]:
-    """Return a table of the variants, figures and knobs; if it is wider than `width`, knobs go on their own lines."""
-    published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
-    header = ("  ID", *figure_headings(*(f"published {key}" for key in published)), "KNOBS")
-    rows = [
-        [
-            f"  {row.id}" + (" (baseline)" if row.id == preset.baseline else ""),
-            *(field_text(row.published.get(key, ""), ", ") for key in published),
-        ]
-        for row in preset.variants
-    ]
-    knobs = [_settings(row) for row in preset.variants]
-    wide_lines = table(header, [[*row, settings] for row, settings in zip(rows, knobs, strict=True)])
-    if width is None or max(map(len, wide_lines)) <= width:
-        return wide_lines
-    narrow = table((header[0], *figure_headings(*published)), rows)
-    lines = [f"  published: {', '.join(published)}"] if published else []
-    for line, settings in zip(narrow, ["", *knobs], strict=True):
-        lines += [line, *textwrap.wrap(settings, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
-    return lines
-
-
-def _settings(row: Variant) -> str:
-    """Return a variant's settings as they are typed."""
-    fields = {f"model.{name}": value for name, value in row.model.items()}
-    fields |= {f"data.{name}": value for name, value in row.data.items()}
-    return " ".join(typed_overrides({**fields, **row.knobs}))
 
 
 def knobs_arguments(parser: argparse.ArgumentParser) -> None:

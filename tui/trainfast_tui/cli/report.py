@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -22,7 +21,8 @@ from trainfast_tui.cli.printing import (
     print_notice,
     write_output,
 )
-from trainfast_tui.report.document import as_html, as_markdown, report_document
+from trainfast_tui.report.blocks import as_html, as_markdown
+from trainfast_tui.report.document import report_document
 from trainfast_tui.text.format import size
 
 REPORT_SUFFIXES = (".html", ".md")
@@ -77,28 +77,17 @@ def export(arguments: argparse.Namespace) -> int:
     if warning is not None:
         print_notice(f"warning: {warning}")
     paths = [] if arguments.output is None else _write(exported, Path(arguments.output))
-    _print_exported(exported, paths, arguments.json)
-    return 0
-
-
-def _print_exported(exported: Exported, paths: Sequence[Path], as_json: bool) -> None:
-    """Print the files written, else the text of the export."""
-    if as_json:
+    if arguments.json:
         print_json(exported)
-        return
+        return 0
     if paths:
         print_lines(map(str, paths))
     else:
         print_exact(exported.text + "\n")
-    if exported.to == "deepspeed":
+    if exported.to == "deepspeed" and exported.left_out:
         # JSON has no comments, so this line goes to stderr.
-        for line in _left_out(exported):
-            print_notice(line)
-
-
-def _left_out(exported: Exported) -> list[str]:
-    names = ", ".join(exported.left_out)
-    return [f"cannot be expressed in this format: {names}"] if names else []
+        print_notice(f"cannot be expressed in this format: {', '.join(exported.left_out)}")
+    return 0
 
 
 def _write(exported: Exported, folder: Path) -> list[Path]:

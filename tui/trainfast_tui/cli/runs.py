@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.memory.oom import with_newer_explanation
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Diagnosis, Result
-from trainfast_runner.records.run_directory import STATES, notable_reason, read_result, read_run_file
-from trainfast_runner.records.run_file import SCHEMA, RunFile
+from trainfast_runner.records.run_directory import STATES, notable_reason, read_result
+from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.comparison import ComparisonRow, compare
 from trainfast_runner.results.summary import read_joined_steps, step_record
-from trainfast_runner.running.follower import Follower, RunSnapshot
+from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import RunRow, iter_rows
 from trainfast_runner.running.settling import final_result, result_or_none_while_live
 from trainfast_runner.settings import presets, script_preset
@@ -101,17 +101,6 @@ def _matches(row: RunRow, arguments: argparse.Namespace) -> bool:
     return arguments.preset is None or arguments.preset in (row.preset, row.name)
 
 
-def _cells_for_overrides() -> int:
-    """Return the cells beside id, state and rate on a terminal of 80 columns."""
-    width = terminal_width()
-    return MAX_OVERRIDES_CELLS if width is None else min(MAX_OVERRIDES_CELLS, width * 2 // 7)
-
-
-def _cut_note(note: str) -> str:
-    """Return the note, on a terminal cut to words that leave room for the figures."""
-    return textwrap.shorten(note, MAX_NOTE_CELLS, placeholder=" …") if sys.stdout.isatty() else note
-
-
 def _cells(row: RunRow) -> list[str]:
     started = ABSENT
     if row.started_wall_ns is not None:
@@ -125,17 +114,37 @@ def _cells(row: RunRow) -> list[str]:
         SYNTHETIC_MARK if row.synthetic_data else "",
         fmt.with_sizes(notable_reason(row.state, row.reason)) if row.state != "running" else "",
     ]
+    note = "; ".join(filter(None, notes))
+    width = terminal_width()
     return [
         row.run_id,
         row.state,  # the name that --state takes
-        short_overrides(without_search_settings(row.overrides, row.role), _cells_for_overrides()),
+        # On a terminal of 80 columns they stand beside id, state and rate.
+        short_overrides(_shown_overrides(row), min(MAX_OVERRIDES_CELLS, (width or PIPE_WIDTH) * 2 // 7)),
         f"{DOUBT_SIGN} " * bool(row.doubts and row.samples_per_s) + fmt.per_second(row.samples_per_s, "samples"),
         fmt.milliseconds(row.step_ms_p50),
         fmt.size(row.peak_allocated_bytes),
         fmt.duration(row.seconds),
         started,
-        _cut_note("; ".join(note for note in notes if note)),
+        note if width is None else textwrap.shorten(note, MAX_NOTE_CELLS, placeholder=" …"),
     ]
+
+
+def _shown_overrides(row: RunRow) -> dict[str, Any]:
+    """Return the overrides of a run; of a script preset without the values that the preset itself sets."""
+    own = _own_knobs(row.preset) if row.command else {}
+    overrides = without_search_settings(row.overrides, row.role)
+    return {name: value for name, value in overrides.items() if name not in own or own[name] != value}
+
+
+@cache
+def _own_knobs(preset: str) -> Mapping[str, Any]:
+    """Return the knobs of a script's preset as it is now; empty if there is none of that name."""
+    try:
+        path = script_preset.path_of(preset)
+        return {} if path is None else script_preset.load(path).knobs
+    except UserError:
+        return {}
 
 
 PIPE_WIDTH = 10_000
@@ -157,31 +166,22 @@ def runs_show(arguments: argparse.Namespace) -> int:
     if arguments.steps:
         _print_steps(directory, arguments.json)
         return 0
-    result = result_or_none_while_live(directory)
-    if result is not None:
-        _print_ended(with_newer_explanation(directory, result), read_run_file(directory), arguments)
+    if (result := result_or_none_while_live(directory)) is not None:
+        result = with_newer_explanation(directory, result)
+        record: Result | dict[str, Any] = result
+        diagnoses: Sequence[Diagnosis] = result.diagnosis
+        nothing = no_bottleneck_in_result(result)
+        lines = [*summary_lines(result), _settings_line(result)]
     else:
-        _print_live(Follower(directory).poll(), arguments)
+        snapshot = Follower(directory).poll()
+        record, diagnoses, nothing = live_record(snapshot), snapshot.diagnosis, no_bottleneck_in_run(snapshot)
+        lines = [f"{snapshot.run_id}  {status_line(snapshot)}"]
+        lines.append(f"follow it with: trainfast-tui attach {snapshot.run_id}")
+    if arguments.json:
+        print_json(record)
+    else:
+        print_lines(explained_bottlenecks(diagnoses, nothing) if arguments.why else lines)
     return 0
-
-
-def _print_ended(result: Result, run_file: RunFile | None, arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        print_json(result)
-    elif arguments.why:
-        print_lines(explained_bottlenecks(result.diagnosis, no_bottleneck_in_result(result)))
-    else:
-        print_lines([*summary_lines(result), _settings_line(result, run_file)])
-
-
-def _print_live(snapshot: RunSnapshot, arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        print_json(live_record(snapshot))
-    elif arguments.why:
-        print_lines(explained_bottlenecks(snapshot.diagnosis, no_bottleneck_in_run(snapshot)))
-    else:
-        print_line(f"{snapshot.run_id}  {status_line(snapshot)}")
-        print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")
 
 
 def explained_bottlenecks(diagnoses: Sequence[Diagnosis], nothing: str) -> list[str]:
@@ -210,7 +210,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
         print_line(f"note: a long run: these are {fmt.count(len(steps))} of its {fmt.count(step_count)} steps")
 
 
-def _settings_line(result: Result, run_file: RunFile | None) -> str:
+def _settings_line(result: Result) -> str:
     """Return a run's overrides, or the search that a warm process belongs to."""
     if result.role in WARM_ROLES and result.script is None:
         return f"its search: {result.search_id or 'none recorded'}"

@@ -112,16 +112,13 @@ def _lines(plan: PrunePlan) -> Iterator[str]:
         if len(entries) > MAX_NAMED:
             yield f"and {counted(len(entries) - MAX_NAMED, f'more {noun}', f'more {plural}')}"
     yield from (f"{name} is live and stays" for name in plan.live)
-    parts = [
-        f"{counted(len(sizes), noun, plural)}, {size(sum(sizes))}"
-        for noun, plural, sizes in (
-            ("run", "runs", list(plan.runs.values())),
-            ("search", "searches", list(plan.searches.values())),
-            ("cache entry", "cache entries", [entry.size_bytes for entry in plan.caches]),
-            ("stale lock", "stale locks", [entry.size_bytes for entry in plan.locks]),
-        )
-        if sizes
-    ]
+    sizes = {
+        ("run", "runs"): list(plan.runs.values()),
+        ("search", "searches"): list(plan.searches.values()),
+        ("cache entry", "cache entries"): [entry.size_bytes for entry in plan.caches],
+        ("stale lock", "stale locks"): [entry.size_bytes for entry in plan.locks],
+    }
+    parts = [f"{counted(len(of), *nouns)}, {size(sum(of))}" for nouns, of in sizes.items() if of]
     yield f"to delete: {'; '.join(parts)}" if parts else "nothing to delete"
 
 

@@ -12,7 +12,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import wait_words
 from trainfast_tui.text.format import LabelledText, count, duration, pair_lines, per_second, plain, size
 from trainfast_tui.text.keys import key_of
-from trainfast_tui.text.memory_words import CLOSEST_TITLE, change_options, phase_words
+from trainfast_tui.text.memory_words import change_options, changes_title, effect_words, phase_words
 from trainfast_tui.text.next_run_words import typed_overrides
 
 if TYPE_CHECKING:
@@ -52,22 +52,10 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
     refuted = [count(probe.batch_size) for probe in search.probes if refuted_by(probe, search.confirmations)]
     if refuted:
         yield "refuted", f"{' and '.join(refuted)}: fitted in a probe, ran out of memory in a confirmation run"
-    yield "took", _took(search)
-
-
-def _took(search: BatchSnapshot) -> str:
-    """Return the time of an ended search, the sizes tried, and how often memory ran out."""
     assert search.ended is not None
-    tried_probes = [probe for probe in search.probes if probe.outcome != "void"]
-    oom_probes = sum(probe.outcome == "oom" for probe in tried_probes)
-    oom_confirmations = sum(confirmation.state == "oom" for confirmation in search.confirmations)
-    confirming = f", and {_times(oom_confirmations)} in a confirmation run" if oom_confirmations else ""
-    time_taken = duration(search.ended.seconds)
-    return f"{time_taken}, {counted(len(tried_probes), 'size')} tried, memory ran out {_times(oom_probes)}{confirming}"
-
-
-def _times(number: int) -> str:
-    return {0: "never", 1: "once"}.get(number, f"{number} times")
+    outcomes = [probe.outcome for probe in search.probes if probe.outcome != "void"]
+    tried = f"{counted(len(outcomes), 'size')} tried, {outcomes.count('oom'):,} out of memory"
+    yield "took", f"{duration(search.ended.seconds)}, {tried}"
 
 
 def batch_answer_lines(search: BatchSnapshot, ended: BatchEnded) -> list[str]:
@@ -76,15 +64,11 @@ def batch_answer_lines(search: BatchSnapshot, ended: BatchEnded) -> list[str]:
         return pair_lines(batch_answer_rows(search, ended.answer))
     if ended.state == "cancelled":
         return [f"cancelled; the same command continues {search.directory.name}"]
-    lines = [ended.reason]
-    if ended.missing_bytes is not None:
-        lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
-    if ended.changes and all(change.missing_bytes for change in ended.changes):
-        lines.append(CLOSEST_TITLE)
-    for change in ended.changes:
-        doubt = ", not known to be enough" if change.predicted_bytes is None else ""
-        costs = f"; speed: {change.costs}" if change.costs else ""
-        lines.append(f"  {change_options(change)}: {change.saves}{doubt}{costs}")
+    missing = "" if ended.missing_bytes is None else f": at least {size(ended.missing_bytes)} are missing"
+    lines = [ended.reason + missing]
+    if ended.changes:
+        lines.append(changes_title(ended.changes))
+        lines += [f"  {change_options(change)}: {effect_words(change)}" for change in ended.changes]
     return [plain(line) for line in lines]
 
 

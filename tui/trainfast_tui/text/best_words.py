@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainfast_runner.search.best.person_instructions import UNPIN
 from trainfast_runner.search.searches import BATCH_KNOBS
@@ -348,7 +347,7 @@ def _answer_words(so_far: BestSoFar) -> str:
 
 
 def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
-    """Return why the budget did not pay for every setting: what was void, else their number, and the key for more."""
+    """Return why the budget did not pay for every setting: those that are void, else how many were tried."""
     measured = {line.candidate_number for line in so_far.attempts if line.outcome != "void"}
     void = [line for line in so_far.trials if line.outcome == "void"]
     void_numbers = {line.candidate_number for line in void} - measured
@@ -357,7 +356,6 @@ def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
     if void_numbers:
         words += f"{len(void_numbers)} of {counted(len(void_numbers | measured), 'setting')} void"
     else:
-        words += f"{len(void)} of {counted(len(so_far.trials), 'trial')} void, " if void else ""
         words += budget_words(tried_count, len(so_far.candidates))
     return f"{words}; {key_of('best', ASK_BUDGET)} adds time"
 
@@ -399,8 +397,7 @@ def candidate_knob_texts(so_far: BestSoFar, number: int) -> tuple[tuple[str, str
 VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
+class Objective(NamedTuple):
     """Words of an objective. `unit` is empty for `time`, whose unit depends on the figure (`unit_of`)."""
 
     unit: str
@@ -412,26 +409,14 @@ class Objective:
     """The line of the dialog that asks for the objective."""
 
 
+TOKENS_HINT = "the most tokens a second, which compares values of seq_len as well"
+JOULE_HINT = "the most samples a joule; needs a GPU with an energy counter"
+TIME_HINT = "the least time for a start and a number of steps"
 OBJECTIVES = {
     "samples_per_s": Objective("samples/s", "samples/s", "fastest", "the most samples a second"),
-    "tokens_per_s": Objective(
-        "tokens/s",
-        "tokens/s",
-        "fastest by tokens",
-        "the most tokens a second, which compares values of seq_len as well",
-    ),
-    "samples_per_joule": Objective(
-        "samples/J",
-        "samples a joule",
-        "with the least energy a sample",
-        "the most samples a joule; needs a GPU with an energy counter",
-    ),
-    "time": Objective(
-        "",
-        "the time of a cold start and the steps",
-        "to the last step in the least time",
-        "the least time for a start and a number of steps",
-    ),
+    "tokens_per_s": Objective("tokens/s", "tokens/s", "fastest by tokens", TOKENS_HINT),
+    "samples_per_joule": Objective("samples/J", "samples a joule", "with the least energy a sample", JOULE_HINT),
+    "time": Objective("", "the time of a cold start and the steps", "to the last step in the least time", TIME_HINT),
 }
 """The words of each objective by its name."""
 TIME_UNITS = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (0.0, 1.0, "s"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -133,7 +133,7 @@ def beside_limit(reading: str, limit: str) -> str:
 def percent(value_percent: float | None, digits: int = 0) -> str:
     """Return a figure that is already in percent: `98 %`."""
     value = _finite(value_percent)
-    return ABSENT if value is None else f"{value:.{digits}f} %"
+    return ABSENT if value is None else f"{value:,.{digits}f} %"
 
 
 def fraction(value: float | None, digits: int = 0) -> str:
@@ -158,21 +158,6 @@ def signed_percent(value_percent: float | None) -> str:
 def signed_interval(low_percent: float, high_percent: float) -> str:
     """Return the two ends of a change in percent: `+1.4 to +5.5 %`."""
     return f"{signed_percent(low_percent).removesuffix(' %')} to {signed_percent(high_percent)}"
-
-
-def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
-    """Return the difference of `new` to `old` in the formatter's unit and in percent: `-12.3 ms (-8.0 %)`.
-
-    The percentage is left out if `old` is zero; the whole is `ABSENT` if either side is absent.
-    """
-    after, before = _finite(new), _finite(old)
-    if after is None or before is None:
-        return ABSENT
-    change = after - before
-    text = formatter(abs(change))
-    if change:
-        text = ("+" if change > 0 else "-") + text
-    return f"{text} ({signed_percent(percent_change(after, before))})" if before else text
 
 
 def elapsed(since_ns: int | None, now_ns: int) -> str:
@@ -210,7 +195,10 @@ def truncate(text: str, width: int) -> str:
     return cut + "…"
 
 
-def to_width(text: str, width: int, align: Literal["left", "right"] = "left") -> str:
+Side = Literal["left", "right"]
+
+
+def to_width(text: str, width: int, align: Side = "left") -> str:
     """Return text of exactly `width` terminal cells: cut with `…`, or padded with spaces."""
     text = truncate(text, width)
     padding = " " * (width - cell_len(text))
@@ -437,26 +425,13 @@ def figure_headings(*texts: str) -> tuple[FigureHeading, ...]:
     return tuple(map(FigureHeading, texts))
 
 
-def figure_columns(header: Iterable[str]) -> frozenset[int]:
-    """Return the indexes of the columns of figures."""
-    return frozenset(column for column, heading in enumerate(header) if isinstance(heading, FigureHeading))
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], max_cells: int = MAX_COLUMN_CELLS) -> list[str]:
     """Return aligned lines, the header first; no column is over `max_cells` wide."""
     lines = [header, *rows]
+    sides: list[Side] = ["right" if isinstance(heading, FigureHeading) else "left" for heading in header]
     widths = [min(max_cells, max(map(cell_len, column))) for column in zip(*lines, strict=True)]
-    right = figure_columns(header)
-    return [aligned_line(line, widths, right) for line in lines]
-
-
-def aligned_line(cells: Iterable[str], widths: Iterable[int], right: Container[int]) -> str:
-    """Return one line of a table, each cell as wide as its column; columns in `right` are right-aligned."""
-    padded = [
-        to_width(cell, width, "right" if column in right else "left")
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return (" " * GAP_CELLS).join(padded).rstrip()
+    gap = " " * GAP_CELLS
+    return [gap.join(map(to_width, line, widths, sides)).rstrip() for line in lines]
 
 
 def without_empty_columns(

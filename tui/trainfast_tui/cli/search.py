@@ -1,0 +1,236 @@
+"""`search max-batch` and `search best`: the largest batch that fits, and the fastest settings that fit."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.batch.answer import batch_report
+from trainfast_runner.search.batch.conductor import (
+    BatchPlan,
+    conduct_batch,
+    open_batch,
+    plan_script_batch,
+    plan_spec_batch,
+)
+from trainfast_runner.search.batch_journal import BatchFollower, Probe, read_batch_journal
+from trainfast_runner.search.best.answer import BestSoFar, best_report
+from trainfast_runner.search.best.conductor import conduct_best
+from trainfast_runner.search.best.question import (
+    BestPlan,
+    BestRequest,
+    estimate,
+    open_best,
+    plan_preset_best,
+    plan_script_best,
+    read_budget,
+)
+from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
+from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.searches import SearchOptions, search_before_edit
+from trainfast_runner.settings import presets, script_preset
+from trainfast_runner.settings.knobs import read_vary
+from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, resolve
+from trainfast_runner.units import counted
+from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, positive
+from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
+from trainfast_tui.cli.launching import await_devices
+from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
+from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.cli.search_progress import BatchPrinter, BestPrinter, EndT, JournalPrinter, LineT
+from trainfast_tui.cli.signals import caught_signals
+from trainfast_tui.text.batch_words import batch_answer_lines
+from trainfast_tui.text.best_words import answer_lines, estimate_lines, question_lines
+
+
+def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the preset and the options of every search."""
+    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    add_settings(parser)
+    parser.add_argument(
+        "--fresh", action="store_true", help="ignore earlier searches: continue none, reuse none of their measurements"
+    )
+    add_wait(parser)
+    add_python(parser)
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
+
+
+def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    _add_search_arguments(parser)
+    parser.add_argument(
+        "--no-oom", action="store_true", help="never run out of memory on purpose: stop where the fit says no more fits"
+    )
+    parser.add_argument(
+        "--proof-steps", type=positive, default=10, metavar="N", help="steps of the confirmation run (10)"
+    )
+    parser.epilog = "Ctrl-C cancels; the same command then continues. The search itself sets batch_size and steps."
+
+
+def search_best_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    _add_search_arguments(parser)
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KNOB=A,B,C",
+        help="vary this knob; may be given again. Without it: every knob that keeps the training the same;"
+        " mixed precision counts as the same",
+    )
+    parser.add_argument(
+        "--global-batch", type=positive, metavar="N", help="samples of one optimizer step (the preset's)"
+    )
+    parser.add_argument(
+        "--objective",
+        default="samples_per_s",
+        metavar="NAME",
+        help="samples_per_s (the default), tokens_per_s, samples_per_joule, or time with --for-steps",
+    )
+    parser.add_argument(
+        "--for-steps",
+        type=positive,
+        metavar="N",
+        help="optimizer steps of the training that --objective time minimises",
+    )
+    parser.add_argument("--budget", default="10m", metavar="T", help="time for finding the leader: 90s, 10m, 1h (10m)")
+    parser.add_argument("--dry-run", action="store_true", help="print the number of settings and the expected time")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the answer and the whole journal to FILE")
+    parser.epilog = "Ctrl-C cancels and prints the best so far; the same command then continues."
+
+
+def search_max_batch(arguments: argparse.Namespace) -> int:
+    """Search and print the answer."""
+    began_ns, home = time.monotonic_ns(), Home().create()
+    options = SearchOptions(
+        no_oom=arguments.no_oom, confirmation_steps=arguments.proof_steps, fresh=arguments.fresh, wait=arguments.wait
+    )
+    with progress_when_slow("checking…"):
+        plan = _batch_plan(arguments)
+    for setting in arguments.settings:
+        if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
+            print_notice(f"{setting} is not used: a search sets it itself")
+    began_ns += _wait(arguments, plan.plan, home)
+    directory = open_batch(plan, home, options)
+    sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
+    _print_earlier_search(home, directory, f"which has tried {sizes}" if sizes else "")
+    conduct = partial(conduct_batch, directory, plan, home, options)
+    ended = _watched(BatchPrinter(home), conduct, began_ns)
+    if arguments.json:
+        print_json(batch_report(directory))
+    else:
+        print_lines(batch_answer_lines(BatchFollower(directory).poll(), ended))
+    return SEARCH_EXIT_CODES[ended.state]
+
+
+def search_best(arguments: argparse.Namespace) -> int:
+    """Search and print the answer."""
+    began_ns, home = time.monotonic_ns(), Home().create()
+    options = SearchOptions(fresh=arguments.fresh, wait=arguments.wait)
+    request = _best_request(arguments)
+    if arguments.record is not None:
+        refuse_unwritable(arguments.record, "--record")
+    with progress_when_slow("checking…"):
+        plan = _best_plan(arguments, request)
+    if arguments.dry_run:
+        _print_estimate(plan, home, arguments.json)
+        return 0
+    began_ns += _wait(arguments, plan.plan, home)
+    directory = open_best(plan, home, options)
+    lines = read_best_journal(directory)
+    measured = sum(isinstance(line, Trial | ColdRun) for line in lines)
+    _print_earlier_search(home, directory, f"with {counted(measured, 'measurement')}" if measured else "")
+    question = plan.question
+    for line in question_lines(question.vary, question.left_alone, question.global_batch):
+        print_notice(line)
+    conduct = partial(conduct_best, directory, plan, home, options)
+    ended = _watched(BestPrinter(home, lines), conduct, began_ns)
+    _report_best(directory, arguments.json, arguments.record)
+    return SEARCH_EXIT_CODES[ended.state]
+
+
+def _wait(arguments: argparse.Namespace, plan: RunPlan, home: Home) -> int:
+    """Wait for the devices if `--wait` was given; return the nanoseconds of the wait."""
+    return await_devices(plan, home) if arguments.wait else 0
+
+
+def _watched(printer: JournalPrinter[LineT], conduct: Callable[[SearchCaller[LineT]], EndT], began_ns: int) -> EndT:
+    with caught_signals() as signals:
+        return printer.watch(conduct, signals, began_ns)
+
+
+def _print_earlier_search(home: Home, directory: Path, trial_words: str) -> None:
+    """Print that a search continues, or that a new one begins because a file of its command was edited.
+
+    `trial_words` names the trials that the search continues with; empty for a new search.
+    """
+    if trial_words:
+        print_notice(f"continuing {directory.name}, {trial_words}; --fresh starts over")
+    elif (search_before := search_before_edit(home, directory)) is not None:
+        print_notice(f"a file of the command was edited since {search_before.name}: a new search begins")
+
+
+def _batch_plan(arguments: argparse.Namespace) -> BatchPlan:
+    """Return the checked plan, with a notice if the preset's variants are not searched. Raises UserError."""
+    if (script := script_preset.path_of(arguments.preset)) is not None:
+        return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
+    spec = resolve(arguments.preset, arguments.settings)
+    batch_plan = plan_spec_batch(spec, arguments.python)
+    if spec.variant is None and (variants := presets.load(arguments.preset)[0].variants):
+        print_notice(
+            f"{spec.preset} itself is searched, not its {counted(len(variants), 'variant')};"
+            f" name one, such as {arguments.preset}/{variants[0].id}"
+        )
+    return batch_plan
+
+
+def _best_request(arguments: argparse.Namespace) -> BestRequest:
+    """Return the question of the command line. Raises UserError."""
+    try:
+        budget_s = read_budget(arguments.budget)
+    except UserError as error:
+        raise error.at("--budget") from None
+    return BestRequest(
+        vary=read_vary(arguments.vary),
+        global_batch=arguments.global_batch,
+        objective=arguments.objective,
+        for_steps=arguments.for_steps,
+        budget_s=budget_s,
+    )
+
+
+def _best_plan(arguments: argparse.Namespace, request: BestRequest) -> BestPlan:
+    """Return the checked question about a preset, or about the script of one. Raises UserError."""
+    if (script := script_preset.path_of(arguments.preset)) is not None:
+        return plan_script_best(script_preset.load(script), arguments.settings, request, arguments.python)
+    return plan_preset_best(resolve(arguments.preset, arguments.settings), request, arguments.python)
+
+
+def _report_best(directory: Path, as_json: bool, record: Path | None) -> None:
+    lines = read_best_journal(directory)
+    report = best_report(directory) if as_json or record is not None else {}
+    if as_json:
+        print_json(report)
+    else:
+        print_lines(answer_lines(BestSoFar(tuple(lines)), directory.name))
+    if record is not None:
+        write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
+
+
+def _print_estimate(plan: BestPlan, home: Home, as_json: bool) -> None:
+    """Print the number of candidates and the time that a search of them takes."""
+    expected = estimate(plan, home)
+    if as_json:
+        print_json(dataclasses.asdict(expected))
+    else:
+        question = question_lines(expected.vary, expected.left_alone, expected.global_batch)
+        print_lines([*question, *estimate_lines(expected)])
