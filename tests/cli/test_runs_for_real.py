@@ -12,7 +12,7 @@ import pytest
 
 from cli.command import COMMAND, SMALL, Cli, Started, until, until_measured
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import is_alive
+from trainfast_runner.records.run_directory import is_alive, is_alive_after_grace
 from trainfast_runner.running.present_state import run_state
 
 # One process of the test run shares the finished training among these tests.
@@ -147,7 +147,7 @@ def test_a_detached_run_is_attached_to_and_stopped_and_the_next_one_outlives_its
     stopped = cli("stop", run_id, "--json")
     assert stopped.code == 0, stopped.err
     assert stopped.json["state"] == "stopped"
-    assert not is_alive(directory)
+    assert not is_alive_after_grace(directory)
     assert cli("runs", "rm", run_id).code == 0
 
     waiting.until_printed(RUNNING)
