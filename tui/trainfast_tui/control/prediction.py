@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.next_run.next_run import NextRun
-    from trainfast_tui.next_run.sources import NextRunSpeed
 
 
 class ModelTracer:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
+from textual.events import Key
 from textual.message import Message as TextualMessage
 from textual.screen import Screen
 
 from trainfast_tui.control.messages import Message, Notified, SnapshotTaken
-from trainfast_tui.painting import PaintedWidget
-from trainfast_tui.panels.header_footer import Footer, StatusLine
+from trainfast_tui.painting import ListWidget
+from trainfast_tui.panels.ask import ask_choice
+from trainfast_tui.panels.header_footer import FilterLine, Footer, StatusLine
 from trainfast_tui.text.format import Line, Tone, clamp_scroll
 from trainfast_tui.text.keys import actions_of
 
@@ -43,7 +44,7 @@ def bindings(scope: str) -> list[Binding]:
     """Return Textual's bindings of one screen, or with `everywhere` of the app."""
     return [
         Binding(
-            ",".join(action.keys), action.call, action.label, show=False, tooltip=action.help, id=f"{scope}.{action.id}"
+            action.bound_keys, action.call, action.label, show=False, tooltip=action.help, id=f"{scope}.{action.id}"
         )
         for action in actions_of(scope)
     ]
@@ -55,7 +56,6 @@ class AppScreen(Screen[None]):
     SCOPE: ClassVar[str]
     OPENS_COMPARISONS: ClassVar[bool] = False
     """True if the screen asks for comparisons, which open above it."""
-    DEFAULT_CSS = "AppScreen { layout: vertical; overflow: hidden; }"
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         if "SCOPE" in vars(cls):
@@ -70,20 +70,66 @@ class AppScreen(Screen[None]):
         """Bring `content` to this screen's, else the app's, `on_posted_message`; from any thread."""
         self.post_message(PostedMessage(content))
 
-    def footer(self) -> Footer:
-        """Return the footer with the keys of this screen."""
-        return Footer([*actions_of(self.SCOPE), *actions_of("everywhere")])
+    def compose(self) -> ComposeResult:
+        yield from self.content()
+        yield FilterLine(self.filter_rows)
+        yield StatusLine()
+        yield Footer([*actions_of(self.SCOPE), *actions_of("everywhere")])
+
+    def content(self) -> ComposeResult:
+        """Yield the widgets above the lines at the bottom of every screen."""
+        raise NotImplementedError
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint this snapshot."""
 
-    def show_pace(self, words: str) -> None:
-        """Show the notice of late frames in the footer."""
-        self.query_one(Footer).show_pace(words)
+    def filter_rows(self, words: str) -> None:
+        """List only the rows that contain all of these words."""
+        raise NotImplementedError
+
+    def take_key(self, key: Key) -> bool:
+        """Give a key to the filter while it is open, ahead of all bindings; return True if it took the key."""
+        return any(line.take_key(key) for line in self.query(FilterLine))
+
+    def answer_run_id(self) -> str | None:
+        """Return the id of the run whose settings an export writes; None without one."""
+        return None
+
+    def reported(self) -> Sequence[str]:
+        """Return the ids of the runs, or of the search, that a report is about; empty without one."""
+        run_id = self.answer_run_id()
+        return () if run_id is None else (run_id,)
+
+    def action_export(self) -> None:
+        """Ask for the form of another tool, and write the settings of the shown run in it."""
+        run_id = self.answer_run_id()
+        if run_id is None:
+            self.notify("There is no run to export yet.", severity="warning")
+            return
+        from trainfast_tui.screens.shares import FORMS, start_export
+
+        session, directory = self.session, self.session.home.directory(run_id)
+        title = f"Export {session.run_words(run_id)} as"
+        ask_choice(self.app, title, FORMS, lambda form: start_export(directory, form, session.cwd, session.post))
+
+    def action_report(self) -> None:
+        """Write a report of what is shown."""
+        ids = self.reported()
+        if not ids:
+            self.notify("There is nothing to report yet.", severity="warning")
+            return
+        from trainfast_tui.screens.shares import start_report
+
+        self.notify("Writing the report…")
+        start_report(self.session.home, ids, self.session.cwd, self.session.post)
+
+    def action_filter(self) -> None:
+        """Open the line for words that narrow the list."""
+        self.query_one(FilterLine).open()
 
     def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Put a line on the status line, where there is one. Callers use `notify`, unless they need another tone."""
-        for status in self.query("#status").results(StatusLine):
+        """Put a line on the status line. Callers use `notify`, unless they need another tone."""
+        for status in self.query(StatusLine):
             status.show_text(text, tone)
 
     def notify(
@@ -117,9 +163,8 @@ class AppScreen(Screen[None]):
 class PageScreen(AppScreen):
     """A screen of one page of text."""
 
-    def compose(self) -> ComposeResult:
+    def content(self) -> ComposeResult:
         yield Page(self.body)
-        yield self.footer()
 
     def body(self, width: int) -> list[Line]:
         """Return the whole text, in lines of `width` cells."""
@@ -130,28 +175,21 @@ class PageScreen(AppScreen):
         self.query_one(Page).repaint()
 
 
-class Page(PaintedWidget):
+class Page(ListWidget):
     """Shows the lines that fit of `body`, the whole text in lines of a width; its keys scroll."""
-
-    DEFAULT_CSS = "Page { height: 1fr; }"
 
     def __init__(self, body: Callable[[int], list[Line]]) -> None:
         super().__init__()
         self._body = body
         self._top = 0
 
-    def action_scroll(self, by: int) -> None:
+    @property
+    def page_rows(self) -> int:
+        return self.size.height
+
+    def action_move(self, by: int) -> None:
         """Scroll down by `by` lines."""
         self._top += by
-        self.repaint()
-
-    def action_page(self, by: int) -> None:
-        """Scroll `by` pages down."""
-        self.action_scroll(by * self.size.height)
-
-    def action_end(self, direction: int) -> None:
-        """Scroll to the top (-1) or to the bottom (1)."""
-        self._top = 0 if direction < 0 else sys.maxsize
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
