@@ -129,7 +129,7 @@ class Session:
                 return Changes(next_run=True)
             # A late answer for the model before the script is dropped.
             case messages.NextRunPredicted() if self.next_run is None or self.next_run.script is None:
-                self.background.predictions.note(message)
+                self.background.note_prediction(message)
             case messages.NextRunRead(run_id, next_run) if run_id == self._adopted_run_id and not self._keeps_knobs:
                 self.next_run = next_run or self.next_run
                 self.update_background_work()
@@ -251,18 +251,18 @@ class Session:
 
     def next_run_memory(self) -> NextRunMemory | None:
         """Return the next run's predicted memory, and the measured memory of the run on the screen."""
-        return self.background.predictions.memory(self.next_run, self.shown_run)
+        return self.background.memory(self.next_run, self.shown_run)
 
     def next_run_speed(self) -> NextRunSpeed | None:
         """Return the next run's predicted speed, and the measured speed of the run on the screen.
 
         None without a prediction.
         """
-        return self.background.predictions.speed(self.next_run, self.shown_run)
+        return self.background.speed(self.next_run, self.shown_run)
 
     def predicted_fit(self, next_run: NextRun) -> PredictedFit | None:
         """Return the prediction of this run; None while the newest one is about other settings."""
-        return self.background.predictions.fit(next_run, self.machine)
+        return self.background.fit(next_run, self.machine)
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""

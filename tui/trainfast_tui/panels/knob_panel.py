@@ -341,7 +341,7 @@ def _other_values(name: str, next_run: NextRun, refused: Container[KnobValue], r
     if current not in ladder:
         return []
     at = ladder.index(current)
-    line: Line = [("  ◂ ▸ ", "accent")]
+    line: Line = [("  ← → ", "accent")]
     for value in (*ladder[at + 1 :], *reversed(ladder[:at])):
         words = f"{'· ' if len(line) > 1 else ''}{entry.text_of(value)} "
         if fmt.line_length(line) + len(words) > room:

@@ -1,6 +1,6 @@
 """A table with a cursor and orders; it draws only the visible rows, so that ten thousand cost no more than ten.
 
-Textual's DataTable lays out ten thousand rows in 3.5 s in the event loop, this table in 40 ms.
+Textual's DataTable lays out ten thousand rows in 3.5 s in the event loop, this table in 15 ms.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult
@@ -12,7 +14,9 @@ from textual.events import Key
 from textual.message import Message as TextualMessage
 from textual.screen import Screen
 
+from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import Message, Notified, SnapshotTaken
+from trainfast_tui.control.threads import start_thread
 from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_choice
 from trainfast_tui.panels.header_footer import FilterLine, Footer, StatusLine
@@ -22,9 +26,20 @@ from trainfast_tui.text.keys import actions_of
 if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
 
-    from trainfast_runner.errors import UserError
+    from trainfast_runner.records.home import Home
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.session import Session
+
+
+FORMS = (
+    ("training-args", "a block for your own Trainer script"),
+    ("accelerate", "a configuration file of accelerate"),
+    ("deepspeed", "a configuration file of DeepSpeed, for its zero strategies"),
+    ("torchrun", "the command that starts a script with torchrun"),
+    ("command", "the command that runs the same here"),
+    ("preset", "a preset with every setting"),
+)
+"""The forms of an export, each with its description."""
 
 
 @dataclass(eq=False)
@@ -106,11 +121,12 @@ class AppScreen(Screen[None]):
         if run_id is None:
             self.notify("There is no run to export yet.", severity="warning")
             return
-        from trainfast_tui.screens.shares import FORMS, start_export
-
         session, directory = self.session, self.session.home.directory(run_id)
-        title = f"Export {session.run_words(run_id)} as"
-        ask_choice(self.app, title, FORMS, lambda form: start_export(directory, form, session.cwd, session.post))
+
+        def export(form: str) -> None:
+            start_thread("export", partial(_export, directory, form, Path(session.cwd)), session.post)
+
+        ask_choice(self.app, f"Export {session.run_words(run_id)} as", FORMS, export)
 
     def action_report(self) -> None:
         """Write a report of what is shown."""
@@ -118,10 +134,9 @@ class AppScreen(Screen[None]):
         if not ids:
             self.notify("There is nothing to report yet.", severity="warning")
             return
-        from trainfast_tui.screens.shares import start_report
-
         self.notify("Writing the report…")
-        start_report(self.session.home, ids, self.session.cwd, self.session.post)
+        session = self.session
+        start_thread("report", partial(_report, session.home, ids, Path(session.cwd)), session.post)
 
     def action_filter(self) -> None:
         """Open the line for words that narrow the list."""
@@ -158,6 +173,34 @@ class AppScreen(Screen[None]):
 
     def action_back(self) -> None:
         self.dismiss()
+
+
+def _export(directory: Path, form: str, folder: Path) -> Notified:
+    from trainfast_runner.export.formats import export_run
+    from trainfast_runner.records.run_directory import read_run_file
+
+    run_file = read_run_file(directory)
+    if run_file is None:
+        raise UserError(f"{directory.name} has no readable run.json", key=form)
+    files = export_run(run_file, directory, form).files
+    paths = [_free(folder / name) for name in files]
+    for path, text in zip(paths, files.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return Notified(f"Exported to {', '.join(map(str, paths))}")
+
+
+def _report(home: Home, references: Sequence[str], folder: Path) -> Notified:
+    from trainfast_tui.report.document import as_html, report_document
+
+    path = _free(folder / f"report-{references[-1]}.html")
+    path.write_text(as_html(report_document(home, references)[0]), encoding="utf-8")
+    return Notified(f"Reported in {path}")
+
+
+def _free(path: Path) -> Path:
+    """Return the path, with a number where a file of that name exists already."""
+    names = (path.with_stem(f"{path.stem}-{number}") for number in range(2, 1000))
+    return path if not path.exists() else next(name for name in names if not name.exists())
 
 
 class PageScreen(AppScreen):
