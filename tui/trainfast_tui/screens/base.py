@@ -26,7 +26,6 @@ from trainfast_tui.text.keys import actions_of
 if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
 
-    from trainfast_runner.records.home import Home
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.session import Session
 
@@ -135,8 +134,7 @@ class AppScreen(Screen[None]):
             self.notify("There is nothing to report yet.", severity="warning")
             return
         self.notify("Writing the report…")
-        session = self.session
-        start_thread("report", partial(_report, session.home, ids, Path(session.cwd)), session.post)
+        start_thread("report", partial(_report, self.session, ids), self.session.post)
 
     def action_filter(self) -> None:
         """Open the line for words that narrow the list."""
@@ -189,11 +187,11 @@ def _export(directory: Path, form: str, folder: Path) -> Notified:
     return Notified(f"Exported to {', '.join(map(str, paths))}")
 
 
-def _report(home: Home, references: Sequence[str], folder: Path) -> Notified:
+def _report(session: Session, references: Sequence[str]) -> Notified:
     from trainfast_tui.report.document import as_html, report_document
 
-    path = _free(folder / f"report-{references[-1]}.html")
-    path.write_text(as_html(report_document(home, references)[0]), encoding="utf-8")
+    path = _free(Path(session.cwd) / f"report-{references[-1]}.html")
+    path.write_text(as_html(report_document(session.home, references)[0]), encoding="utf-8")
     return Notified(f"Reported in {path}")
 
 

@@ -20,7 +20,6 @@ from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned, request_of
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.live.figures import run_label
 from trainfast_tui.next_run.next_run import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.panels.ask import ask_choice
@@ -110,7 +109,8 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         assert next_run is not None
         self._plans_after_run = run is not None
         if run is not None:
-            words = f"{run_label(run)} is using the device: {key_of('best', 'apply')} stops it first."
+            label = self.session.run_words(run.run_id)
+            words = f"{label} is using the device: {key_of('best', 'apply')} stops it first."
             self._planned = BestPlanned(control.options, [(words, "warning")])
         else:
             control.plan(next_run.spec, self.post)

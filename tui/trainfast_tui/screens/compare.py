@@ -9,7 +9,6 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.results.comparison import BETTER, DOUBTFUL, WORSE, Comparison, compare
 from trainfast_runner.units import counted
-from trainfast_tui.live.figures import run_label
 from trainfast_tui.screens.base import PageScreen
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
@@ -168,7 +167,7 @@ class DiagnosisScreen(PageScreen):
 
     def __init__(self, session: Session, run: RunSnapshot) -> None:
         super().__init__(session)
-        self._run = run
+        self._run, self._label = run, session.run_words(run.run_id)
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of this run, and none of another run."""
@@ -179,7 +178,7 @@ class DiagnosisScreen(PageScreen):
 
     def body(self, width: int) -> list[Line]:
         period_words = "now" if self._run.is_live else "in all"
-        title = rule(f"bottlenecks of {run_label(self._run)}, {period_words}", width)
+        title = rule(f"bottlenecks of {self._label}, {period_words}", width)
         return [title, [], *_diagnosis_lines(self._run, width)]
 
 

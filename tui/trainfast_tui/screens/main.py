@@ -14,7 +14,6 @@ from textual.geometry import Size
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_directory import state_text
 from trainfast_tui.charts.chart_column import ChartColumn
-from trainfast_tui.live.figures import run_label
 from trainfast_tui.live.snapshot import SearchKind, Snapshot
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.panels.ask import ask_yes
@@ -166,7 +165,8 @@ class MainScreen(AppScreen):
         if key != self._status_of_run and snapshot.trouble is None:
             self._status_of_run = key
             if run is not None:
-                status.show_text(f"{run_label(run)}: {with_sizes(run.reason) or state_text(run.state)}", "muted")
+                label = self.session.run_words(run.run_id)
+                status.show_text(f"{label}: {with_sizes(run.reason) or state_text(run.state)}", "muted")
 
     def action_run(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.live_run
@@ -180,9 +180,8 @@ class MainScreen(AppScreen):
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None:
                 steps_done = run.steps[-1].step if run.steps else 0
-                question = (
-                    f"{run_label(run)} is {state_text(run.state)}, at step {steps_done:,}. Stop it and start {name}?"
-                )
+                label = self.session.run_words(run.run_id)
+                question = f"{label} is {state_text(run.state)}, at step {steps_done:,}. Stop it and start {name}?"
                 question = " ".join(filter(None, (question, risk)))
                 start = partial(self._start, next_run, run_to_stop=run.directory)
                 ask_yes(self.app, question, "stop it, then run", start)
@@ -251,13 +250,14 @@ class MainScreen(AppScreen):
         elif run is None:
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:
-            self.notify(f"Killing {run_label(run)}…", severity="warning")
+            self.notify(f"Killing {self.session.run_words(run.run_id)}…", severity="warning")
             run_control.kill(run.directory)
         elif run.supervised:
             self.notify("Asking the run to stop…")
             run_control.request_stop(run.directory)
         else:
-            question = f"{run_label(run)} has no supervisor any more. Stop its processes and clean up?"
+            label = self.session.run_words(run.run_id)
+            question = f"{label} has no supervisor any more. Stop its processes and clean up?"
             ask_yes(self.app, question, "stop them", partial(self._clean_up, run.directory))
 
     def _clean_up(self, directory: Path) -> None:

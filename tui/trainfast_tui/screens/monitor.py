@@ -13,7 +13,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.process_list import ProcessRow, check_endable, end_process
 from trainfast_runner.machine.processes import Identity, is_running
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin
 from trainfast_runner.running.present_state import Membership, run_of_process
@@ -51,11 +50,11 @@ class ProcessIdentified(ScreenMessage, frozen=True):
     member: Membership | None
 
 
-def _identified(home: Home, row: ProcessRow) -> ProcessIdentified:
+def _identified(session: Session, row: ProcessRow) -> ProcessIdentified:
     """Raise UserError for a process that cannot be ended from here."""
     assert row.identity is not None
     check_endable(row.identity)
-    return ProcessIdentified(row, run_of_process(home, row.identity))
+    return ProcessIdentified(row, run_of_process(session.home, row.identity))
 
 
 class MonitorScreen(AppScreen):
@@ -162,7 +161,7 @@ class MonitorScreen(AppScreen):
             words = f"This is trainfast-tui itself: press {key_of('everywhere', 'quit')} to quit."
             self.notify(words, severity="warning")
             return
-        identify = partial(_identified, self.session.home, row)
+        identify = partial(_identified, self.session, row)
         start_thread("process", identify, self.post)
 
     def on_posted_message(self, message: PostedMessage) -> None:

@@ -12,7 +12,6 @@ from trainfast_runner.records.home import PAUSE_STATES
 from trainfast_runner.records.run_directory import state_text
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import SearchControl
-from trainfast_tui.live.figures import run_label
 from trainfast_tui.live.snapshot import SearchSnapshotT, Snapshot
 from trainfast_tui.next_run.next_run import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search
@@ -147,7 +146,8 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
             self._start_after(None)
         else:
             state = state_text(run.state)
-            question = f"{run_label(run)} is {state} and uses the device. Stop it and start the {kind.label} search?"
+            label = self.session.run_words(run.run_id)
+            question = f"{label} is {state} and uses the device. Stop it and start the {kind.label} search?"
             ask_yes(self.app, question, "stop it, then search", partial(self._start_after, run.directory))
 
     def _start_after(self, run_to_stop: Path | None) -> None:
