@@ -115,7 +115,7 @@ class Notified(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What the session has changed, for the app to repaint."""
+    """Changes of the session that the app repaints."""
 
     next_run: bool = False
     """True if the next run has other settings."""
