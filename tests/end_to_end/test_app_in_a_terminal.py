@@ -66,7 +66,7 @@ def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli: Cli, terminal: 
     terminal.until_shows("global batch 16")
     terminal.press("r")
     until(lambda: live_steps(cli) > 155, "steps of the second run")
-    run_id, training = newest(cli)
+    _, training = newest(cli)
     # Held still meanwhile: it may not reach its end while a terminal is slow.
     os.kill(training, signal.SIGSTOP)
     terminal.kill_program()
@@ -74,10 +74,10 @@ def test_run_turn_a_knob_run_again_lose_the_app_and_compare(cli: Cli, terminal: 
     assert len(results(cli)) == 1
     terminal.close()
     terminal.open([*COMMAND])
-    terminal.until_shows(run_id, "of 150")
+    terminal.until_shows("run 2", "of 150")
     os.kill(training, signal.SIGCONT)
     until(lambda: len(results(cli)) == 2, "the second run's own end")
-    terminal.until_shows(f"finished  {run_id}", "step 150 of 150")
+    terminal.until_shows("finished  run 2", "step 150 of 150")
     assert live_steps(cli) == 300
     terminal.press("c")
     screen = terminal.until_shows("compare ─", "throughput")
@@ -109,10 +109,10 @@ def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> 
     whole("No run yet", "batch_size", "q quit")
     # Of the keys of the app a dialog has this one alone.
     terminal.press("p")
-    terminal.until_shows("type to narrow it down", seconds=60)
+    terminal.until_shows("Enter chooses", seconds=60)
     ruined()
     terminal.press("C-l")
-    whole("type to narrow it down")
+    whole("Enter chooses")
     assert "FOREIGN" not in terminal.screen()
 
 
@@ -121,7 +121,7 @@ def test_q_leaves_the_command_that_follows_a_live_run_on_a_line_of_80_columns(cl
     terminal = Terminal(tmp_path, 80, 24, cli.environment)
     try:
         terminal.open([*COMMAND])
-        terminal.until_shows(run_id, "q quit")
+        terminal.until_shows("run 1", "q quit")
         terminal.press("q")
         lines = terminal.until_shows("ended with 0").splitlines()
     finally:
@@ -134,10 +134,10 @@ def test_plain_output_in_ascii_starts_shows_and_quits(terminal: Terminal) -> Non
     terminal.open([*COMMAND, "--plain-output", "--ascii", "--preset", "quick"])
     assert terminal.until_shows("No run yet", "batch_size", "q quit").isascii()
     terminal.press("p")
-    assert terminal.until_shows("type to narrow it down").isascii()
+    assert terminal.until_shows("Enter chooses").isascii()
     terminal.press("Escape")
     # Esc and a key in one read would be one key without our parser.
-    until(lambda: "type to narrow it down" not in terminal.screen(), "the end of the dialog", 60)
+    until(lambda: "Enter chooses" not in terminal.screen(), "the end of the dialog", 60)
     assert "batch_size" in terminal.screen()
     terminal.press("C-c")
     assert "ended with 0" in terminal.until_shows("ended with 0")
@@ -153,7 +153,7 @@ def test_no_color_leaves_the_terminals_own_two_colours(
         terminal.until_shows("batch_size", "q quit")
         assert (terminal.colours() == {"1", "2", "7"}) == bool(no_color)
         terminal.press("p")
-        terminal.until_shows("type to narrow it down")
+        terminal.until_shows("Enter chooses")
         assert (terminal.colours() <= {"1", "2", "7"}) == bool(no_color)
     finally:
         terminal.close()

@@ -64,7 +64,7 @@ def test_a_question_is_put_ordered_paused_left_found_again_answered_and_its_best
     terminal.until_shows("skip the setting optimizer=sgd")
     terminal.press("Space")
     terminal.until_shows("paused: no process is running", seconds=300)
-    terminal.press("q")
+    terminal.press("Q")
     terminal.until_shows("The best-fit search keeps running without this screen", "then B", "ended with 0")
     assert kinds(cli)[-1] == "paused"
     terminal.close()

@@ -37,7 +37,7 @@ def test_b_draws_the_ladder_s_stops_and_enter_applies(cli: Cli, terminal: Termin
     terminal.press("Enter")
     terminal.until_shows("largest batch: limited", "limit 256 MiB", "● fits", seconds=120)
     terminal.press("s")
-    terminal.until_shows("cancelled; its journal is kept, f5 continues")
+    terminal.until_shows("cancelled; its journal is kept, F5 continues")
     before = [line["batch_size"] for line in journal(cli) if line["kind"] == "probe"]
     terminal.press("F5")
     screen = terminal.until_shows("confirmed in a fresh process", "✓ confirmed", "Enter applies", seconds=300)

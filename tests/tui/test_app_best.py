@@ -40,7 +40,7 @@ from trainfast_tui.text.format import line_text
 
 
 def test_the_title_names_the_preset_before_the_question_is_recorded(home: Home) -> None:
-    lines = BestView("tiny-llama").search_lines(seen(a_search(home, [])), [], 100, 30)
+    lines = BestView("tiny-llama").search_lines(seen(a_search(home, [])), 100, 30)
     assert line_text(lines[0]).startswith("best fit: tiny-llama ─")
 
 

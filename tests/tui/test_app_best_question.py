@@ -48,10 +48,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan without a look at this machine."""
     vary: dict[str, list[KnobValue]] = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
 
-    def plan(self: BestControl, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
+    def plan(self: BestControl, spec: RunSpec, options: BestOptions, cancelled: object) -> BestPlanned:
         texts: list[Piece] = [(f"{PLAN}{', begun anew' if options.is_fresh else ''}", "text")]
         asked = options.request.vary if options.request else None
-        return BestPlanned(plan_id, texts, asked or vary, 16)
+        return BestPlanned(options, texts, asked or vary, 16)
 
     monkeypatch.setattr(BestControl, "_plan", plan)
 
@@ -89,7 +89,7 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
         await pilot.until_true(lambda: cancelled == [live_best], "the end")
         ended = BestEnded(t_ns=START_NS + 36 * S, state="cancelled", reason=CANCELLED_REASON, seconds=36.0)
         write_lines(live_best / "journal.jsonl", [*best_going_on(), ended])
-        assert "■ stopped; its journal is kept, f5 continues" in await pilot.show_search(live_best)
+        assert "■ stopped; its journal is kept, F5 continues" in await pilot.show_search(live_best)
         await pilot.press("f5")
         await pilot.until_true(lambda: started, "the start")
         spec, asked, fresh = started[0]
@@ -137,14 +137,14 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
         await pilot.opened(None)
         text = await pilot.until(PLAN)
         has(text, "v vary          every knob that keeps the training the same; mixed precision")
-        has(text, "g global batch  16 samples, as the knobs are set", "o objective     the most samples a second")
+        has(text, "b global batch  16 samples, as the knobs are set", "o objective     the most samples a second")
         has(text, "t time budget   10 min", "f fresh         no: continues an unfinished search")
-        assert text.splitlines()[-1].startswith("Enter start  Esc back  v vary  g batch  o objective  t time")
+        assert text.splitlines()[-1].startswith("Enter start  Esc back  v vary  b batch  o objective  t time")
         assert "batch_size=4,8 precision=fp32,bf16" in await pilot.press("v")
         await pilot.press(*"precision=fp32, bf16  workers=0,2", "enter")
         await pilot.until("v vary          precision=fp32,bf16 workers=0,2")
-        await pilot.press("g", *"32", "enter")
-        await pilot.until("g global batch  32 samples")
+        await pilot.press("b", *"32", "enter")
+        await pilot.until("b global batch  32 samples")
         await pilot.press("t", *"90s", "enter")
         await pilot.until("t time budget   1 min 30 s")
         await pilot.press("o", *"time", "enter")
@@ -171,8 +171,8 @@ async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing
             ("v", "nonsense", "knob=a,b,c"),
             ("v", "precision=fp33", "fp32"),
             ("v", "precision=", "no value"),
-            ("g", "-3", "at least 1"),
-            ("g", "ten", "at least 1"),
+            ("b", "-3", "at least 1"),
+            ("b", "ten", "at least 1"),
             ("t", "soon", "'soon': not a time"),
             ("t", "0", "not a time"),
         ):
@@ -186,8 +186,8 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.opened(None)
         await pilot.until(PLAN)
-        await pilot.press("g", *"32", "enter", "f")
-        await pilot.until("g global batch  32 samples")
+        await pilot.press("b", *"32", "enter", "f")
+        await pilot.until("b global batch  32 samples")
         await pilot.press("escape")
         assert app.screen is app.main
         assert app.session.searches.best.options == BestOptions()
@@ -214,7 +214,7 @@ async def test_a_plan_longer_than_the_screen_scrolls_above_a_notice(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = [(f"left alone: knob {number}", "muted") for number in range(40)]
-    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, options, plan_id: BestPlanned(plan_id, long))
+    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, options, cancelled: BestPlanned(options, long))
     async with running(home, size=SMALL) as (_, pilot):
         await pilot.opened(None)
         text = await pilot.until("left alone: knob 1")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from recorded import MIB, START_NS, a_run, write_lines
-from still import Lock, has, running, the_machine
+from still import Lock, StillPilot, has, running, the_machine
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.process_list import ProcessRow
@@ -31,19 +31,26 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
+async def asked(pilot: StillPilot, key: str) -> str:
+    """Press a key and wait for its question: a thread looks at the process."""
+    await pilot.press(key)
+    return await pilot.until("n  leave it")
+
+
 async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
     row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
     snapshot = the_machine(0, rows=(row,))
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.monitor(snapshot)
-        text = await pilot.press("x")
+        text = await asked(pilot, "x")
         has(text, f"End process {sleeper.pid}?", "sleeper --long", "send SIGTERM")
         await pilot.press("n")
         assert sleeper.poll() is None
-        text = await pilot.press("x", "y")
+        await asked(pilot, "x")
+        text = await pilot.press("y")
         has(text, "SIGTERM sent", "x again offers SIGKILL")
         assert sleeper.poll() is None
-        assert "it still runs. SIGKILL gives it no chance" in await pilot.press("x")
+        assert "it still runs. SIGKILL gives it no chance" in await asked(pilot, "x")
         await pilot.press("y")
         assert sleeper.wait(60) == -signal.SIGKILL
         assert f"Process {sleeper.pid} has ended." in await pilot.show(snapshot)
@@ -53,8 +60,11 @@ async def test_f18_signals_take_the_key_y_alone(home: Home, sleeper: subprocess.
     row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.monitor(the_machine(0, rows=(row,)))
-        assert "y  send SIGTERM" in await pilot.press("x", "enter"), "Enter does not answer"
-        assert "y  send SIGKILL" in await pilot.press("y", "x", "enter")
+        await asked(pilot, "x")
+        assert "y  send SIGTERM" in await pilot.press("enter"), "Enter does not answer"
+        await pilot.press("y")
+        assert "y  send SIGKILL" in await asked(pilot, "x")
+        assert "y  send SIGKILL" in await pilot.press("enter")
         assert sleeper.poll() is None
         assert "send SIGKILL" not in await pilot.press("escape")
 
@@ -72,8 +82,8 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
     )
     async with running(home, size=(120, 40)) as (app, pilot):
         await pilot.monitor(the_machine(0, rows=(row,)))
-        text = await pilot.press("x")
-        has(text, f"Stop the run {directory.name}?", f"Process {sleeper.pid} is its supervisor.")
+        text = await asked(pilot, "x")
+        has(text, f"Stop {directory.name}?", f"Process {sleeper.pid} is its supervisor.")
         assert "send SIGTERM" not in text
         await pilot.press("y")
         for thread in threading.enumerate():
@@ -85,7 +95,7 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
 
 async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question(home: Home) -> None:
     own = ProcessRow(os.getpid(), identify(os.getpid()), "me", True, "trainfast-tui")
-    for row, words in ((own, "press q to quit"), (ProcessRow(7, devices=((0, None),)), "not visible from here, so")):
+    for row, words in ((own, "press Q to quit"), (ProcessRow(7, devices=((0, None),)), "not visible from here, so")):
         async with running(home, size=(120, 40)) as (_, pilot):
             await pilot.monitor(the_machine(0, rows=(row,)))
             text = await pilot.press("x")
@@ -103,6 +113,6 @@ async def test_a_process_is_not_ended_while_the_runs_cannot_be_read(
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.monitor(the_machine(0, rows=(row,)))
         monkeypatch.setattr(Home, "run_ids", refused)
-        text = await pilot.press("x")
-        assert "the runs cannot be listed: no permission" in text
+        await pilot.press("x")
+        text = await pilot.until("the runs cannot be listed: no permission")
         assert f"End process {sleeper.pid}?" not in text

@@ -19,7 +19,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_tui.control.messages import NextRunPredicted, NextRunRefused, SituationGathered
+from trainfast_tui.control.messages import Changes, NextRunPredicted, SituationGathered
 from trainfast_tui.control.threads import SituationGatherer
 from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset, preset_choices
 from trainfast_tui.panels.knob_panel import KnobPanel
@@ -59,7 +59,8 @@ async def test_arrows_skip_a_value_that_cannot_work_on_the_device(home: Home) ->
         app.main.query_one(KnobPanel).move_to("precision")
         text = await pilot.press("right")
         assert "fp16" in next(line for line in text.splitlines() if "▸•precision" in line)
-        assert "not here precision=tf32" in text
+        assert "not here precision=tf32" in await pilot.press("i")
+        await pilot.press("escape")
         # A preset may have asked for it: the arrows lead away from it.
         app.session.set_next_run(app.session.next_run.with_value("precision", "tf32"), "precision")
         await pilot.press("left")
@@ -114,9 +115,8 @@ def test_facts_that_come_late_do_not_advise_another_preset(home: Home) -> None:
 
 async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
     async with running(home, a_snapshot(None)) as (app, pilot):
-        await pilot.post(
-            NextRunRefused(UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4"))
-        )
+        refusal = UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")
+        app.show_changes(Changes(refusal=refusal))
         post_facts(app, Situation())
         await pilot.pause()
         text = app.text
@@ -241,7 +241,9 @@ async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: H
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         refusal = UserError("because " * 40 + "it is so", key="strategy", advice="strategy=ddp")
         # The smallest screen cuts a refusal, but not its cure.
-        has(await pilot.post(NextRunRefused(refusal)), "i: all of it", "because …", "strategy=ddp")
+        app.show_changes(Changes(refusal=refusal))
+        await pilot.pause()
+        has(app.text, "i: all of it", "because …", "strategy=ddp")
         await pilot.press("i")
         text = " ".join(app.text.split())
         entry = KNOBS_BY_NAME["strategy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -70,14 +71,17 @@ async def test_a_run_without_its_supervisor_says_so(home: Home, hold: Lock) -> N
     has(text, "running without its supervisor", "has no supervisor any more", "y  stop them")
 
 
-async def test_a_stop_counts_down_and_the_second_one_asks_to_kill(home: Home, hold: Lock) -> None:
+async def test_a_stop_counts_down_and_the_second_one_kills_at_once(home: Home, hold: Lock) -> None:
     stop = Event(t_ns=START_NS + 20 * S, kind="stop_requested", deadline_ns=START_NS + 50 * S)
     stopping = Event(t_ns=START_NS + 20 * S, kind="state", state="stopping")
     directory = a_live_run(home, hold, stop, stopping)
     text, _ = await shown(home, a_snapshot(directory, second=23))
     assert "stopping: SIGKILL in 27 s" in text
-    text, _ = await shown(home, a_snapshot(directory, second=23), "s")
-    assert "Kill 20261121-054455-tiny-llama-7f3a now?" in text
+    async with running(home, a_snapshot(directory, second=23)) as (app, pilot):
+        killed: list[Path] = []
+        app.session.run_control.kill = killed.append
+        await pilot.press("s")
+        assert killed == [directory]
 
 
 async def test_text_of_the_training_is_shown_as_text(home: Home) -> None:
@@ -117,7 +121,7 @@ async def test_a_long_notice_wraps_on_the_smallest_screen(home: Home, keys: tupl
         for words in (f"{'why ' * 40}and what to do", "in short"):
             text = await pilot.post(Notified(words))
             assert words in " ".join(text.split())
-            assert "q quit" in text.splitlines()[-1], "the footer keeps its row"
+            assert "? help" in text.splitlines()[-1], "the footer keeps its row"
 
 
 async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:

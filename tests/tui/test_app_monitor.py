@@ -63,7 +63,7 @@ async def test_the_error_of_the_chosen_gpu_is_shown_whole_and_its_event_where_ch
             assert " ".join(" ".join(rows[2:5]).split()).startswith(why), "the chosen one says all, below it"
         else:
             assert f"✗  1 s ago  GPU {gpu} was lost: GPU is lost" in text
-            assert f"GPU {gpu} was lost" in " ".join((await pilot.press("e")).splitlines()[-5:])
+            assert f"GPU {gpu} was lost" in " ".join((await pilot.press("less_than_sign")).splitlines()[-5:])
 
 
 async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> None:

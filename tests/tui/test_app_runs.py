@@ -44,7 +44,7 @@ async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home)
         assert "samples/s↓" in text
         assert "batch_size=16" in app.text.splitlines()[2]
         await pilot.press("slash", *"oom batch_size=4096", "enter")
-        await pilot.until("runs   1 of 4")
+        await pilot.until("1 of 4")
         assert app.screen.query_one(RunsTable).current is not None
 
 
@@ -200,15 +200,15 @@ async def test_on_a_narrow_list_the_order_is_one_that_can_be_seen(home: Home) ->
     two_runs(home)
     async with running(home, size=(80, 24)) as (_, pilot):
         await pilot.press("h")
-        text = await pilot.until("runs   2   by started, newest first")
+        text = await pilot.until("runs   2   by run, newest first")
         assert "d delete" in text.splitlines()[-1]
-        assert text.splitlines()[-1].rstrip().endswith("q quit")
+        assert text.splitlines()[-1].rstrip().endswith("? help")
         seen = set()
         for _ in range(4):
             text = await pilot.press("o")
             assert "↓" in text or "↑" in text
             seen.add(text.splitlines()[0].split("by ")[1].split(",")[0])
-        assert seen == {"started", "samples/s", "preset", "state"}
+        assert seen == {"run", "samples/s", "preset", "state"}
         await pilot.resize_terminal(60, 20)
         text = await pilot.until("runs   2")
         assert "24.0" in text, "a figure is there whole"
@@ -268,7 +268,7 @@ async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Ho
     a_run(home, "20261121-060000-tiny-llama-cccc", knobs={"seq_len": 64, "lr": 2.0}, step_ms=100.0)
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.press("h")
-        text = await pilot.until("runs   3   by started, newest first")
+        text = await pilot.until("runs   3   by run, newest first")
         assert "apart" not in text
         await pilot.press("o")
         text = await pilot.until("runs   3   by samples/s, most first, each seq_len apart")
@@ -277,7 +277,7 @@ async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Ho
         assert rows[1].endswith("seq_len=128  batch_size=16")
         assert rows[2].endswith("seq_len=128")
         await pilot.press("slash", *"seq_len=128", "enter")
-        text = await pilot.until("runs   2 of 3")
+        text = await pilot.until("2 of 3")
         assert "apart" not in text, "they compare"
         assert "seq_len" not in text.splitlines()[2]
 
@@ -318,17 +318,17 @@ def test_on_the_smallest_screen_a_row_begins_its_last_column_with_what_was_chang
     table = RunsTable()
     table._ordered_rows = [row]
     heading, line = ("".join(text for text, _ in line)[:80] for line in table.lines(80, 9))
-    assert line[heading.index("overrides") :] == "checkpointing… +1"
+    assert line[heading.index("overrides") :].startswith("checkpointing=full +1")
 
 
 async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
     async with running(home, a_snapshot(None), size=(100, 40)) as (_, pilot):
         await pilot.press("p", *"zz")
-        text = await pilot.until("with “zz”: 0 of")
+        text = await pilot.until("/zz▏  0 of")
         await pilot.press("enter")
         assert "What to train" in text, "there is nothing to choose"
         await pilot.press("backspace", "backspace", *"moe")
-        await pilot.until("with “moe”")
+        await pilot.until("/moe▏")
         await pilot.press("enter")
         await pilot.until("preset moe-small")
 

@@ -257,7 +257,7 @@ async def test_a_script_that_fails_says_why_and_f5_looks_again(home: Home, work:
     async with running(home, a_snapshot(None), size=SMALL) as (_, pilot):
         await pilot.press("o")
         await typed(pilot, command())
-        text = " ".join((await pilot.until("f5 looks again after a change")).split())
+        text = " ".join((await pilot.until("F5 looks again after a change")).split())
         assert "train.py ended before its arguments were read: RuntimeError: no data here" in text
         (work / "train.py").write_text(ARGPARSE)
         await pilot.press("f5")

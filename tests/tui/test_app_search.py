@@ -121,8 +121,8 @@ async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
             [*going_on(), BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled", seconds=16.0)],
         )
         text = await pilot.show_search(live_search)
-        assert "■ cancelled; its journal is kept, f5 continues  took 16 s" in text
-        assert text.splitlines()[-1].startswith("Esc back  f5 continue"), "nothing to apply, nothing to pause"
+        assert "■ cancelled; its journal is kept, F5 continues  took 16 s" in text
+        assert text.splitlines()[-1].startswith("Esc back  F5 continue"), "nothing to apply, nothing to pause"
         assert "There is no live search." in await pilot.press("s")
         await pilot.press("escape")
         assert app.screen is app.main
@@ -223,7 +223,7 @@ async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -
         broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
         await pilot.show_search(live_search, lines=[*going_on(), broken])
         text = " ".join(app.text.split())
-        assert f"stopped early: {reason}; its journal is kept, f5 continues" in text
+        assert f"stopped early: {reason}; its journal is kept, F5 continues" in text
         assert text.count(reason) == 1
 
 

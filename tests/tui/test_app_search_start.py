@@ -79,7 +79,7 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
         await pilot.press("enter")
         assert "is the largest that fits" in await pilot.press("b")
         assert starts.asked == []
-        assert "f5 restart" in app.text.splitlines()[-1]
+        assert "F5 restart" in app.text.splitlines()[-1]
         starts.directory = search
         await pilot.press("f5")
         await pilot.until("The knobs are being checked")
@@ -259,7 +259,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_continues_it(home
     async with running(home, size=MIDDLE) as (_, pilot):
         await pilot.opened(search)
         os.close(conductor)
-        assert "✗ interrupted: no process works on it; f5 continues" in await pilot.show_search(search)
+        assert "✗ interrupted: no process works on it; F5 continues" in await pilot.show_search(search)
         await pilot.press("f5")
         await pilot.until("The knobs are being checked")
         await pilot.press("f5")

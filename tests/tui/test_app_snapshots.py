@@ -57,7 +57,7 @@ RUNS: dict[str, Callable[[Home, Lock], Snapshot]] = {
         ("live", FULL, "r"),
         ("eight-gpus", FULL, ""),
         ("eight-gpus", SMALL, ""),
-        ("thermal-ramp", (140, 48), "e"),
+        ("thermal-ramp", (140, 48), "less_than_sign"),
         ("thermal-ramp", FULL, "d"),
         ("first-start", (100, 30), ""),
         ("first-start", SMALL, ""),

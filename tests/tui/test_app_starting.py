@@ -170,22 +170,9 @@ async def test_below_a_question_the_run_goes_on_being_painted(home: Home, hold: 
         assert "y  stop it, then run" in text
 
 
-async def test_a_request_for_a_run_that_ends_meanwhile_closes_and_says_so(home: Home, hold: Lock) -> None:
-    directory = a_live_run(home, hold)
-    async with running(home, size=(120, 40)) as (app, pilot):
-        await pilot.show(a_snapshot(directory, second=23))
-        await pilot.press("r")
-        await pilot.until("y  stop it, then run")
-        end(directory)
-        await pilot.show(a_snapshot(directory, second=23))
-        text = await pilot.until("has ended by itself: finished. r starts the next run.")
-        assert "y  stop it, then run" not in text
-        assert app.screen is app.main
-
-
 def test_a_preset_that_is_not_there_fails_before_the_app_opens(home: Home) -> None:
     with pytest.raises(UserError, match="there is no preset 'nope'"):
-        run_app(home, preset="nope", python=None, ascii=False, plain_output=False)
+        run_app(home, preset="nope", python=None, ascii=False, plain_output=False, mouse=True)
 
 
 FREE = AvailableMemory(20 * GIB, "free")

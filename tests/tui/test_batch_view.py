@@ -89,5 +89,5 @@ def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Ho
     search = seen(a_search(home, [*lines, replace(ended, answer=answer)]))
     assert "confirmed in a fresh process with batches up to 48 wide" in batch_search_words(search)
     view = BatchView("tiny-llama")
-    text = "\n".join(map(line_text, view.search_lines(search, [], 120, 40)))
+    text = "\n".join(map(line_text, view.search_lines(search, 120, 40)))
     assert "a wider batch needs more memory" in text

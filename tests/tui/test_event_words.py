@@ -110,16 +110,16 @@ def texts_of(chart: StripChart) -> list[str]:
 
 async def test_the_newest_is_shown_and_an_earlier_one_can_be_chosen(home: Home) -> None:
     async with running(home, a_snapshot(a_thermal_ramp(home), second=38), size=(140, 48)) as (app, pilot):
-        assert "P  1 s before the end  GPU 0: at the power limit  4 of 4, e earlier" in app.text
+        assert "P  1 s before the end  GPU 0: at the power limit  4 of 4, < earlier" in app.text
         charts = [chart for chart in app.main.query(StripChart) if chart.display]
         before = [texts_of(chart) for chart in charts]
-        await pilot.press("e", "e")
+        await pilot.press("less_than_sign", "less_than_sign")
         for chart, old in zip(charts, before, strict=True):
             marked = [row for row, was in zip(texts_of(chart), old, strict=True) if row.count("│") > was.count("│")]
             assert marked, "the chosen event is marked on every chart"
             assert len({row.rindex("│") for row in marked}) == 1
         assert "t  5 s before the end  GPU 0: no longer: thermal slowdown (software), after 12 s" in app.text
-        assert "The newest event is shown as it comes." in await pilot.press("E", "E")
+        assert "The newest event is shown as it comes." in await pilot.press("greater_than_sign", "greater_than_sign")
         assert [texts_of(chart) for chart in charts] == before
 
 
@@ -135,7 +135,7 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
         assert abs(signs.rindex("t") - 11 - 2 * RAMP.stop) <= 1
         narrow, _ = text_of(line, 11 + 10, 2)
         assert "T" in narrow
-        assert text_of(line, 91, 1) == ["     P  4 s ago  GPU 0: at the power limit  3 of 3, e earlier"]
+        assert text_of(line, 91, 1) == ["     P  4 s ago  GPU 0: at the power limit  3 of 3, < earlier"]
 
 
 async def test_what_happened_before_the_span_on_the_axis_is_still_shown_and_chosen() -> None:
@@ -146,7 +146,7 @@ async def test_what_happened_before_the_span_on_the_axis_is_still_shown_and_chos
         line.show_events(events, TimeAxis(START_NS + 200 * S, START_NS + 320 * S, is_live=True))
         signs, words = text_of(line, 91, 2)
         assert set(signs.removeprefix("   events ├")) == {"─"}
-        assert words == "     P  4 min 44 s ago  GPU 0: at the power limit  3 of 3, e earlier"
+        assert words == "     P  4 min 44 s ago  GPU 0: at the power limit  3 of 3, < earlier"
         line.move(-1)
         assert line.move(-1) == "GPU 0: no longer: thermal slowdown (software), after 12 s"
         assert line.chosen_ns == START_NS + RAMP.stop * S

@@ -13,7 +13,7 @@ from still import CPU, Lock, StillSession, a_live_run, a_snapshot, has
 from trainfast_runner.records.home import Home
 from trainfast_tui.app import farewell_lines
 from trainfast_tui.control import run_control
-from trainfast_tui.control.messages import MachineSeen, NextRunChanged, NextRunRefused, Notified, SnapshotTaken
+from trainfast_tui.control.messages import Changes, MachineSeen, Notified, SnapshotTaken
 from trainfast_tui.control.run_control import PendingStart, RunControl
 
 SECOND = "20261121-060000-tiny-llama-0001"
@@ -28,9 +28,10 @@ def a_session(home: Home, **options: Any) -> tuple[StillSession, list[object]]:
 
 def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chosen(home: Home) -> None:
     session, posted = a_session(home)
-    session.receive(SnapshotTaken(a_snapshot(a_run(home, knobs={"batch_size": 32}))))
+    changes = session.receive(SnapshotTaken(a_snapshot(a_run(home, knobs={"batch_size": 32}))))
     assert session.next_run.spec.knobs["batch_size"] == 32
-    assert posted == [NextRunChanged()]
+    assert changes == Changes(next_run=True)
+    assert not posted, "a message causes no message"
     session.set_next_run(session.next_run.with_value("batch_size", "8"))
     session.receive(SnapshotTaken(a_snapshot(a_run(home, SECOND, knobs={"batch_size": 64}))))
     assert session.next_run.spec.knobs["batch_size"] == 8
@@ -38,15 +39,18 @@ def test_the_next_run_has_the_knobs_of_the_run_on_the_screen_until_some_are_chos
 
 
 def test_settings_are_applied_together_or_not_at_all(home: Home) -> None:
-    session, posted = a_session(home)
+    session, _ = a_session(home)
+    changed: list[Changes] = []
+    session.on_change = changed.append
     before = session.next_run
     assert not session.set_knobs([("batch_size", "16"), ("attention", "dense")])
     assert session.next_run is before
-    assert [type(message) for message in posted] == [NextRunRefused]
-    posted.clear()
+    assert [changes.refusal is not None for changes in changed] == [True]
+    changed.clear()
     assert session.set_knobs([("batch_size", "16"), ("grad_accum", "2")])
     assert session.next_run.spec.overrides == ("batch_size", "grad_accum")
-    assert posted == [NextRunChanged("batch_size"), Notified("batch_size = 16, grad_accum = 2; r runs it")]
+    notice = Notified("batch_size = 16, grad_accum = 2; r runs it")
+    assert changed == [Changes(next_run=True, knob="batch_size", notices=(notice,))]
 
 
 def test_memory_is_predicted_once_for_the_same_settings(home: Home) -> None:

@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from recorded import a_run, a_search, best_going_on, going_on
-from still import CPU, Lock, StillSession, a_live_run, a_snapshot, running
+from still import CPU, Lock, StillSession, a_live_run
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -31,23 +30,17 @@ def a_reader(home: Home) -> Reader:
     return reader
 
 
-def test_only_runs_that_came_since_and_go_on_and_are_no_searchs_are_new(home: Home, hold: Lock) -> None:
-    earlier = a_live_run(home, hold, run_id="20261120-000000-tiny-llama-0000").name
+def test_the_newest_live_run_that_is_not_shown_is_known_and_none_of_a_search_is_shown(home: Home, hold: Lock) -> None:
     others = OtherRuns(home)
-
-    def look(shown: Path | None) -> tuple[str | None, str | None]:
-        others.look(shown)
-        return others.live_id, others.started_elsewhere_id
-
-    assert look(None) == (earlier, None), "those that were there are not news"
+    trial = a_live_run(home, hold, run_id="20261121-000000-tiny-llama-aaaa", role="probe")
     a_run(home, FIRST)
-    assert look(None) == (earlier, None), "it has ended"
-    trial = a_live_run(home, hold, run_id="20261121-000000-tiny-llama-aaaa", role="probe").name
-    assert look(None) == (trial, None)
+    others.look(None)
+    assert (others.live_id, others.newest_directory()) == (trial.name, None)
     directory = a_live_run(home, hold, run_id=SECOND)
-    assert look(None) == (SECOND, SECOND)
-    assert look(directory) == (trial, None)
-    assert look(None) == (SECOND, None), "it has been shown"
+    others.look(None)
+    assert (others.live_id, others.newest_directory()) == (SECOND, directory)
+    others.look(directory)
+    assert others.live_id == trial.name
 
 
 def test_another_live_run_is_known_until_it_ends_or_is_deleted(home: Home) -> None:
@@ -70,7 +63,7 @@ def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Lock) 
     reader = a_reader(home)
     assert reader._snapshot().run is None
     a_live_run(home, hold, run_id=FIRST)
-    assert reader._snapshot().started_elsewhere_id is None, "there is nothing to notify of: it is followed"
+    reader._snapshot()
     run = reader._snapshot().run
     assert run.run_id == FIRST
 
@@ -103,18 +96,10 @@ def test_a_live_run_that_is_not_on_the_screen_uses_the_device(home: Home, hold: 
     snapshot = reader._snapshot()
     session.receive(SnapshotTaken(snapshot))
     assert snapshot.live_run is None
-    assert (snapshot.other_live_run_id, snapshot.started_elsewhere_id) == (SECOND, None)
+    assert snapshot.other_live_run_id == SECOND
     assert session.is_device_used
     session.set_next_run(next_run_from_preset("gpt2"))
     assert not session.requests[-1].may_trace
-
-
-async def test_it_is_notified_once_beside_the_run_on_the_screen(home: Home) -> None:
-    snapshot = replace(a_snapshot(a_run(home, FIRST)), started_elsewhere_id=SECOND)
-    async with running(home, size=(120, 40)) as (app, pilot):
-        assert f"{SECOND} was started elsewhere: h lists it, Enter there shows it." in await pilot.show(snapshot)
-        app.main.notify("something newer")
-        assert "something newer" in await pilot.show(snapshot)
 
 
 def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_state(

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from textual import events
 from textual.app import SystemCommand
@@ -17,15 +16,12 @@ from textual.screen import Screen
 from trainfast_runner import units
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import (
+    Changes,
     Message,
-    NextRunChanged,
     NextRunPredicted,
-    NextRunRefused,
-    Notified,
     OomExplained,
     RunRefused,
     RunsCompared,
-    SearchEnded,
     SearchRefused,
     SnapshotTaken,
     TerminalLost,
@@ -33,6 +29,7 @@ from trainfast_tui.control.messages import (
 )
 from trainfast_tui.live.reader import Pacer
 from trainfast_tui.live.snapshot import SearchKind
+from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.screens.base import AppScreen, PostedMessage, bindings
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.session import Session
@@ -51,10 +48,8 @@ class TrainfastApp(TerminalApp):
     def __init__(self, session: Session, *, ascii: bool = False, plain_output: bool = False) -> None:
         super().__init__(ascii=ascii, plain_output=plain_output)
         self.session = session
-        session.listener = self.post
+        session.listener, session.on_change = self.post, self.show_changes
         self._pacer = Pacer()
-        self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
-        """The screen that was on top when a key arrived."""
 
     def post(self, content: Message) -> None:
         """Bring a message of the session into the event loop; from any thread."""
@@ -64,6 +59,7 @@ class TrainfastApp(TerminalApp):
         return MainScreen(self.session)
 
     def on_mount(self) -> None:
+        self.app_resume_signal.subscribe(self, lambda app: self.action_repaint())
         # Start the threads after the first frame, which needs none of them.
         self.call_after_refresh(self.begin)
 
@@ -88,41 +84,23 @@ class TrainfastApp(TerminalApp):
         """The topmost screen that is not a dialog."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, AppScreen))
 
-    async def handle_event(self, event: events.Event) -> None:
-        """Queue keys that were typed before a dialog opened, though the screen below got them first."""
-        if isinstance(event, events.Key):
-            from trainfast_tui.panels.dialogs import Dialog
-
-            screen = self.screen
-            if not event.is_forwarded:
-                self._typed_on[event] = screen
-            early = self._typed_on.get(event, screen) is not screen
-            if isinstance(screen, Dialog) and (early or (screen.focused is None and not screen.is_ready)):
-                screen.queue_key(event)
-                return
-        await super().handle_event(event)
+    def take_key(self, key: events.Key) -> bool:
+        """Give the key to the filter of the visible screen while it is open."""
+        return isinstance(self.screen, AppScreen) and self.screen.take_key(key)
 
     def on_posted_message(self, message: PostedMessage) -> None:
-        """Let the session take the message in (`Session.receive`), then repaint the screens that it concerns."""
+        """Let the session take the message in, then repaint what it has changed."""
         if not self.is_running:
             return  # the screens are gone
-        self.session.receive(message.content)
+        self.show_changes(self.session.receive(message.content))
         match message.content:
             case SnapshotTaken():
                 self._show_snapshot(message.content)
-            case NextRunChanged(knob):
-                self.main.show_next_run(knob)
             case NextRunPredicted():
                 self.main.show_predictions()
             case OomExplained():
                 if self.session.snapshot is not None:
                     self.main.show_snapshot(self.session.snapshot)
-            case Notified():
-                for screen in self._concerned_screens():
-                    screen.show_notified(message.content)
-            case NextRunRefused(error):
-                for screen in self._concerned_screens():
-                    screen.show_refusal(error)
             case RunRefused(error):
                 self.main.show_refusal(error)
                 if self.visible_screen is not self.main:
@@ -131,10 +109,6 @@ class TrainfastApp(TerminalApp):
                     self.visible_screen.notify(words, severity="error")
             case SearchRefused(error, kind):
                 self._screen_of(kind).show_refusal(error)
-            case SearchEnded(words, kind):
-                if kind != self.visible_screen.SCOPE:
-                    for screen in self._concerned_screens():
-                        screen.notify(f"The search has ended: {words}. {kind.key} shows it.")
             case RunsCompared(a, b):
                 from trainfast_tui.screens.compare import CompareScreen
 
@@ -145,6 +119,17 @@ class TrainfastApp(TerminalApp):
                 raise error
             case TerminalLost():
                 self.exit(0)
+
+    def show_changes(self, changes: Changes) -> None:
+        """Repaint what the session has changed."""
+        if changes.next_run:
+            self.main.show_next_run(changes.knob)
+        for screen in self._concerned_screens():
+            if changes.refusal is not None:
+                screen.show_refusal(changes.refusal)
+            for notice in changes.notices:
+                if notice.except_on != self.visible_screen.SCOPE:
+                    screen.show_notified(notice)
 
     def _concerned_screens(self) -> list[AppScreen]:
         """Return the main screen and the visible screen: a message of a thread may concern either."""
@@ -161,7 +146,8 @@ class TrainfastApp(TerminalApp):
         self.session.reader.period_s = self._pacer.note(late_s, self.unwritten_texts(), trains_on_cpu=trains_on_cpu)
         # A screen has no widgets while it is opened or left.
         if self.visible_screen.children and self.main.is_ready:
-            self.visible_screen.show_pace(self._pacer.words)
+            badge = self.session.searches.badge(snapshot.taken_ns)
+            self.visible_screen.query_one(Footer).show_state(badge, self._pacer.words)
             self.visible_screen.show_snapshot(snapshot)
 
     def action_help(self) -> None:
@@ -193,7 +179,7 @@ class TrainfastApp(TerminalApp):
                 yield SystemCommand(f"{action.label} ({action.key})", action.help, run)
 
 
-def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, plain_output: bool) -> int:
+def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, plain_output: bool, mouse: bool) -> int:
     """Open the app and return its exit status; print on leaving what goes on.
 
     Raises UserError, before anything is drawn, for a preset that cannot be loaded.
@@ -205,8 +191,7 @@ def run_app(home: Home, *, preset: str | None, python: str | None, ascii: bool, 
         raise session.refusal
     app = TrainfastApp(session, ascii=ascii, plain_output=plain_output)
     watch_for_hangup(sys.stdin.fileno(), lambda: session.post(TerminalLost()))
-    # Without the mouse the terminal's own selection works, and no movement is sent over the link.
-    app.run(mouse=False)
+    app.run(mouse=mouse)
     for line in farewell_lines(session):
         print(units.plain(line))
     return app.return_code or 0

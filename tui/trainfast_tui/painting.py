@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary
@@ -10,6 +11,7 @@ import msgspec
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.app import App
 from textual.filter import LineFilter
 from textual.geometry import Region, Size
@@ -17,7 +19,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trainfast_tui.terminal.textual_app import part_style
-from trainfast_tui.text.format import Line, Piece, Tone, paragraph, plain, truncate
+from trainfast_tui.text.format import Line, Tone, plain, truncate
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -39,23 +41,6 @@ class RowWidget(Widget):
     """A widget without border, padding, tint or opacity of its own: put a border on its container."""
 
     ALLOW_SELECT = False
-    DEFAULT_CSS = """
-    RowWidget {
-        /* Never dim: while themes change Textual blends it with a background that is not there yet, and breaks. */
-        .tone--title { text-style: bold; }
-        .tone--muted { color: $text-muted; }
-        .tone--primary { color: $text-primary; }
-        .tone--secondary { color: $text-secondary; }
-        .tone--accent { color: $text-accent; }
-        .tone--success { color: $text-success; }
-        .tone--warning { color: $text-warning; text-style: bold; }
-        .tone--error { color: $text-error; text-style: bold; }
-        .tone--key { color: $text-accent; text-style: bold; }
-        .tone--cursor { color: $block-cursor-foreground; background: $block-cursor-background; text-style: bold; }
-        .tone--badge { color: $block-cursor-foreground; background: $primary; text-style: bold; }
-        .tone--alarm { color: $block-cursor-foreground; background: $error; text-style: bold; }
-    }
-    """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -64,6 +49,8 @@ class RowWidget(Widget):
         self._strips_for: tuple[int, Style | None, Sequence[LineFilter]] = (0, None, ())
         self._rows: SegmentRows | None = None
         self._rows_for = Canvas()
+        self._own_style: tuple[str, Style] | None = None
+        """The name of a theme, and the widget's style in it, which Textual computes anew each time."""
 
     def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
         """Return the rows to show, each `width` cells wide; missing ones are blank."""
@@ -77,7 +64,7 @@ class RowWidget(Widget):
 
     def notify_style_update(self) -> None:
         """Forget the rows of the old theme."""
-        self._rows = None
+        self._rows = self._own_style = None
         forget_palettes(self)
         super().notify_style_update()
 
@@ -94,7 +81,14 @@ class RowWidget(Widget):
 
     def background(self) -> Style | None:
         """Return the style behind the rows; None in the terminal's own colours."""
-        return None if self.app.native_ansi_color else Style(bgcolor=self.rich_style.bgcolor)
+        return None if self.app.native_ansi_color else Style(bgcolor=self.own_style.bgcolor)
+
+    @property
+    def own_style(self) -> Style:
+        """The widget's style in the present theme."""
+        if self._own_style is None or self._own_style[0] != self.app.theme:
+            self._own_style = self.app.theme, self.rich_style
+        return self._own_style[1]
 
     def render_line(self, y: int) -> Strip:
         return self.render_lines(Region(0, y, self.size.width, 1))[0]
@@ -147,8 +141,6 @@ MAX_ROWS = 100
 class PaintedWidget(RowWidget):
     """A widget that draws its `lines`; call `repaint` when they have changed."""
 
-    DEFAULT_CSS = "PaintedWidget { height: 1; width: 1fr; }"
-
     def lines(self, width: int, height: int) -> list[Line]:
         """Return the lines to draw; longer ones are cut, missing ones blank."""
         raise NotImplementedError
@@ -163,13 +155,41 @@ class PaintedWidget(RowWidget):
             self.styles.height = rows
 
 
+WHEEL_ROWS = 3
+"""Rows that a turn of the wheel moves."""
+
+
+class ListWidget(PaintedWidget):
+    """A list or a text that keys and the wheel move through."""
+
+    def action_move(self, by: int) -> None:
+        """Move `by` rows down, clamped to the list."""
+        raise NotImplementedError
+
+    def action_page(self, by: int) -> None:
+        """Move `by` pages down."""
+        self.action_move(by * self.page_rows)
+
+    def action_end(self, direction: int) -> None:
+        """Move to the first row (-1) or to the last (1)."""
+        self.action_move(direction * sys.maxsize)
+
+    @property
+    def page_rows(self) -> int:
+        """The rows of a page."""
+        return max(1, self.size.height - 2)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.action_move(WHEEL_ROWS)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.action_move(-WHEEL_ROWS)
+
+
 class GrowingPanel(PaintedWidget):
     """A panel as high as its text, hidden without any."""
-
-    DEFAULT_CSS = """
-    GrowingPanel { height: auto; display: none; }
-    GrowingPanel.-shown { display: block; }
-    """
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self.lines(width, MAX_ROWS))
@@ -196,24 +216,6 @@ class ShownRunWidget(PaintedWidget):
         self.repaint()
 
 
-class WidgetWithNotice(PaintedWidget):
-    """A view that places its `notice_lines` among its own, for screens without a status line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._notice: Piece = ("", "muted")
-
-    def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Show this notice until the next one; an empty text removes it."""
-        self._notice = (text, tone)
-        self.repaint()
-
-    def notice_lines(self, width: int, max_lines: int | None = None) -> list[Line]:
-        """Return the notice in at most `max_lines` lines of `width` cells; empty without a notice."""
-        text, tone = self._notice
-        return paragraph(text, width, tone, max_lines)
-
-
 def _row(line: Line, width: int, palette: Palette) -> list[Segment]:
     row: list[Segment] = []
     room = width
@@ -238,14 +240,14 @@ Palette = Mapping[str, Style]
 _PALETTES: WeakKeyDictionary[App[Any], dict[tuple[object, ...], Palette]] = WeakKeyDictionary()
 
 
-def tone_styles(widget: Widget) -> Palette:
+def tone_styles(widget: RowWidget) -> Palette:
     """Return the styles of the classes `tone--NAME` on `widget`, in its present theme.
 
     COMPONENT_CLASSES would apply the style sheet to every tone of every widget before the first frame.
     """
     app = widget.app
     styles = _PALETTES.setdefault(app, {})
-    key = app.theme, app.native_ansi_color, widget.rich_style
+    key = app.theme, app.native_ansi_color, widget.own_style
     if key not in styles:
         # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
         whole_styles = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}

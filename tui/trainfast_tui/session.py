@@ -6,7 +6,7 @@ The next run, the machine, the newest snapshot, and the threads that read, predi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,18 +16,20 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_tui.control import messages
 from trainfast_tui.control.background_work import BackgroundWork
+from trainfast_tui.control.messages import Changes, Notified
 from trainfast_tui.control.run_control import RunControl, ScriptControl, compared_runs, compared_with_previous
 from trainfast_tui.control.search_control import Searches
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun
-from trainfast_tui.next_run.sources import next_run_from_preset, repeat_run
-from trainfast_tui.text.keys import RUN_KEY, key_of
+from trainfast_tui.next_run.sources import next_run_from_preset, reads_search, repeat_run
+from trainfast_tui.text.keys import RUN_KEY
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
+    from trainfast_runner.records.run_file import RunFile
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
@@ -50,6 +52,8 @@ class Session:
         self.cwd = os.getcwd()
         """The folder that the app was started in."""
         self.listener: messages.Post | None = None
+        self.on_change: Callable[[Changes], object] | None = None
+        """Repaints what a call of a screen has changed."""
         self.machine: Machine | None = None
         first_preset = preset
         if first_preset is None:
@@ -75,8 +79,6 @@ class Session:
         """The newest run that the next run repeats or is compared with; None before one and once a run was opened."""
         self._opened_run_id: str | None = None
         """The run that was opened from the list of runs last: a best-fit search's run is repeated itself then."""
-        self._notified_run_id: str | None = None
-        """The newest run with a notice that it was started elsewhere; the fields above do not depend on it."""
 
     def post(self, message: messages.Message) -> None:
         """Hand a message to the listener; from any thread."""
@@ -110,19 +112,28 @@ class Session:
         is_own = self.run_control.pending.is_pending
         return None if self.snapshot is None or is_own else self.snapshot.other_live_run_id
 
-    def receive(self, message: messages.Message) -> None:
-        """Take in a message of a thread, before the app shows it (`TrainfastApp.on_posted_message`)."""
+    def run_words(self, run_id: str) -> str:
+        """Return a run by the number of its launch, `run 12`; its id if this home did not launch it."""
+        number = self.home.launch_numbers().get(run_id)
+        return run_id if number is None else f"run {number}"
+
+    def receive(self, message: messages.Message) -> Changes:
+        """Take in a message of a thread, and return what it changed for the app to repaint."""
         match message:
             case messages.SnapshotTaken(snapshot):
-                self._on_snapshot(snapshot)
+                return self._on_snapshot(snapshot)
             case messages.MachineSeen(machine):
-                self._on_machine(machine)
+                return self._on_machine(machine)
             case messages.SituationGathered():
                 self.background.situations.note(message)
-                self.post(messages.NextRunChanged())
+                return Changes(next_run=True)
             # A late answer for the model before the script is dropped.
             case messages.NextRunPredicted() if self.next_run is None or self.next_run.script is None:
-                self.background.predictions.note(message)
+                self.background.note_prediction(message)
+            case messages.NextRunRead(run_id, next_run) if run_id == self._adopted_run_id and not self._keeps_knobs:
+                self.next_run = next_run or self.next_run
+                self.update_background_work()
+                return Changes(next_run=True)
             case messages.OomExplained():
                 self.background.oom_explainer.note(message)
             case messages.RunStarted(directory):
@@ -130,50 +141,55 @@ class Session:
                 self.reader.follow(directory)
             case messages.RunRefused():
                 self.run_control.pending.note_refused()
-            case messages.RunGivenUp(text):
+            case messages.RunGivenUp():
                 self.run_control.pending.note_refused()
-                self.post(messages.Notified(text))
+                return Changes(notices=(Notified("The wait was given up; nothing was started."),))
             case messages.SearchStarted(directory, kind):
                 self.searches.of(kind).note_started(directory)
                 self.reader.follow_search(directory, kind)
             case messages.SearchRefused(_, kind):
                 self.searches.of(kind).note_refused()
+            case Notified():
+                return Changes(notices=(message,))
+        return Changes()
 
-    def _on_snapshot(self, snapshot: Snapshot) -> None:
+    def _on_snapshot(self, snapshot: Snapshot) -> Changes:
         self.snapshot = snapshot
-        self._adopt(snapshot)
-        self.searches.note_snapshot(snapshot)
+        is_adopted = self._adopt(snapshot)
+        notices = self.searches.note_snapshot(snapshot)
         self.update_background_work()
         self.run_control.pending.note_seen(snapshot.run.directory if snapshot.run is not None else None)
-        run_id = snapshot.started_elsewhere_id
-        # A run that this app just started comes onto the screen by itself.
-        if run_id is not None and run_id != self._notified_run_id and not self.run_control.pending.is_pending:
-            self._notified_run_id = run_id
-            keys = f"{key_of('main', 'history')} lists it, {key_of('runs', 'open')} there shows it"
-            self.post(messages.Notified(f"{run_id} was started elsewhere: {keys}."))
+        return Changes(next_run=is_adopted, notices=tuple(notices))
 
-    def _adopt(self, snapshot: Snapshot) -> None:
-        """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
+    def _adopt(self, snapshot: Snapshot) -> bool:
+        """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run.
+
+        Return True if the next run has changed.
+        """
         run_file = snapshot.run.run_file if snapshot.run is not None else None
         if run_file is None or run_file.run_id == self._adopted_run_id:
-            return
+            return False
         self._adopted_run_id = run_file.run_id
         if self._keeps_knobs and self.next_run is not None:
             self.next_run = self.next_run.compared_with(run_file)
-        else:
-            is_opened = run_file.run_id == self._opened_run_id
-            self.next_run = repeat_run(run_file, self.home, is_opened=is_opened) or self.next_run
-        self.post(messages.NextRunChanged())
+            return True
+        is_opened = run_file.run_id == self._opened_run_id
+        if reads_search(run_file, is_opened=is_opened):
+            read = partial(_repeat, run_file, self.home, is_opened=is_opened)
+            start_thread("next-run", read, self.post)
+            return False
+        self.next_run = repeat_run(run_file, self.home, is_opened=is_opened) or self.next_run
+        return True
 
-    def _on_machine(self, machine: Machine) -> None:
-        self.machine = machine
+    def _on_machine(self, machine: Machine) -> Changes:
+        self.machine, refusal = machine, None
         if not self._keeps_knobs and self._adopted_run_id is None:
             try:
                 self.next_run = next_run_from_preset(GPU_PRESET if machine.device == "cuda" else PLAIN_PRESET)
             except UserError as error:
-                self.post(messages.NextRunRefused(error))
+                refusal = error
         self.update_background_work()
-        self.post(messages.NextRunChanged())
+        return Changes(next_run=True, refusal=refusal)
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
@@ -181,36 +197,36 @@ class Session:
         self.run_control.pending.stop_waiting()
         self.reader.follow(directory)
 
-    def set_next_run(self, next_run: NextRun, knob: str = "") -> NextRun:
+    def set_next_run(self, next_run: NextRun, knob: str = "", notice: str = "") -> NextRun:
         """Replace the next run, and return it as compared with the run on the screen.
 
-        The cursor goes to `knob`, where one is named.
+        It stays from now on. The cursor goes to `knob` where one is named.
         """
-        run = self.shown_run
-        self.next_run = next_run.compared_with(run.run_file if run is not None else None)
+        shown_run = self.shown_run
+        self.next_run = next_run.compared_with(shown_run.run_file if shown_run is not None else None)
         self._keeps_knobs = True
         self.update_background_work()
-        self.post(messages.NextRunChanged(knob))
+        self._changed(Changes(next_run=True, knob=knob, notices=(Notified(notice),) if notice else ()))
         return self.next_run
 
-    def set_knobs(self, knob_texts: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> bool:
-        """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice.
-
-        Return True if all were accepted; else none is applied.
-        """
-        next_run = next_run or self.next_run
-        knob_texts = tuple(knob_texts)
-        if next_run is None:
+    def set_knobs(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> bool:
+        """Give `next_run`, or else the present one, these values as typed; return False if one is refused."""
+        next_run, knob_texts = next_run or self.next_run, list(settings)
+        if next_run is None or not knob_texts:
             return False
         try:
             for name, text in knob_texts:
                 next_run = next_run.with_value(name, text)
         except UserError as error:
-            self.post(messages.NextRunRefused(error))
+            self._changed(Changes(refusal=error))
             return False
-        self.set_next_run(next_run, knob_texts[0][0])
-        self.post(messages.Notified(f"{', '.join(f'{name} = {text}' for name, text in knob_texts)}; {RUN_KEY} runs it"))
+        words = f"{', '.join(f'{name} = {text}' for name, text in knob_texts)}; {RUN_KEY} runs it"
+        self.set_next_run(next_run, knob_texts[0][0], words)
         return True
+
+    def _changed(self, changes: Changes) -> None:
+        if self.on_change is not None:
+            self.on_change(changes)
 
     def set_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
@@ -235,18 +251,18 @@ class Session:
 
     def next_run_memory(self) -> NextRunMemory | None:
         """Return the next run's predicted memory, and the measured memory of the run on the screen."""
-        return self.background.predictions.memory(self.next_run, self.shown_run)
+        return self.background.memory(self.next_run, self.shown_run)
 
     def next_run_speed(self) -> NextRunSpeed | None:
         """Return the next run's predicted speed, and the measured speed of the run on the screen.
 
         None without a prediction.
         """
-        return self.background.predictions.speed(self.next_run, self.shown_run)
+        return self.background.speed(self.next_run, self.shown_run)
 
     def predicted_fit(self, next_run: NextRun) -> PredictedFit | None:
         """Return the prediction of this run; None while the newest one is about other settings."""
-        return self.background.predictions.fit(next_run, self.machine)
+        return self.background.fit(next_run, self.machine)
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""
@@ -283,6 +299,10 @@ class Session:
         except UserError:
             versions = {}
         return messages.MachineSeen(detect_machine(versions))
+
+
+def _repeat(run_file: RunFile, home: Home, *, is_opened: bool) -> messages.NextRunRead:
+    return messages.NextRunRead(run_file.run_id, repeat_run(run_file, home, is_opened=is_opened))
 
 
 def _load_next_run(preset: str) -> tuple[NextRun | None, UserError | None]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
@@ -45,12 +46,6 @@ MAX_EVENT_ROWS = 2
 
 class ChartColumn(Vertical):
     """Charts on one time axis."""
-
-    DEFAULT_CSS = """
-    ChartColumn { height: 1fr; width: 1fr; }
-    ChartColumn StripChart { height: 1fr; }
-    ChartColumn .-away { display: none; }
-    """
 
     def __init__(self, *, with_run: bool = True) -> None:
         """Without `with_run` leave out throughput, for a machine without a run."""
@@ -141,6 +136,18 @@ class ChartColumn(Vertical):
         self.repaint()
         self.screen.notify(words)
 
+    def on_click(self, event: events.Click) -> None:
+        """Mark the event that is nearest to the clicked time."""
+        words = self.query_one(EventLine).choose_near(event.screen_x - self.region.x, self.size.width)
+        self.repaint()
+        self.screen.notify(words)
+
+    def on_mouse_scroll_down(self) -> None:
+        self.action_zoom(1)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.action_zoom(-1)
+
     def on_resize(self) -> None:
         self.repaint()
 
@@ -195,8 +202,6 @@ TONES_BY_IMPORTANCE = ("error", "warning", "success", "accent", "primary", "mute
 class EventLine(PaintedWidget):
     """Two rows: signs on the axis, and the words of the newest or chosen event; in one row only the words."""
 
-    DEFAULT_CSS = "EventLine { height: 2; }"
-
     def __init__(self, *, gutter: int) -> None:
         super().__init__()
         self._gutter = gutter
@@ -232,6 +237,15 @@ class EventLine(PaintedWidget):
             words = self._chosen.words
         self.repaint()
         return words
+
+    def choose_near(self, x: int, width: int) -> str:
+        """Choose the event nearest to the cell `x` of a chart of `width` cells, and return its words."""
+        if self._axis is None or not self._events:
+            return "No events in this time."
+        cells = cell_axis(width, self._gutter, self._axis)
+        self._chosen = min(self._events, key=lambda event: abs(cells.cell_of(event.t_ns) - (x - self._gutter)))
+        self.repaint()
+        return self._chosen.words
 
     def lines(self, width: int, height: int) -> list[Line]:
         axis = self._axis

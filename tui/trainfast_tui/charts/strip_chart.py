@@ -39,8 +39,6 @@ class StripChart(RowWidget):
     Give its container the border: a border on the chart would be sent again with it.
     """
 
-    DEFAULT_CSS = "StripChart { height: 1fr; width: 1fr; }"
-
     def __init__(
         self, *, time_labels: bool = True, gutter: int = 10, id: str | None = None, classes: str | None = None
     ) -> None:

@@ -119,6 +119,7 @@ def _refuse_app_options(parsed: argparse.Namespace) -> None:
         ("--python", parsed.app_python),
         ("--ascii", parsed.ascii),
         ("--plain-output", parsed.plain_output),
+        ("--no-mouse", parsed.no_mouse),
     ):
         if value in (None, False):
             continue
@@ -148,6 +149,7 @@ def _build() -> Parser:
     parser.add_argument(
         "--plain-output", action="store_true", help="the app with Textual's own output and keys, should ours fail"
     )
+    parser.add_argument("--no-mouse", action="store_true", help="the app without the mouse, for the terminal's own")
     parser.add_argument("--preset", metavar="PRESET", dest="app_preset", help="the preset that the app starts with")
     parser.add_argument("--python", metavar="PATH", dest="app_python", help="the Python that the app trains with")
     parser.set_defaults(run=_open_app, leaf=parser)
@@ -204,6 +206,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
         python=parsed.app_python,
         ascii=parsed.ascii,
         plain_output=parsed.plain_output,
+        mouse=not parsed.no_mouse,
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice import Situation
     from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.next_run.next_run import NextRun
     from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
 
 Severity = Literal["information", "warning", "error"]
@@ -51,17 +52,11 @@ class NextRunPredicted(msgspec.Struct, frozen=True):
     speed: NextRunSpeed | None = None
 
 
-class NextRunChanged(msgspec.Struct, frozen=True):
-    """The next run has other knobs."""
+class NextRunRead(msgspec.Struct, frozen=True):
+    """The settings that repeat a search's run were read from the search's journal; None if there are none."""
 
-    knob: str = ""
-    """The knob that the cursor goes to; empty to leave the cursor where it is."""
-
-
-class NextRunRefused(msgspec.Struct, frozen=True):
-    """A knob cannot have this value, or a preset cannot be loaded."""
-
-    error: UserError
+    run_id: str
+    next_run: NextRun | None
 
 
 class RunStarted(msgspec.Struct, frozen=True):
@@ -78,9 +73,6 @@ class RunRefused(msgspec.Struct, frozen=True):
 
 class RunGivenUp(msgspec.Struct, frozen=True):
     """A run that waited for another launch was given up."""
-
-    text: str
-    """The notice."""
 
 
 class OomExplained(msgspec.Struct, frozen=True):
@@ -106,14 +98,6 @@ class SearchRefused(msgspec.Struct, frozen=True):
     kind: SearchKind
 
 
-class SearchEnded(msgspec.Struct, frozen=True):
-    """The followed search has ended."""
-
-    words: str
-    """How the search ended."""
-    kind: SearchKind
-
-
 class RunsCompared(msgspec.Struct, frozen=True):
     """Two ended runs are to be shown side by side."""
 
@@ -126,6 +110,20 @@ class Notified(msgspec.Struct, frozen=True):
 
     text: str
     severity: Severity = "information"
+    except_on: str = ""
+    """The scope of the screen that shows the same by itself."""
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """Changes of the session that the app repaints."""
+
+    next_run: bool = False
+    """True if the next run has other settings."""
+    knob: str = ""
+    """The knob that the cursor goes to; empty to leave the cursor where it is."""
+    notices: tuple[Notified, ...] = ()
+    refusal: UserError | None = None
+    """Why a knob cannot have a value, or why a preset cannot be loaded."""
 
 
 class TerminalLost(msgspec.Struct, frozen=True):
@@ -147,15 +145,13 @@ Message = (
     | MachineSeen
     | SituationGathered
     | NextRunPredicted
-    | NextRunChanged
-    | NextRunRefused
+    | NextRunRead
     | RunStarted
     | RunRefused
     | RunGivenUp
     | OomExplained
     | SearchStarted
     | SearchRefused
-    | SearchEnded
     | RunsCompared
     | Notified
     | TerminalLost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,7 +95,7 @@ class RunControl:
         try:
             return messages.RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home, on_wait))
         except ProgramCancelled:
-            return messages.RunGivenUp("The wait was given up; nothing was started.")
+            return messages.RunGivenUp()
         finally:
             self._giving_up = None
 
@@ -325,16 +325,14 @@ def compared_with_previous(home: Home, run_id: str) -> messages.RunsCompared:
 class ScriptDiscovered(messages.ScreenMessage, frozen=True):
     """The flags of a script are known."""
 
-    discovery_id: int
-    """The number that `ScriptControl.discover` gave this discovery."""
+    command: tuple[str, ...]
     discovered: Discovered
 
 
 class DiscoveryRefused(messages.ScreenMessage, frozen=True):
     """A script could not be looked into."""
 
-    discovery_id: int
-    """The number that `ScriptControl.discover` gave this discovery."""
+    command: tuple[str, ...]
     error: UserError
 
 
@@ -344,28 +342,17 @@ class ScriptControl:
     def __init__(self, python: str | None) -> None:
         self._python = python
         self._work = CancellableWork("discovery")
-        self._discovery_id = 0
 
-    def discover(self, command: Sequence[str], post: messages.Post) -> int:
-        """Find the flags of this command's script; return the discovery's number.
-
-        `post` gets ScriptDiscovered or DiscoveryRefused with it.
-        """
-        self._discovery_id += 1
-        discovery_id = self._discovery_id
-        self._work.start(
-            partial(self._discover, tuple(command), discovery_id), post, partial(DiscoveryRefused, discovery_id)
-        )
-        return discovery_id
+    def discover(self, command: tuple[str, ...], post: messages.Post) -> None:
+        """Find the flags of this command's script: posts ScriptDiscovered or DiscoveryRefused."""
+        self._work.start(partial(self._discover, command), post, partial(DiscoveryRefused, command))
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """End the script that is looked into, and wait at most `wait_s` seconds until its process is gone."""
         self._work.cancel(wait_s)
 
-    def _discover(
-        self, command: tuple[str, ...], discovery_id: int, cancelled: threading.Event
-    ) -> ScriptDiscovered | None:
+    def _discover(self, command: tuple[str, ...], cancelled: threading.Event) -> ScriptDiscovered | None:
         from trainfast_runner.running.scripts.discovery import discover
 
         discovered = discover(command, self._python, cancelled=cancelled)
-        return None if cancelled.is_set() else ScriptDiscovered(discovery_id, discovered)
+        return None if cancelled.is_set() else ScriptDiscovered(command, discovered)

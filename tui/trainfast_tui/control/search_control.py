@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ from msgspec.structs import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import PAUSE_STATES, Home
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.units import counted
 from trainfast_tui.control import messages
 from trainfast_tui.control.run_control import PendingStart
-from trainfast_tui.control.threads import start_thread
+from trainfast_tui.control.threads import CancellableWork, start_thread
 from trainfast_tui.live.snapshot import SearchKind, SearchSnapshotT, Snapshot
 from trainfast_tui.text.format import Piece, plain
 
@@ -75,6 +77,17 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         """True while a search works, and from its start until it is seen or refused."""
         return self._pending.is_pending or (self._snapshot is not None and self._snapshot.is_live)
 
+    def badge(self, now_ns: int) -> str:
+        """Return a few words on the active search: `● best fit 3/6 · 1:12 left`."""
+        search = self.current
+        return f"● {self.KIND.label.replace('-', ' ')} " + (
+            "starting" if search is None else self._progress(search, now_ns)
+        )
+
+    @abstractmethod
+    def _progress(self, search: SearchSnapshotT, now_ns: int) -> str:
+        """Return how far a live search has come."""
+
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the reader may still show the search before."""
         self._pending.note_started(directory)
@@ -86,27 +99,29 @@ class SearchControl(ABC, Generic[SearchSnapshotT]):
         search = self._snapshot
         self._dismissed_directory = search.directory if search is not None and not search.is_live else None
 
-    def note_seen(self, search: SearchSnapshotT | None) -> None:
-        """Record the search that the reader shows, and post that it was started elsewhere or has ended.
+    def note_seen(self, search: SearchSnapshotT | None) -> list[messages.Notified]:
+        """Record the search that the reader shows; return the notice that it was started elsewhere or has ended.
 
         A search that was to be stopped as soon as it started is stopped.
         """
         before, self._snapshot = self._snapshot, search
         if search is None:
-            return
+            return []
         is_new = before is None or before.directory != search.directory
         was_pending = self._pending.is_pending
         is_started_here = self._pending.note_seen(search.directory)
-        if search.is_live:
-            self._unended_directory = search.directory
-            if is_new and not was_pending:
-                self._post(messages.Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it."))
-        elif search.directory == self._unended_directory and search != self._seen_before_start:
-            self._unended_directory = None
-            self._post(messages.SearchEnded(self._describe(search), self.KIND))
         if is_started_here and self._stop_when_seen:
             # Not `stop`: this snapshot may be older than the lock of a continued search.
             start_thread("cancel", partial(self._cancel, search.directory), self._post)
+        if search.is_live:
+            self._unended_directory = search.directory
+            if is_new and not was_pending:
+                return [messages.Notified(f"A {self.KIND.label} search is live; {self.KIND.key} shows it.")]
+        elif search.directory == self._unended_directory and search != self._seen_before_start:
+            self._unended_directory = None
+            words = f"The search has ended: {self._describe(search)}. {self.KIND.key} shows it."
+            return [messages.Notified(words, except_on=self.KIND)]
+        return []
 
     @abstractmethod
     def _describe(self, search: SearchSnapshotT) -> str:
@@ -189,10 +204,14 @@ class Searches:
         """The kind of the search that uses the device; None without one."""
         return next((kind for kind in SearchKind if self.of(kind).is_active), None)
 
-    def note_snapshot(self, snapshot: Snapshot) -> None:
-        """Note the followed search of each kind."""
-        self.batch.note_seen(snapshot.batch_search)
-        self.best.note_seen(snapshot.best_search)
+    def note_snapshot(self, snapshot: Snapshot) -> list[messages.Notified]:
+        """Note the followed search of each kind, and return the notices about them."""
+        return [*self.batch.note_seen(snapshot.batch_search), *self.best.note_seen(snapshot.best_search)]
+
+    def badge(self, now_ns: int) -> str:
+        """Return a few words on the search that is going on, for every screen; empty without one."""
+        kind = self.running_kind
+        return "" if kind is None else self.of(kind).badge(now_ns)
 
 
 class BatchControl(SearchControl["BatchSnapshot"]):
@@ -204,6 +223,10 @@ class BatchControl(SearchControl["BatchSnapshot"]):
         from trainfast_tui.text.batch_words import batch_search_words
 
         return batch_search_words(search)
+
+    def _progress(self, search: BatchSnapshot, now_ns: int) -> str:
+        probes = counted(len(search.probes), "probe")
+        return f"{probes} · {search.state}" if search.state != "running" else probes
 
 
 class BestOptions(msgspec.Struct, frozen=True):
@@ -218,8 +241,8 @@ class BestOptions(msgspec.Struct, frozen=True):
 class BestPlanned(messages.ScreenMessage, frozen=True):
     """The plan of a best-fit search, in paragraphs with their tones."""
 
-    plan_id: int
-    """The number that `BestControl.plan` gave this plan."""
+    options: BestOptions
+    """The search that was planned."""
     texts: list[Piece]
     vary: Mapping[str, Sequence[KnobValue]] = msgspec.field(default_factory=dict)
     """The varied values; empty if the search is refused."""
@@ -235,23 +258,34 @@ class BestControl(SearchControl["BestSnapshot"]):
         super().__init__(home, post, python)
         self.options = BestOptions()
         """The next search."""
-        self._plan_id = 0
+        self._planning = CancellableWork("plan")
 
     def _describe(self, search: BestSnapshot) -> str:
         from trainfast_tui.text.best_words import best_search_words
 
         return best_search_words(search)
 
-    def plan(self, spec: RunSpec, post: messages.Post) -> int:
-        """Plan a search of `spec` and return the plan's number, with which `post` gets BestPlanned."""
-        self._plan_id += 1
-        plan_id = self._plan_id
+    def _progress(self, search: BestSnapshot, now_ns: int) -> str:
+        so_far = search.so_far
+        tried = len({attempt.candidate_number for attempt in so_far.attempts})
+        words = f"{tried}/{len(so_far.candidates)} · " if so_far.candidates else ""
+        if search.state != "running" or so_far.question is None:
+            return f"{words}{search.state}"
+        minutes, seconds = divmod(round(max(0.0, so_far.question.budget_s - so_far.spent_s(now_ns))), 60)
+        return f"{words}{minutes}:{seconds:02} left"
+
+    def plan(self, spec: RunSpec, post: messages.Post) -> None:
+        """Plan a search of `spec` with the present options, giving up an earlier plan; `post` gets BestPlanned."""
+        options = self.options
 
         def refusal(error: UserError) -> BestPlanned:
-            return BestPlanned(plan_id, [(f"Refused: {error.line_without_option()}", "error")])
+            return BestPlanned(options, [(f"Refused: {error.line_without_option()}", "error")])
 
-        start_thread("plan", partial(self._plan, spec, self.options, plan_id), post, refusal)
-        return plan_id
+        self._planning.start(partial(self._plan, spec, options), post, refusal)
+
+    def give_up_plan(self) -> None:
+        """Post no plan any more."""
+        self._planning.cancel()
 
     def note_started(self, directory: Path) -> None:
         """Record that the started search holds its lock; the next one is not fresh again."""
@@ -268,17 +302,19 @@ class BestControl(SearchControl["BestSnapshot"]):
     def _best_request(self) -> BestRequest:
         return self.request
 
-    def _plan(self, spec: RunSpec, options: BestOptions, plan_id: int) -> BestPlanned:
+    def _plan(self, spec: RunSpec, options: BestOptions, cancelled: threading.Event) -> BestPlanned | None:
         from trainfast_runner.search.best.question import BestRequest, estimate, plan_spec_best
         from trainfast_tui.text.best_words import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line
 
         plan = plan_spec_best(spec, options.request or BestRequest(), self._python)
         best_estimate = estimate(plan, self._home)
+        if cancelled.is_set():
+            return None
         lines = [varied_line(best_estimate.vary, best_estimate.global_batch), *estimate_lines(best_estimate)]
         texts: list[Piece] = [(plain(line), "text") for line in lines]
         # The smallest screen may have no room for the knobs left alone: they come last.
         texts += [(plain(line), "muted") for line in left_alone_lines(best_estimate.left_alone, to_name=NAMED_BY_KEYS)]
-        return BestPlanned(plan_id, texts, best_estimate.vary, best_estimate.global_batch)
+        return BestPlanned(options, texts, best_estimate.vary, best_estimate.global_batch)
 
 
 def request_of(question: BestQuestion) -> BestRequest:

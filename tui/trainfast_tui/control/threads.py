@@ -70,7 +70,7 @@ class CancellableWork:
     ) -> None:
         """Cancel the work under way and start this one after it, as `start_thread`.
 
-        `work` gets the event that cancels it.
+        `work` gets the event that cancels it; an error of cancelled work is not posted.
         """
         self._cancelled.set()
         cancelled, before = threading.Event(), self._thread
@@ -80,8 +80,11 @@ class CancellableWork:
                 before.join()
             return None if cancelled.is_set() else work(cancelled)
 
+        def refused(error: UserError) -> Message | None:
+            return None if cancelled.is_set() else to_message(error)
+
         self._cancelled = cancelled
-        self._thread = start_thread(self._thread_name, work_after, post, to_message)
+        self._thread = start_thread(self._thread_name, work_after, post, refused)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """Cancel the work under way and wait at most `wait_s` seconds until it has ended."""

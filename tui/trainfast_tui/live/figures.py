@@ -106,6 +106,12 @@ def _median(values: Sequence[float | None], median_of: Callable[[Sequence[float]
     return median_of(known_values) if known_values else None
 
 
+def run_label(run: RunSnapshot) -> str:
+    """Return the run by the number of its launch, `run 12`; its id if this home did not launch it."""
+    number = run.run_file.number if run.run_file is not None else None
+    return run.run_id if number is None else f"run {number}"
+
+
 def peak_allocated_bytes(run: RunSnapshot) -> int | None:
     """Return the peak of the run's result, else of its steps so far."""
     peak = run.result.memory.peak_allocated_bytes if run.result is not None else None

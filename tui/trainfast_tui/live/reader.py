@@ -125,10 +125,8 @@ class Reader(threading.Thread):
         batch_search = self._read("the batch search", self._batch_search.poll, self._batch_search.newest)
         best_search = self._read("the best-fit search", self._best_search.poll, self._best_search.newest)
         self._read("the list of runs", lambda: self._other_runs.look(self.followed), None)
-        other_run_id = self._other_runs.started_elsewhere_id
-        if other_run_id is not None and run is None and self.followed is None:
-            self._followed_run.follow(self._home.directory(other_run_id))
-            other_run_id = None  # the next snapshot shows it
+        if run is None and self.followed is None and (started := self._other_runs.newest_directory()) is not None:
+            self._followed_run.follow(started)  # the next snapshot shows it
         self._update_sampler(run)
         snapshot = Snapshot(
             taken_ns=time.monotonic_ns(),
@@ -140,7 +138,6 @@ class Reader(threading.Thread):
             best_search=best_search,
             trouble=self._trouble,
             other_live_run_id=self._other_runs.live_id,
-            started_elsewhere_id=other_run_id,
         )
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
 
@@ -354,45 +351,37 @@ class OtherRuns:
     def __init__(self, home: Home) -> None:
         self.live_id: str | None = None
         """Id of the newest live run that is not shown, as of the last look; None if there is none."""
-        self.started_elsewhere_id: str | None = None
-        """Id of the newest live run that began after the first look, was never shown and is not a search's; or None."""
         self._home = home
         self._changed_ns: int | None = None
         """The time at which the folder of runs had changed last; None before the first look."""
-        self._listed_ids: frozenset[str] | None = None
-        """Ids of all runs at the last look; None before the first."""
+        self._listed_ids: frozenset[str] = frozenset()
+        """Ids of all runs at the last look."""
         self._unended_ids: list[str] = []
         """Ids of the runs that have not ended as far as is known, newest first."""
-        self._new_ids: set[str] = set()
-        """Ids of runs that came after the first look and were not shown yet."""
 
     def look(self, shown_directory: Path | None) -> None:
         """Look for live runs other than that of `shown_directory`."""
         self._look_for_new()
         unended_ids: list[str] = []
-        live_ids: list[str] = []
+        self.live_id = None
         for run_id in self._unended_ids:
             directory = self._home.directory(run_id)
-            if directory == shown_directory:
-                self._new_ids.discard(run_id)
-                unended_ids.append(run_id)
-                continue
             # Looked for before the lock is tried: a launch takes the lock before it writes `run.json`.
             is_launched = (directory / RUN_FILE).exists()
-            if is_unfinished(directory):
-                live_ids.append(run_id)
+            is_live = directory != shown_directory and is_unfinished(directory)
+            if is_live or not is_launched or directory == shown_directory:
                 unended_ids.append(run_id)
-            elif not is_launched:
-                unended_ids.append(run_id)
+            if is_live and self.live_id is None:
+                self.live_id = run_id
         self._unended_ids = unended_ids
-        self.live_id = next(iter(live_ids), None)
-        self.started_elsewhere_id = next((run_id for run_id in live_ids if self._is_started_elsewhere(run_id)), None)
 
-    def _is_started_elsewhere(self, run_id: str) -> bool:
-        if run_id not in self._new_ids:
-            return False
-        run_file = read_run_file(self._home.directory(run_id))
-        return run_file is not None and run_file.role is None
+    def newest_directory(self) -> Path | None:
+        """Return the directory of the newest live run that was not started by a search; None without one."""
+        for run_id in self._unended_ids:
+            directory = self._home.directory(run_id)
+            if (run_file := read_run_file(directory)) is not None and run_file.role is None:
+                return directory
+        return None
 
     def _look_for_new(self) -> None:
         try:
@@ -404,9 +393,7 @@ class OtherRuns:
         run_ids = self._home.run_ids()
         # Set after the look, so that an unreadable home is reported each time.
         self._changed_ns = changed_ns
-        new_ids = set(run_ids) - (self._listed_ids or frozenset())
-        if self._listed_ids is not None:
-            self._new_ids |= new_ids
+        new_ids = set(run_ids) - self._listed_ids
         self._unended_ids = [run_id for run_id in reversed(run_ids) if run_id in new_ids or run_id in self._unended_ids]
         self._listed_ids = frozenset(run_ids)
 

@@ -67,8 +67,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The processes that use the machine; None while no screen shows them."""
     other_live_run_id: str | None = None
     """Id of the newest live run that is not shown, a search's trial for instance."""
-    started_elsewhere_id: str | None = None
-    """Id of a live run that was started elsewhere since the app was opened, and was never shown."""
 
     @property
     def live_run(self) -> RunSnapshot | None:

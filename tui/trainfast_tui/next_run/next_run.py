@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.search.advice import Situation
     from trainfast_runner.search.batch_journal import BatchSnapshot
-    from trainfast_runner.settings.script_preset import ScriptPreset
 
 
 LAUNCH_DEFAULTS = {name: KNOBS_BY_NAME[name].default for name in LAUNCH_KNOBS if name != "steps"}

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.records.run_file import PredictedSpeed
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.next_run.next_run import NextRun
 
 
 def preset_choices() -> list[tuple[str, str]]:
@@ -83,6 +81,13 @@ def repeat_run(run_file: RunFile, home: Home, *, is_opened: bool = False) -> Nex
         return repeat_preset_run(run_file, home, is_opened=is_opened)
     except UserError:
         return None  # settings of a newer version
+
+
+def reads_search(run_file: RunFile, *, is_opened: bool) -> bool:
+    """True if repeating this run reads the journal of its search, which is too slow for the event loop."""
+    if run_file.script is not None or run_file.search_id is None:
+        return False
+    return run_file.role == CONFIRMATION or (run_file.role == COLD and not is_opened)
 
 
 def repeat_preset_run(run_file: RunFile, home: Home, *, is_opened: bool = False) -> PresetNextRun:

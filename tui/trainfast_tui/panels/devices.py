@@ -53,8 +53,6 @@ BADGE_TONES: dict[str, Tone] = {"warning": "alarm", "info": "badge", "none": "mu
 class DevicesPanel(PaintedWidget):
     """Shows the newest tick in as many rows as it needs."""
 
-    DEFAULT_CSS = "DevicesPanel { height: 2; }"
-
     _snapshot: Snapshot | None = None
 
     def show_snapshot(self, snapshot: Snapshot) -> None:

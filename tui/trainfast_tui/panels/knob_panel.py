@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
+from textual import events
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import whole_number
@@ -14,15 +15,15 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import preset_choices
-from trainfast_tui.painting import PaintedWidget
+from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, Section, Tone
+from trainfast_tui.text.format import Line, Section, Tone, has_all_words
 from trainfast_tui.text.keys import KNOBS_IN_ORDER, SCRIPT_KEY, key_of
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.settings.knob_values import KnobValues
+    from trainfast_runner.settings.knob_values import Knob, KnobValue, KnobValues
     from trainfast_tui.session import Session
 
 
@@ -30,21 +31,17 @@ AUTO = "auto"
 NO_VALUE = "–"
 """Stands for the value of a knob that cannot reach a script."""
 NAME_WIDTH = 15
-MAX_ABOUT_LINES, MAX_ADVISED_LINES = 13, 16
-"""The most lines about a knob, and about one there is advice for."""
-MIN_LIST_LINES = 7
-"""The text about a knob leaves the list this many lines, unless the text would get fewer than `MIN_ABOUT_LINES`."""
-MIN_ABOUT_LINES = 3
+KNOBS_A_PAGE = 8
+ABOUT_LINES = 3
+"""Lines about the knob under the cursor; its help has the rest."""
 WIDE_FACTORS_FROM = 40
 """Columns from which the factors of the global batch have room around them."""
 MIN_LIST_LINES_BESIDE_REFUSAL = 3
 """Lines of the list that a long refusal leaves."""
 
 
-class KnobPanel(PaintedWidget, can_focus=True):
+class KnobPanel(ListWidget, can_focus=True):
     """A list of knobs with a cursor, and below it the text about the knob; the keys change the session's next run."""
-
-    DEFAULT_CSS = "KnobPanel { height: 1fr; width: 1fr; }"
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -57,6 +54,10 @@ class KnobPanel(PaintedWidget, can_focus=True):
         self._machine_refusal: UserError | None = None
         self._headings: Mapping[str, str] = dict.fromkeys(KNOBS_IN_ORDER, "")
         """The heading over each listed knob, in the order of the list."""
+        self._words = ""
+        """Words that the listed knobs contain."""
+        self._knob_of_row: dict[int, str] = {}
+        """The knob in each row of the panel."""
         self._cursor = 0
         self._top = 0
 
@@ -80,7 +81,13 @@ class KnobPanel(PaintedWidget, can_focus=True):
         self._machine_refusal = _refusal_of_machine(next_run, machine)
         if next_run is not None:
             above = self.listed[: self._cursor + 1]
-            self._headings = next_run.headings(KNOBS_IN_ORDER)
+            headings = next_run.headings(KNOBS_IN_ORDER)
+            matching = {
+                name: heading
+                for name, heading in headings.items()
+                if has_all_words(f"{name} {heading} {KNOBS_BY_NAME[name].what}", self._words)
+            }
+            self._headings = matching or headings
             # The cursor stays on its knob, or goes to the nearest one above that is still listed.
             self._cursor = next((self.listed.index(name) for name in reversed(above) if name in self.listed), 0)
         self._put_cursor_on(knob)
@@ -125,9 +132,22 @@ class KnobPanel(PaintedWidget, can_focus=True):
         """Move the cursor `by` knobs down, clamped to the list."""
         self.move_to(self.listed[fmt.moved_cursor(self._cursor, by, len(self.listed))])
 
-    def action_end(self, by: int) -> None:
-        """Move the cursor to the first knob (-1) or to the last (1)."""
-        self.action_move(by * len(self.listed))
+    @property
+    def page_rows(self) -> int:
+        return KNOBS_A_PAGE
+
+    def on_click(self, event: events.Click) -> None:
+        """Move the cursor to the clicked knob; a click on the knob under the cursor types its value."""
+        name = self._knob_of_row.get(event.y)
+        if name == self.current:
+            self.action_type_value()
+        elif name is not None:
+            self.move_to(name)
+
+    def filter_knobs(self, words: str) -> None:
+        """List only the knobs whose name, group or description contains all of these words."""
+        self._words = words
+        self.show_knobs()
 
     def action_turn(self, by: int, around: bool = False) -> None:
         next_run = self._session.next_run
@@ -198,17 +218,22 @@ class KnobPanel(PaintedWidget, can_focus=True):
         room = height - 1 - len(head)
         if (refusal := self._shown_refusal) is not None:
             # A refusal and its advice matter more than knobs that were not turned.
-            text = _refusal_lines(refusal, width, max(MIN_ABOUT_LINES, room // 2, room - MIN_LIST_LINES_BESIDE_REFUSAL))
+            text = _refusal_lines(refusal, width, max(ABOUT_LINES, room // 2, room - MIN_LIST_LINES_BESIDE_REFUSAL))
         else:
-            max_rows = MAX_ADVISED_LINES if self.current in self._advice else MAX_ABOUT_LINES
-            text = self._knob_text.cut_to(max(MIN_ABOUT_LINES, min(max_rows, room // 2, room - MIN_LIST_LINES)), width)
+            text = self._knob_text.short(width)
         room = max(1, room - len(text))
-        rows, row_of_knob = self._list_rows(next_run)
+        rows, row_of_knob = self._list_rows(next_run, width)
         cursor = row_of_knob[self._cursor]
         # The group's title stays visible when the cursor reaches its first knob.
         self._top = max(fmt.clamp_scroll(min(self._top, cursor - 1), len(rows), room), cursor - room + 1)
         above = sum(row < self._top for row in row_of_knob)
         below = sum(row >= self._top + room for row in row_of_knob)
+        first_row = 1 + len(head) - self._top
+        self._knob_of_row = {
+            first_row + row: name
+            for row, name in zip(row_of_knob, self.listed, strict=True)
+            if self._top <= row < self._top + room
+        }
         visible_rows = rows[self._top : self._top + room]
         visible_rows += [[] for _ in range(room - len(visible_rows))]
         return [fmt.rule("next run", width, fmt.hidden_words(above, below)), *head, *visible_rows, *text]
@@ -228,7 +253,7 @@ class KnobPanel(PaintedWidget, can_focus=True):
             lines.append(_global_batch_line(next_run.spec.knobs, *self._global_batch, width))
         return lines
 
-    def _list_rows(self, next_run: NextRun) -> tuple[list[Line], list[int]]:
+    def _list_rows(self, next_run: NextRun, width: int) -> tuple[list[Line], list[int]]:
         """Return the rows of the list with its headings, and the index of each knob's row."""
         rows: list[Line] = []
         row_of_knob: list[int] = []
@@ -240,6 +265,9 @@ class KnobPanel(PaintedWidget, can_focus=True):
             changed = next_run.is_changed(name)
             row_of_knob.append(len(rows))
             rows.append(_knob_row(name, next_run, changed, number == self._cursor, self._auto_choice(next_run, name)))
+            if number == self._cursor and next_run.matters(name):
+                refused = next_run.refused_values(name, self._session.machine)
+                rows[-1] += _other_values(name, next_run, refused, width - fmt.line_length(rows[-1]))
         return rows, row_of_knob
 
     def about(self, width: int) -> Section:
@@ -306,6 +334,26 @@ def _knob_row(name: str, next_run: NextRun, is_changed: bool, is_current: bool, 
     return [*row, (value, "warning" if is_changed else "text"), (before_words, "muted")]
 
 
+def _other_values(name: str, next_run: NextRun, refused: Container[KnobValue], room: int) -> Line:
+    """Return the values that the arrows lead to, nearest first, as far as there is room; refused ones are grey."""
+    entry, current = KNOBS_BY_NAME[name], next_run.spec.knobs.get(name)
+    ladder = list(entry.values.ladder(current))
+    if current not in ladder:
+        return []
+    at = ladder.index(current)
+    line: Line = [("  ← → ", "accent")]
+    for value in (*ladder[at + 1 :], *reversed(ladder[:at])):
+        words = f"{'· ' if len(line) > 1 else ''}{entry.text_of(value)} "
+        if fmt.line_length(line) + len(words) > room:
+            break
+        line.append((words, "muted" if value in refused else "text"))
+    return line if len(line) > 1 else []
+
+
+def _effects(entry: Knob) -> tuple[tuple[str, str], ...]:
+    return ("speed  ", entry.speed), ("memory ", entry.memory)
+
+
 class KnobText(msgspec.Struct, frozen=True):
     """The texts about a knob of the next run."""
 
@@ -330,18 +378,20 @@ class KnobText(msgspec.Struct, frozen=True):
         ]
         return Section(self.name, [lines for lines in entries if lines])
 
-    def cut_to(self, room: int, width: int) -> list[Line]:
-        """Return the text in at most `room` lines."""
-        way, description = self._way(width), KNOBS_BY_NAME[self.name].what
-        trade_off = [line for entry in self._trade_off(width) for line in entry]
-        # The short texts about speed and memory are worth more than the end of a long description.
-        lines_for_description = max(1, room - 1 - len(way) - len(trade_off))
-        lines = [*way, *fmt.paragraph(description, width, "text", lines_for_description), *trade_off]
-        is_whole = len(fmt.wrap(description, width)) <= lines_for_description and len(lines) < room
-        if len(lines) >= room:
-            *before, (last, tone) = lines[room - 2]
-            lines = [*lines[: room - 2], [*before, (fmt.with_more(last, width - fmt.line_length(before)), tone)]]
-        return [fmt.rule(self.name, width, "" if is_whole else f"{key_of('main', 'knob_help')}: all of it"), *lines]
+    def short(self, width: int) -> list[Line]:
+        """Return a title and `ABOUT_LINES` lines: advice first, then what the knob is, and its effects."""
+        entry = KNOBS_BY_NAME[self.name]
+        advice = fmt.labelled(("advice ", "accent"), self.advice, width)
+        parts = [self._way(width), fmt.labelled(("here   ", "secondary"), self.auto_choice, width)]
+        parts += [fmt.paragraph(entry.what, width, "text")]
+        parts += [fmt.labelled((label, "secondary"), text, width) for label, text in _effects(entry)]
+        lines = advice[:ABOUT_LINES]
+        for part in parts:
+            if part and len(lines) < ABOUT_LINES:
+                *before, (last, tone) = part[0]
+                cut = fmt.with_more(last, width - fmt.line_length(before)) if len(part) > 1 else last
+                lines.append([*before, (cut, tone)])
+        return [fmt.rule(self.name, width, f"{key_of('main', 'knob_help')}: all of it"), *lines]
 
     def _trade_off(self, width: int) -> list[list[Line]]:
         """Return advice, the choice of `auto`, the effects on speed and memory, and the values; an entry for each."""
@@ -349,8 +399,7 @@ class KnobText(msgspec.Struct, frozen=True):
         return [
             fmt.labelled(("advice ", "accent"), self.advice, width),
             fmt.labelled(("here   ", "secondary"), self.auto_choice, width),
-            fmt.labelled(("speed  ", "secondary"), entry.speed, width),
-            fmt.labelled(("memory ", "secondary"), entry.memory, width),
+            *(fmt.labelled((label, "secondary"), text, width) for label, text in _effects(entry)),
             fmt.labelled(("not here ", "muted"), "; ".join(self.refusals), width, "muted"),
             fmt.paragraph(f"takes {entry.values.describe()}", width, "muted"),
         ]

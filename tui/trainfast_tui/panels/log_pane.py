@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from trainfast_tui.painting import PaintedWidget
+from trainfast_tui.painting import ListWidget
 from trainfast_tui.text.format import Line, clamp_scroll, rule
 
 COMPARED_LINES = 8
 """Lines by which an earlier last line is found again."""
 
 
-class LogPane(PaintedWidget):
+class LogPane(ListWidget):
     """The last lines of the training's output; it scrolls by pages."""
-
-    DEFAULT_CSS = """
-    LogPane { height: 40%; display: none; }
-    LogPane.-open { display: block; }
-    LogPane.-empty { height: 2; }
-    """
 
     def __init__(self) -> None:
         super().__init__(classes="-empty")
@@ -39,10 +33,9 @@ class LogPane(PaintedWidget):
         """Show or hide the log."""
         self.toggle_class("-open")
 
-    def scroll_pages(self, by: int) -> None:
-        """Scroll to older (-1) or newer (1) lines."""
-        page = max(1, self.size.height - 2)
-        self._lines_back = clamp_scroll(self._lines_back - by * page, len(self._output), page)
+    def action_move(self, by: int) -> None:
+        """Scroll to newer (1) or older (-1) lines."""
+        self._lines_back = clamp_scroll(self._lines_back - by, len(self._output), self.page_rows)
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:

@@ -211,14 +211,8 @@ def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int)
     return [bar, figures, first_fitting([[(words, "muted")] for words in reasons], width)]
 
 
-BELOW_INTERVAL, INSIDE_INTERVAL = "█", "▒"
-"""Cells below the interval's lower end, and inside of the interval."""
-REFERENCE_SIGN = "┃"
-"""The sign of the speed before knobs were turned."""
-
-
-class SpeedBar(GrowingPanel):
-    """The bar of samples/s; hidden while nothing is known of the next run's speed."""
+class SpeedLines(GrowingPanel):
+    """The predicted and the measured speed; hidden while neither is known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,80 +220,31 @@ class SpeedBar(GrowingPanel):
 
     def show_speed(self, speed: NextRunSpeed | None) -> None:
         """Show this speed; None hides the panel."""
-        if speed == self._speed:
-            return
-        self._speed = speed
-        self.set_shown(speed is not None)
+        if speed != self._speed:
+            self._speed = speed
+            self.set_shown(speed is not None and (speed.predicted is not None or speed.measured is not None))
 
     def lines(self, width: int, height: int) -> list[Line]:
-        speed = self._speed
-        if speed is None or width <= 0:
-            return []
-        return speed_lines(speed, width, self.screen.size.height)
+        return [] if self._speed is None or width <= 0 else speed_lines(self._speed, width)
 
 
-def speed_lines(speed: NextRunSpeed, width: int, screen_height: int) -> list[Line]:
-    """Return the bar in lines of `width` cells, with its title if width and height allow."""
-    long_form = has_long_form(width, screen_height)
-    lines = [rule("speed", width)] if long_form else []
-    if speed.predicted is None:
-        lines += paragraph(f"no speed predicted: {speed.reason}", width, "muted", 2) if speed.reason else []
-    else:
-        lines += [
-            _speed_bar_line(speed, speed.predicted, width),
-            *_predicted_speed_lines(speed, speed.predicted, width, long_form),
-        ]
-    if speed.measured is not None:
-        lines += (
-            _measured_speed_lines(speed, speed.measured, width)
-            if long_form
-            else [_measured_speed_line(speed.measured, width)]
-        )
-    return lines
+def speed_lines(speed: NextRunSpeed, width: int) -> list[Line]:
+    """Return the prediction with its change from the run on the screen or the preset, and the measured speed."""
+    lines = [] if speed.predicted is None else [_predicted_speed_line(speed, speed.predicted, width)]
+    return lines if speed.measured is None else [*lines, _measured_speed_line(speed.measured, width)]
 
 
-def _predicted_speed_lines(speed: NextRunSpeed, predicted: PredictedSpeed, width: int, long_form: bool) -> list[Line]:
-    """Return the prediction with its interval and its change from the run on the screen, or from the preset.
-
-    In the short form the change stands alone.
-    """
-    change_percent = speed.change_percent
-    words: Piece = (speed_text(predicted), "title")
-    interval = first_fitting([[("predicted ", "muted"), words], [words]], width)
-    if change_percent is None:
-        return [interval]
-    change = f"{fmt.signed_percent(change_percent)} from {fmt.number(speed.reference_samples_per_s)}"
-    tone: Tone = "success" if change_percent >= 0 else "warning"
-    if long_form:
-        return [interval, [("change: ", "muted"), (f"{change} samples/s", tone)]]
+def _predicted_speed_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
+    label: Piece = ("predicted ", "muted")
+    if speed.change_percent is None:
+        words: Piece = (speed_text(predicted), "title")
+        return first_fitting([[label, words], [words]], width)
+    percent = fmt.signed_percent(speed.change_percent)
+    change = f"{percent} from {fmt.number(speed.reference_samples_per_s)}"
+    tone: Tone = "success" if speed.change_percent >= 0 else "warning"
     start: Line = [(f"{fmt.number(predicted.median)}/s, ", "title")]
-    short = fmt.signed_percent(change_percent)
-    return [first_fitting([[*start, (f"{change}/s", tone)], [*start, (change, tone)], [*start, (short, tone)]], width)]
-
-
-def _speed_bar_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
-    """Return the interval on the scale of all figures shown; a sign marks the prediction before knobs were turned."""
-    scale = width / _full_width_samples_per_s(speed)
-    low, high = max(1, round(predicted.low * scale)), round(predicted.high * scale)
-    line: Line = [(BELOW_INTERVAL, "primary") for _ in range(low)]
-    line += [(INSIDE_INTERVAL, "primary") for _ in range(high - low)]
-    line += [("·", "muted")] * (width - len(line))
-    if speed.reference_samples_per_s is not None:
-        line[min(width - 1, round(speed.reference_samples_per_s * scale))] = (REFERENCE_SIGN, "accent")
-    return join_pieces(line[:width])
-
-
-def _full_width_samples_per_s(speed: NextRunSpeed) -> float:
-    """Return the samples/s of the whole width."""
-    predicted = speed.predicted.high if speed.predicted is not None else 0.0
-    measured = speed.measured.samples_per_s if speed.measured is not None else 0.0
-    return max(predicted, measured, speed.reference_samples_per_s or 0.0, 1e-9)
-
-
-def _measured_speed_lines(speed: NextRunSpeed, measured: MeasuredSpeed, width: int) -> list[Line]:
-    """Return the measured speed on the same scale, and beside it the speed predicted for its run."""
-    filled = max(1, min(width, round(measured.samples_per_s / _full_width_samples_per_s(speed) * width)))
-    return [[(MEASURED_SIGN * filled, "title")], _measured_speed_line(measured, width)]
+    layouts = ([label, *start, (f"{change}/s", tone)], [*start, (f"{change}/s", tone)], [*start, (change, tone)])
+    return first_fitting([*layouts, [*start, (percent, tone)]], width)
 
 
 def _measured_speed_line(measured: MeasuredSpeed, width: int) -> Line:

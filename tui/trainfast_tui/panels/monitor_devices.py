@@ -60,8 +60,6 @@ class MonitorHead(PaintedWidget):
 class MonitorDevices(PaintedWidget):
     """A row for each GPU with as many readings as fit; the chosen GPU shows all."""
 
-    DEFAULT_CSS = "MonitorDevices { height: 4; }"
-
     def __init__(self) -> None:
         super().__init__()
         self._snapshot: Snapshot | None = None

@@ -54,11 +54,6 @@ FIRST_ROW_PHASES = 3
 class StepPanel(ShownRunWidget):
     """Five lines about the run, six on a narrow screen; one more if its devices were watched."""
 
-    DEFAULT_CSS = """
-    StepPanel { height: 5; }
-    StepPanel.-watched { height: 6; }
-    """
-
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show the figures of this run."""
         self.set_class(run is not None and has_conditions(run), "-watched")
@@ -322,11 +317,6 @@ SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}
 
 class DiagnosisLine(ShownRunWidget):
     """The worst bottleneck in one line; hidden before the first step."""
-
-    DEFAULT_CSS = """
-    DiagnosisLine { height: 1; display: none; }
-    DiagnosisLine.-shown { display: block; }
-    """
 
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show this run's worst bottleneck."""

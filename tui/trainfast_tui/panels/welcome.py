@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.records.run_directory import state_text
-from trainfast_tui.live.figures import peak_allocated_bytes, run_figures, step_words
+from trainfast_tui.live.figures import peak_allocated_bytes, run_figures, run_label, step_words
 from trainfast_tui.painting import PaintedWidget, ShownRunWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import SYNTHETIC_MARK, Line, followed_run_sign, labelled, paragraph
@@ -17,10 +17,6 @@ MIN_WIDTH, MIN_HEIGHT = 80, 24
 class Welcome(PaintedWidget):
     """The keys to press before the first run."""
 
-    DEFAULT_CSS = """
-    Welcome { height: auto; min-height: 11; display: none; }
-    Welcome.-shown { display: block; height: 1fr; }
-    """
     _effect_of_r = ""
 
     def show_effect_of_r(self, words: str) -> None:
@@ -36,7 +32,7 @@ class Welcome(PaintedWidget):
             ("↑ ↓", "pick a knob; its cost in speed and memory is below it"),
             ("← →", f"turn it; {key_of('main', 'KnobPanel.type_value')} types a value"),
             (key_of("everywhere", "help"), "every key and every knob"),
-            (key_of("everywhere", "quit"), "leave; a run goes on without this screen"),
+            (key_of("main", "back"), "leave; a run goes on without this screen"),
         )
         about = "A run trains for real, for seconds, and keeps no weights."
         body: list[Line] = [[("No run yet.", "title")], *paragraph(about, width - 2, "muted"), []]
@@ -48,10 +44,6 @@ class Welcome(PaintedWidget):
 class TooSmall(ShownRunWidget):
     """The essentials of a run for a terminal that is too small."""
 
-    DEFAULT_CSS = """
-    TooSmall { height: 1fr; display: none; }
-    """
-
     def lines(self, width: int, height: int) -> list[Line]:
         size = self.screen.size
         lines: list[Line] = [
@@ -59,13 +51,13 @@ class TooSmall(ShownRunWidget):
         ]
         run = self._run
         if run is None:
-            return [*lines, [(f"No run. {RUN_KEY} starts one, {key_of('everywhere', 'quit')} leaves.", "text")]]
+            return [*lines, [(f"No run. {RUN_KEY} starts one, {key_of('main', 'back')} leaves.", "text")]]
         figures = run_figures(run)
         synthetic = f"  {SYNTHETIC_MARK}" if run.synthetic else ""
         sign, tone = followed_run_sign(run)
         return [
             *lines,
-            [(f"{sign} {state_text(run.state)}", tone), (f"  {run.run_id}", "muted")],
+            [(f"{sign} {state_text(run.state)}", tone), (f"  {run_label(run)}", "muted")],
             [(step_words(run), "title")],
             [(fmt.per_second(figures.samples_per_s, "samples"), "title"), (synthetic, "warning")],
             [(f"peak {peak_word_of(run.run_file)} ", "muted"), (fmt.size(peak_allocated_bytes(run)), "text")],

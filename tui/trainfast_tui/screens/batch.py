@@ -51,9 +51,8 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         With neither a question nor a search on the screen, the search is starting.
         """
 
-    def compose(self) -> ComposeResult:
+    def content(self) -> ComposeResult:
         yield BatchView(self._next_run.spec.name)
-        yield self.footer()
 
     @property
     def view(self) -> BatchView:
@@ -88,6 +87,10 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         if self.search_control.is_active:
             self._is_asking = False
         self.show_search(None if self._is_asking else self.search_control.current)
+
+    def answer_run_id(self) -> str | None:
+        answer = self._search.answer if self._search is not None else None
+        return None if answer is None else answer.confirmation_run_id
 
     def hidden_actions(self) -> set[str]:
         hidden = set()
@@ -188,14 +191,13 @@ class BatchView(SearchView[BatchSnapshot]):
         else:
             self.scroll_lines(by)
 
-    def search_lines(self, search: BatchSnapshot, notice: list[Line], width: int, height: int) -> list[Line]:
+    def search_lines(self, search: BatchSnapshot, width: int, height: int) -> list[Line]:
         name = search.question.name if search.question is not None else self._spec_name
         head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width)]
         table = table_lines(search, width)
         foot = [*_next_lines(search, width), *_offer_lines(search, self._cursor, width)]
         if any(DOUBT_SIGN in text for line in table for text, _ in line):
             foot = [[(STRICT_MALLOC_NOTE, "warning")], *foot]
-        foot += [[], *notice] if notice else []
         foot = [[], *foot] if foot else []
         room = height - len(head) - 1 - len(foot)
         table, hidden = self.scrolled_table(table, room)

@@ -61,10 +61,6 @@ if TYPE_CHECKING:
     from trainfast_runner.settings.spec import RunSpec
 
 
-NO_PLAN = 0
-"""The `plan_id` before a plan was asked for."""
-AFTER_RUN = -1
-"""The `plan_id` of a plan that waits for the end of a live run."""
 PLANNING_NOTICE = "Listing the settings that can run here…"
 MAX_NAMED = 3
 """The status line names at most this many knobs."""
@@ -79,13 +75,14 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._planned = BestPlanned(NO_PLAN, [])
+        self._planned = BestPlanned(session.searches.best.options, [])
+        self._plans_after_run = False
+        """True while the plan waits for the end of a live run."""
         self._shows_new_question = False
         """True while a new question is on the screen in place of a search that has ended; `_search` is None then."""
 
-    def compose(self) -> ComposeResult:
+    def content(self) -> ComposeResult:
         yield BestView()
-        yield self.footer()
 
     @property
     def search_control(self) -> BestControl:
@@ -103,28 +100,33 @@ class BestScreen(SearchScreen["BestSnapshot"]):
 
     def show_newest(self) -> None:
         self._show_search_or_plan()
-        if self._planned.plan_id == AFTER_RUN and self._is_asking and self.session.live_run is None:
+        if self._plans_after_run and self._is_asking and self.session.live_run is None:
             self._make_plan()
 
     def _make_plan(self) -> None:
         """Plan a search of the next run, unless a run is being measured."""
-        next_run, run = self.session.next_run, self.session.live_run
+        next_run, run, control = self.session.next_run, self.session.live_run, self.search_control
         assert next_run is not None
+        self._plans_after_run = run is not None
         if run is not None:
-            words = f"{run.run_id} is using the device: {key_of('best', 'apply')} stops it first."
-            self._planned = BestPlanned(AFTER_RUN, [(words, "warning")])
+            label = self.session.run_words(run.run_id)
+            words = f"{label} is using the device: {key_of('best', 'apply')} stops it first."
+            self._planned = BestPlanned(control.options, [(words, "warning")])
         else:
-            plan_id = self.search_control.plan(next_run.spec, self.post)
-            self._planned = BestPlanned(plan_id, [(PLANNING_NOTICE, "muted")])
+            control.plan(next_run.spec, self.post)
+            self._planned = BestPlanned(control.options, [(PLANNING_NOTICE, "muted")])
         self._show_search_or_plan()
 
     def on_posted_message(self, message: PostedMessage) -> None:
         """Take in the plan; leave other messages to the app."""
         planned = message.content
         # The plan of an earlier question may come late.
-        if isinstance(planned, BestPlanned) and planned.plan_id == self._planned.plan_id:
+        if isinstance(planned, BestPlanned) and planned.options == self.search_control.options:
             self._planned = planned
             self._show_search_or_plan()
+
+    def on_unmount(self) -> None:
+        self.search_control.give_up_plan()
 
     def _show_search_or_plan(self) -> None:
         """Paint the search as of the newest snapshot, or the plan of one."""
@@ -157,6 +159,10 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             rows += [("", text, tone) for text, tone in self._planned.texts]
         return next_run.spec.name if next_run is not None else "", rows
 
+    def answer_run_id(self) -> str | None:
+        answer = self._search.so_far.answer if self._search is not None else None
+        return None if answer is None or not answer.best_run_ids else answer.best_run_ids[-1]
+
     def hidden_actions(self) -> set[str]:
         search = self._search
         is_live = search is not None and search.is_live
@@ -187,7 +193,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         super().show_refusal(error)
         if not self._planned.vary:
             # The plan was refused for the same reason, which the notice gives.
-            self._planned = BestPlanned(self._planned.plan_id, [])
+            self._planned = BestPlanned(self._planned.options, [])
         self._show_search_or_plan()
 
     def action_leave(self) -> None:
@@ -332,18 +338,18 @@ class BestView(SearchView["BestSnapshot"]):
 
     TITLE = "best fit"
 
-    def search_lines(self, search: BestSnapshot, notice: list[Line], width: int, height: int) -> list[Line]:
+    def search_lines(self, search: BestSnapshot, width: int, height: int) -> list[Line]:
         name = search.so_far.question.name if search.so_far.question is not None else self._spec_name
         head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width), *_varied_lines(search, width)]
         foot = [*_answer_lines(search, width, height), *_instruction_lines(search, width)]
         table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
         line = waiting_line(search.so_far, width) if search.is_live else []
         step_lines = [line] if line else []
-        end = [[], *foot, *notice] if foot or notice else []
+        end = [[], *foot] if foot else []
         room = height - len(head) - len(end)
         if room < 0:
             text = [*head, [], *foot, [], *table, *step_lines]
-            return [*self.scrolled_text(text, height - len(notice)), *notice]
+            return self.scrolled_text(text, height)
         self._top = 0
         table_rows = len(table) + len(step_lines) + 1 if len(table) > 1 or step_lines else 0
         points = candidate_points(search.so_far, is_live=search.is_live)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import Result
@@ -25,7 +26,6 @@ from trainfast_tui.text.result_words import (
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.live.snapshot import Snapshot
-    from trainfast_tui.session import Session
 
 
 VERDICT_TONES: dict[str, Tone] = {BETTER: "success", WORSE: "error", DOUBTFUL: "warning"}
@@ -48,6 +48,13 @@ class CompareScreen(PageScreen):
         super().__init__(session)
         self._a, self._b = a, b
         self._comparison = compare(a, b)
+        self._labels = {result.run_id: session.run_words(result.run_id) for result in (a, b)}
+
+    def answer_run_id(self) -> str:
+        return self._b.run_id
+
+    def reported(self) -> Sequence[str]:
+        return self._a.run_id, self._b.run_id
 
     def action_swap(self) -> None:
         self._a, self._b = self._b, self._a
@@ -58,8 +65,7 @@ class CompareScreen(PageScreen):
         comparison = self._comparison
         return [
             rule("compare", width),
-            _run_line("A", self._a),
-            _run_line("B", self._b),
+            *(self._run_line(letter, result) for letter, result in (("A", self._a), ("B", self._b))),
             [],
             *_verdict_lines(comparison, width),
             *_knob_lines(comparison, width),
@@ -67,6 +73,11 @@ class CompareScreen(PageScreen):
             *_figure_lines(comparison, width),
             *_condition_lines(comparison),
         ]
+
+    def _run_line(self, letter: str, result: Result) -> Line:
+        words = f"  {state_text(result.state)}, {counted(result.steps.measured, 'step')} measured"
+        badge = SYNTHETIC_BADGE if result.synthetic_data else []
+        return [(f"{letter}  ", "key"), (self._labels[result.run_id], "title"), (words, "muted"), *badge]
 
 
 def _verdict_lines(comparison: Comparison, width: int) -> list[Line]:
@@ -79,13 +90,6 @@ def _verdict_lines(comparison: Comparison, width: int) -> list[Line]:
     for note in map(fmt.with_sizes, comparison.notes):
         lines += labelled(("note: ", "muted"), note, width, "warning")
     return [*lines, []] if lines else []
-
-
-def _run_line(letter: str, result: Result) -> Line:
-    measured = result.steps.measured
-    words = f"  {state_text(result.state)}, {counted(measured, 'step')} measured"
-    badge = SYNTHETIC_BADGE if result.synthetic_data else []
-    return [(f"{letter}  ", "key"), (result.run_id, "title"), (words, "muted"), *badge]
 
 
 def _knob_lines(comparison: Comparison, width: int) -> list[Line]:
@@ -163,7 +167,7 @@ class DiagnosisScreen(PageScreen):
 
     def __init__(self, session: Session, run: RunSnapshot) -> None:
         super().__init__(session)
-        self._run = run
+        self._run, self._label = run, session.run_words(run.run_id)
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of this run, and none of another run."""
@@ -174,7 +178,7 @@ class DiagnosisScreen(PageScreen):
 
     def body(self, width: int) -> list[Line]:
         period_words = "now" if self._run.is_live else "in all"
-        title = rule(f"bottlenecks of {self._run.run_id}, {period_words}", width)
+        title = rule(f"bottlenecks of {self._label}, {period_words}", width)
         return [title, [], *_diagnosis_lines(self._run, width)]
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_tui.panels.ask import ask_text
 from trainfast_tui.screens.base import Page, PageScreen
 from trainfast_tui.text.event_words import OTHER_REASON_LETTER, SHADES
 from trainfast_tui.text.format import Line, Section, Tone, has_all_words, labelled, line_text, paragraph, rule
-from trainfast_tui.text.keys import SCRIPT_KEY, actions_of, key_of, knobs_by_group
+from trainfast_tui.text.keys import SCRIPT_KEY, actions_of, knobs_by_group
 
 if TYPE_CHECKING:
     from trainfast_tui.session import Session
@@ -59,11 +58,7 @@ class HelpScreen(PageScreen):
         self._sections = sections
         self._filter = ""
 
-    def action_filter(self) -> None:
-        hint = "Words that must all occur: batch, memory, page up. Empty shows the whole help."
-        ask_text(self.app, "Show help with", hint, self._filter, self._apply_filter)
-
-    def _apply_filter(self, words: str) -> None:
+    def filter_rows(self, words: str) -> None:
         self._filter = words.strip()
         self.query_one(Page).action_end(-1)
 
@@ -73,8 +68,7 @@ class HelpScreen(PageScreen):
             return _painted(sections, width)[1:]
         matching = _matching_sections(sections, self._filter)
         title = f"with “{self._filter}”" if matching else f"nothing with “{self._filter}”"
-        whole_help = f"{key_of('help', 'filter')} and Enter: all of it"
-        return [rule(f"help {title}", width, whole_help), *_painted(matching, width)]
+        return [rule(f"help {title}", width), *_painted(matching, width)]
 
 
 def _matching_sections(sections: list[Section], words: str) -> list[Section]:
@@ -119,7 +113,7 @@ def _keys_section(scope: str, width: int) -> Section:
     """Return the keys of a screen, or those of every screen with the palette's."""
     rows = [(", ".join(action.shown_keys), action.help) for action in actions_of(scope)]
     if scope == "everywhere":
-        rows.append(("Ctrl-P", "Every command by its name."))
+        rows.append(("mouse", "A click chooses a row, a key of the last line or an event; Shift selects text."))
     return Section(f"keys {SCOPE_WORDS[scope]}", [_entry(keys, text, "key", width) for keys, text in rows])
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.geometry import Size
-from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_directory import state_text
@@ -22,10 +19,10 @@ from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.devices import DevicesPanel
 from trainfast_tui.panels.ending_panel import EndingPanel
-from trainfast_tui.panels.header_footer import Header, StatusLine
+from trainfast_tui.panels.header_footer import FilterLine, Header, StatusLine
 from trainfast_tui.panels.knob_panel import KnobPanel
 from trainfast_tui.panels.log_pane import LogPane
-from trainfast_tui.panels.memory_and_speed import MemoryBar, SpeedBar
+from trainfast_tui.panels.memory_and_speed import MemoryBar, SpeedLines
 from trainfast_tui.panels.step_panel import DiagnosisLine, StepPanel
 from trainfast_tui.panels.welcome import MIN_HEIGHT, MIN_WIDTH, TooSmall, Welcome
 from trainfast_tui.screens.base import AppScreen
@@ -34,22 +31,13 @@ from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, STOP_KEY, key_of
 from trainfast_tui.text.memory_words import swap_notice
 
 if TYPE_CHECKING:
-    from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.session import Session
 
 WIDE_SIDE_FROM = 120
 """Columns from which the knobs have a wide column."""
-KNOBS_A_PAGE = 8
 LOW_STEP_PANEL_FROM = 100
 """Columns from which the step panel needs one line less."""
 RUNS_TO_COMPLETION = "{} runs to completion and writes its usual files; set the knob steps to end it sooner."
-
-
-class _LiveRunQuestion(msgspec.Struct, frozen=True):
-    """A dialog that makes sense only while a run is live."""
-
-    dialog: Screen[bool]
-    run_id: str
 
 
 class MainScreen(AppScreen):
@@ -58,19 +46,6 @@ class MainScreen(AppScreen):
     SCOPE = "main"
     OPENS_COMPARISONS = True
     AUTO_FOCUS = "KnobPanel"
-    DEFAULT_CSS = """
-    #body { height: 1fr; }
-    #middle { width: 1fr; height: 1fr; padding: 0 1 0 0; }
-    #side { width: 32; height: 1fr; border-left: solid $panel; padding: 0 0 0 1; }
-    #side:ansi { border-left: solid ansi_bright_black; }
-    MainScreen.-wide #side { width: 48; }
-    MainScreen.-small #body, MainScreen.-small DevicesPanel, MainScreen.-small LogPane { display: none; }
-    MainScreen.-small TooSmall { display: block; }
-    MainScreen.-narrow StepPanel { height: 6; }
-    MainScreen.-narrow StepPanel.-watched { height: 7; }
-    MainScreen.-no-steps StepPanel { display: none; }
-    MainScreen.-first ChartColumn, MainScreen.-first StepPanel { display: none; }
-    """
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -79,7 +54,6 @@ class MainScreen(AppScreen):
         """Id and state of the run that the status line is about."""
         self._trouble: str | None = None
         """The reading error that was shown last; None without one."""
-        self._question: _LiveRunQuestion | None = None
         self._search_to_open: SearchKind | None = None
         """The search to open once a snapshot tells whether one is live; None without one."""
 
@@ -88,7 +62,7 @@ class MainScreen(AppScreen):
         """True while the widgets exist: messages of threads may come earlier, and on leaving later."""
         return self._is_composed and self.app.is_running
 
-    def compose(self) -> ComposeResult:
+    def content(self) -> ComposeResult:
         # Set the size classes before the widgets exist: a later change styles every widget again.
         self._fit(self.app.size)
         yield Header()
@@ -104,10 +78,8 @@ class MainScreen(AppScreen):
             with Vertical(id="side"):
                 yield KnobPanel(self.session)
                 yield MemoryBar()
-                yield SpeedBar()
+                yield SpeedLines()
         yield LogPane()
-        yield StatusLine(id="status")
-        yield self.footer()
 
     def on_mount(self) -> None:
         self._is_composed = True
@@ -151,7 +123,6 @@ class MainScreen(AppScreen):
         self._show_status(snapshot)
         if self._search_to_open is not None:
             self._open_search(self._search_to_open)
-        self._close_outdated_question(run)
 
     def show_next_run(self, knob: str = "") -> None:
         """Paint the next run's knobs, with the cursor on `knob` where one is named."""
@@ -171,7 +142,7 @@ class MainScreen(AppScreen):
             return
         memory = self.session.next_run_memory()
         self.query_one(MemoryBar).show_memory(memory)
-        self.query_one(SpeedBar).show_speed(self.session.next_run_speed())
+        self.query_one(SpeedLines).show_speed(self.session.next_run_speed())
         fit = memory.fit if memory is not None else None
         self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 
@@ -194,7 +165,8 @@ class MainScreen(AppScreen):
         if key != self._status_of_run and snapshot.trouble is None:
             self._status_of_run = key
             if run is not None:
-                status.show_text(f"{run.run_id}: {with_sizes(run.reason) or state_text(run.state)}", "muted")
+                label = self.session.run_words(run.run_id)
+                status.show_text(f"{label}: {with_sizes(run.reason) or state_text(run.state)}", "muted")
 
     def action_run(self) -> None:
         session, next_run, run = self.session, self.session.next_run, self.session.live_run
@@ -208,10 +180,11 @@ class MainScreen(AppScreen):
             risk, name = self._risk(next_run), next_run.spec.name
             if run is not None:
                 steps_done = run.steps[-1].step if run.steps else 0
-                question = f"{run.run_id} is {state_text(run.state)}, at step {steps_done:,}. Stop it and start {name}?"
+                label = self.session.run_words(run.run_id)
+                question = f"{label} is {state_text(run.state)}, at step {steps_done:,}. Stop it and start {name}?"
                 question = " ".join(filter(None, (question, risk)))
                 start = partial(self._start, next_run, run_to_stop=run.directory)
-                self._ask_about(run, question, "stop it, then run", start)
+                ask_yes(self.app, question, "stop it, then run", start)
             elif risk:
                 question = f"{risk} Start {name} all the same?"
                 ask_yes(self.app, question, "start it", partial(self._start, next_run))
@@ -228,9 +201,8 @@ class MainScreen(AppScreen):
 
     def _start(self, next_run: NextRun, run_to_stop: Path | None = None) -> None:
         name = next_run.spec.name
-        self.notify(
-            f"Starting {name}…" if run_to_stop is None else f"Stopping {run_to_stop.name}, then starting {name}…"
-        )
+        before = "" if run_to_stop is None else f"Stopping {self.session.run_words(run_to_stop.name)}, then "
+        self.notify(f"{before}{'starting' if before else 'Starting'} {name}…")
         self.session.start_run(next_run, run_to_stop)
 
     def action_batch(self) -> None:
@@ -278,36 +250,21 @@ class MainScreen(AppScreen):
         elif run is None:
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:
-            question = f"Kill {run.run_id} now? Unwritten output is lost; its records so far are kept."
-            self._ask_about(run, question, "kill it", partial(run_control.kill, run.directory))
+            self.notify(f"Killing {self.session.run_words(run.run_id)}…", severity="warning")
+            run_control.kill(run.directory)
         elif run.supervised:
             self.notify("Asking the run to stop…")
             run_control.request_stop(run.directory)
         else:
-            question = f"{run.run_id} has no supervisor any more. Stop its processes and clean up?"
-            self._ask_about(run, question, "stop them", partial(self._clean_up, run.directory))
+            label = self.session.run_words(run.run_id)
+            question = f"{label} has no supervisor any more. Stop its processes and clean up?"
+            ask_yes(self.app, question, "stop them", partial(self._clean_up, run.directory))
 
     def _clean_up(self, directory: Path) -> None:
         from trainfast_runner.running.present_state import STOP_GRACE_S
 
         self.notify(f"Stopping the run's processes; SIGKILL after {STOP_GRACE_S:.0f} s…")
         self.session.run_control.request_stop(directory)
-
-    def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
-        """Ask a question that makes sense only while this run is live."""
-        self._question = _LiveRunQuestion(ask_yes(self.app, question, yes, then), run.run_id)
-
-    def _close_outdated_question(self, run: RunSnapshot | None) -> None:
-        """Close the question about a run that has ended by itself, with a notice."""
-        question = self._question
-        if question is None or self.app.screen is not question.dialog:
-            return
-        if run is None or run.is_live or run.run_id != question.run_id:
-            return
-        self._question = None
-        question.dialog.dismiss(None)
-        words = f"{question.run_id} has ended by itself: {state_text(run.state)}. {RUN_KEY} starts the next run."
-        self.notify(words, severity="warning")
 
     def action_compare(self) -> None:
         run = self.session.shown_run
@@ -352,13 +309,24 @@ class MainScreen(AppScreen):
 
         self.app.push_screen(DiagnosisScreen(self.session, run))
 
+    def answer_run_id(self) -> str | None:
+        return None if self.session.shown_run is None else self.session.shown_run.run_id
+
+    def filter_rows(self, words: str) -> None:
+        panel = self.query_one(KnobPanel)
+        panel.filter_knobs(words)
+        self.query_one(FilterLine).show_count(f"{len(panel.listed)} knobs")
+
+    def action_back(self) -> None:
+        self.app.exit(0)
+
     def action_page(self, by: int) -> None:
-        """Scroll the log by pages while it is open, else move the cursor by `KNOBS_A_PAGE`."""
+        """Scroll the log by pages while it is open, else move the cursor among the knobs."""
         log = self.query_one(LogPane)
         if log.display:
-            log.scroll_pages(by)
+            log.action_page(by)
         else:
-            self.query_one(KnobPanel).action_move(by * KNOBS_A_PAGE)
+            self.query_one(KnobPanel).action_page(by)
 
     def action_knob_help(self) -> None:
         from trainfast_tui.screens.help import HelpScreen

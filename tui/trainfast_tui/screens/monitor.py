@@ -21,7 +21,7 @@ from trainfast_tui.control.messages import ScreenMessage
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import SearchKind, Snapshot, used_uuids
 from trainfast_tui.panels.ask import ask_yes
-from trainfast_tui.panels.header_footer import StatusLine
+from trainfast_tui.panels.header_footer import FilterLine, StatusLine
 from trainfast_tui.panels.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.panels.sorted_table import Columns, SortedTable, SortOrder
 from trainfast_tui.screens.base import AppScreen, PageScreen, PostedMessage
@@ -37,20 +37,37 @@ MIN_ROWS_FOR_CHARTS = 7
 ROWS_KEPT_FOR_CHARTS = ((38, 15), (26, 8))
 """(rows of the screen, rows kept for charts before a GPU shows all its readings)."""
 MIN_ROWS_FOR_PROCESSES = 6
+CHARTS_EVERY_NS = 1_800_000_000
+"""Time between two paintings of the charts, at least."""
 MIN_ROWS_WITH_EVENTS = 3
 """With fewer rows for processes and events, the processes take them all."""
+
+
+class ProcessIdentified(ScreenMessage, frozen=True):
+    """A process may be ended; or it belongs to a run, which is to be stopped instead."""
+
+    row: ProcessRow
+    member: Membership | None
+
+
+def _identified(session: Session, row: ProcessRow) -> ProcessIdentified:
+    """Raise UserError for a process that cannot be ended from here."""
+    assert row.identity is not None
+    check_endable(row.identity)
+    return ProcessIdentified(row, run_of_process(session.home, row.identity))
 
 
 class MonitorScreen(AppScreen):
     """Follows the newest snapshot; the reader looks at processes for as long as this is open."""
 
     SCOPE = "monitor"
-    DEFAULT_CSS = "MonitorScreen .-away { display: none; }"
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._snapshot: Snapshot | None = None
         self._last_minute = LastMinute()
+        self._charts_ns = 0
+        """The time of the charted snapshot."""
         self._reserved_rows = (0, 0)
         """The most rows that devices and processes wanted so far: fewer would move the rest of the screen."""
         self._reserved_for: tuple[Size, int] | None = None
@@ -58,13 +75,11 @@ class MonitorScreen(AppScreen):
         self._terminated: Identity | None = None
         """The process that SIGTERM was sent to last."""
 
-    def compose(self) -> ComposeResult:
+    def content(self) -> ComposeResult:
         yield MonitorHead()
         yield MonitorDevices()
         yield ChartColumn(with_run=False)
         yield ProcessTable()
-        yield StatusLine(id="status")
-        yield self.footer()
 
     def on_mount(self) -> None:
         self.session.reader.look_at_processes(True)
@@ -95,13 +110,16 @@ class MonitorScreen(AppScreen):
         self._divide_rows()
         devices.repaint()
         charts = self.query_one(ChartColumn)
-        if charts.display:
+        # Drawn for every cell of their two minutes, the charts would take a third of the screen's time.
+        if charts.display and abs(snapshot.taken_ns - self._charts_ns) >= CHARTS_EVERY_NS:
+            self._charts_ns = snapshot.taken_ns
             charts.show_snapshot(snapshot.without_run())
         self._notify_if_ended(snapshot.processes)
 
     def _divide_rows(self) -> None:
         """Divide the rows: devices first, then a few processes, then charts, whose line of events always stays."""
         room = self.size.height - HEAD_AND_FOOTER_ROWS - self.query_one(StatusLine).lines_wanted
+        room -= self.query_one(FilterLine).has_class("-shown")
         if room <= 0:
             return
         tick = self._snapshot.tick if self._snapshot is not None else None
@@ -143,42 +161,50 @@ class MonitorScreen(AppScreen):
             words = f"This is trainfast-tui itself: press {key_of('everywhere', 'quit')} to quit."
             self.notify(words, severity="warning")
             return
-        try:
-            check_endable(row.identity)
-            member = run_of_process(self.session.home, row.identity)
-        except UserError as error:
-            self.notify(error.line_without_option(), severity="warning")
-            return
-        if member is not None:
-            self._offer_stop(row, member)
-            return
-        kill = row.identity == self._terminated
-        question = f"{'Kill' if kill else 'End'} process {row.pid}?\n{_described(row)}"
-        if kill:
-            question += "\nSIGTERM was sent to it and it still runs. SIGKILL gives it no chance to save anything."
-        yes = "send SIGKILL" if kill else "send SIGTERM: it may save what it has, and end"
-        ask_yes(self.app, question, yes, partial(self._end, row.identity, kill))
+        identify = partial(_identified, self.session, row)
+        start_thread("process", identify, self.post)
+
+    def on_posted_message(self, message: PostedMessage) -> None:
+        """Ask about a process that was identified; leave other messages to the app."""
+        match message.content:
+            case ProcessIdentified(row, None):
+                kill = row.identity == self._terminated
+                question = f"{'Kill' if kill else 'End'} process {row.pid}?\n{_described(row)}"
+                if kill:
+                    question += "\nSIGTERM was sent to it and it still runs."
+                    question += " SIGKILL gives it no chance to save anything."
+                yes = "send SIGKILL" if kill else "send SIGTERM: it may save what it has, and end"
+                ask_yes(self.app, question, yes, partial(self._end, row, kill))
+            case ProcessIdentified(row, member) if member is not None:
+                self._offer_stop(row, member)
+
+    def filter_rows(self, words: str) -> None:
+        table = self.query_one(ProcessTable)
+        table.filter_processes(words)
+        self.query_one(FilterLine).show_count(fmt.count(len(table.listed)))
+        self._divide_rows()
 
     def _offer_stop(self, row: ProcessRow, member: Membership) -> None:
         """Offer to stop the run of a process: ending the process alone would make the run a failed one."""
-        run_id = member.directory.name
         if member.role is not None:
-            words = f"Process {row.pid} works for a search ({run_id})"
+            words = f"Process {row.pid} works for a search"
             keys = f"{SearchKind.BATCH.key} or {SearchKind.BEST.key}"
             stop = key_of(SearchKind.BATCH, "cancel")
             self.notify(f"{words}: {keys} on the main screen shows it, {stop} there stops it.")
             return
-        question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.part}.\n{_described(row)}"
+        run = self.session.run_words(member.directory.name)
+        question = f"Stop {run}?\nProcess {row.pid} is {member.part}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
         ask_yes(self.app, question, yes, partial(self.session.run_control.request_stop, member.directory))
 
-    def _end(self, identity: Identity, kill: bool) -> None:
+    def _end(self, row: ProcessRow, kill: bool) -> None:
+        assert row.identity is not None
         try:
-            words = end_process(identity, kill=kill)
+            words = end_process(row.identity, kill=kill)
         except UserError as error:
             self.notify(error.line_without_option(), severity="warning")
             return
-        self._terminated = identity
+        self._terminated = row.identity
         self.notify(words if kill else f"{words} If it stays, {key_of('monitor', 'end_process')} again offers SIGKILL.")
 
 
@@ -194,6 +220,8 @@ def _described(row: ProcessRow) -> str:
 MINUTE_NS = 60_000_000_000
 JOIN_EVERY_NS = 900_000_000
 """Shares of a minute in whole percent need no more than a sample a second."""
+CONDITIONS_EVERY_NS = 2_700_000_000
+"""Time between two counts of the last minute, at least."""
 TICKS_KEPT = 300
 """More than the joined ticks of two minutes."""
 
@@ -206,6 +234,8 @@ class LastMinute:
         self._uuids: tuple[str, ...] = ()
         self._joined_ns = 0
         """Time of the newest joined tick."""
+        self._counted_ns = 0
+        """Time of the newest tick that was counted."""
         self._conditions: dict[str, DeviceConditions] = {}
 
     def update(self, ticks: Sequence[Tick]) -> dict[str, DeviceConditions]:
@@ -221,6 +251,9 @@ class LastMinute:
             if tick.t_ns - self._joined_ns >= JOIN_EVERY_NS:
                 self._join.add_tick(tick.t_ns, tick.devices)
                 self._joined_ns = tick.t_ns
+        if self._conditions and self._joined_ns - self._counted_ns < CONDITIONS_EVERY_NS:
+            return self._conditions
+        self._counted_ns = self._joined_ns
         conditions = self._join.conditions_between(self._joined_ns - MINUTE_NS, self._joined_ns)
         self._conditions = {device.uuid: device for device in conditions if device.uuid is not None}
         return self._conditions
@@ -251,21 +284,41 @@ ORDERS: tuple[SortOrder[ProcessRow], ...] = (
 class ProcessTable(SortedTable[ProcessRow]):
     """The newest look at the processes, first by GPU memory on a machine with a GPU, else by CPU."""
 
-    DEFAULT_CSS = "ProcessTable { height: 1fr; }"
     ORDERS = ORDERS
     RIGHT_ALIGNED = ("GPU memory", "CPU", "memory")
     LAST_COLUMN = "command"
 
     def __init__(self) -> None:
         super().__init__()
+        self._newest: tuple[ProcessRow, ...] | None = None
+        """The newest look at the processes, as it was handed over."""
+        self._all_rows: list[ProcessRow] = []
+        self._words = ""
         self._has_looked = False
         self._has_gpu = False
 
     def show_rows(self, rows: tuple[ProcessRow, ...] | None, has_gpu: bool) -> None:
         """Show these rows; those that tie in the order are sorted by CPU. None before the first look."""
-        self._has_looked, self._has_gpu = rows is not None, has_gpu
-        self._listed_rows = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
+        if rows is not None and rows == self._newest:
+            return
+        self._newest, self._has_looked, self._has_gpu = rows, rows is not None, has_gpu
+        self._all_rows = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
+        self.filter_processes(self._words)
+
+    def filter_processes(self, words: str) -> None:
+        """List only the processes whose pid, owner or command contains all of these words."""
+        self._words = words
+        self._listed_rows = [
+            row
+            for row in self._all_rows
+            if not words or fmt.has_all_words(f"{row.pid} {row.owner} {row.command}", words)
+        ]
         self.reorder()
+
+    @property
+    def listed(self) -> Sequence[ProcessRow]:
+        """The listed processes."""
+        return self._listed_rows
 
     def action_sort(self) -> None:
         """Order by the next column, with a notice."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from functools import partial
 
+from msgspec.structs import replace
 from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
@@ -16,17 +18,17 @@ from trainfast_runner.running.history import RunRow, row_of
 from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.settings.spec import without_search_settings
-from trainfast_tui.control.messages import Notified, ScreenMessage
+from trainfast_tui.control.messages import Notified, Post, ScreenMessage
 from trainfast_tui.control.threads import as_warning, start_thread
 from trainfast_tui.painting import PaintedWidget
-from trainfast_tui.panels.ask import ask_text, ask_yes
-from trainfast_tui.panels.header_footer import Footer, StatusLine
+from trainfast_tui.panels.ask import ask_yes
+from trainfast_tui.panels.header_footer import FilterLine
 from trainfast_tui.panels.sorted_table import Columns, SortedTable, SortOrder
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, SYNTHETIC_MARK, Line, Piece
-from trainfast_tui.text.keys import RUN_KEY, STOP_KEY, actions_of, key_of
+from trainfast_tui.text.keys import RUN_KEY, STOP_KEY, key_of
 from trainfast_tui.text.next_run_words import short_overrides, typed_overrides
 from trainfast_tui.text.search_words import ROLE_WORDS
 
@@ -43,7 +45,26 @@ class RunsListed(ScreenMessage, frozen=True):
 def list_runs(home: Home, earlier_rows: list[RunRow], request_id: int) -> RunsListed:
     """List the home's runs; those in `earlier_rows` that had ended are not read again."""
     ended = {row.run_id: row for row in earlier_rows if row.supervised is None and row.seconds is not None}
-    return RunsListed([ended.get(run_id) or row_of(home, run_id) for run_id in reversed(home.run_ids())], request_id)
+    numbers = home.launch_numbers()
+    return RunsListed(
+        [
+            ended.get(run_id) or replace(row_of(home, run_id), number=numbers.get(run_id))
+            for run_id in reversed(home.run_ids())
+        ],
+        request_id,
+    )
+
+
+def delete_run(home: Home, row: RunRow, rows: list[RunRow], request_id: int, post: Post) -> RunsListed:
+    """Delete a run with all its records, and list the others. Raises UserError for one that is live."""
+    refuse_left_alone(home.directory(row.run_id), deletes=True)
+    home.remove(row.run_id)
+    post(Notified(f"deleted {_run_words(row)}"))
+    return list_runs(home, rows, request_id)
+
+
+def _run_words(row: RunRow) -> str:
+    return row.run_id if row.number is None else f"run {row.number}"
 
 
 class RunsScreen(AppScreen):
@@ -66,20 +87,12 @@ class RunsScreen(AppScreen):
         self._request_id = 0
         """Number of the newest listing."""
 
-    def compose(self) -> ComposeResult:
-        yield StatusLine(id="head")
+    def content(self) -> ComposeResult:
+        yield RunsHead()
         yield RunsTable()
         yield RunDetail()
-        yield StatusLine(id="status")
-        yield self.footer()
-
-    def footer(self) -> Footer:
-        """Return the footer; the order, which the head names as well, is the first key left out of a narrow one."""
-        keys = sorted(actions_of("runs"), key=lambda action: action.id == "RunsTable.sort")
-        return Footer([*keys, *actions_of("everywhere")])
 
     def on_mount(self) -> None:
-        self.query_one("#head", StatusLine).show_text("runs", "title")
         self.action_reload()
         self.set_interval(REFRESH_S, self._look_again)
 
@@ -126,21 +139,27 @@ class RunsScreen(AppScreen):
     def on_sorted_table_moved(self) -> None:
         self.query_one(RunDetail).show_row(self.table.current)
         if self._all_rows is not None:
-            order, count = self.table.order, f"{len(self._matching):,}"
-            head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"
-            head += f"   by {order.name}, {order.direction_labels[self.table.reverse]}"
-            head += ", each seq_len apart" if self.table.is_grouped else ""
-            head += f"   with “{self._filter}”" if self._filter else ""
-            self.query_one("#head", StatusLine).show_text(head, "title")
+            self.query_one(RunsHead).show_text(self._head())
+            self.query_one(FilterLine).show_count(f"{len(self._matching):,} of {len(self._rows):,}")
 
-    def action_filter(self) -> None:
-        hint = "Words that must all occur: oom, tiny-llama, batch_size=64. Empty shows every run."
-        ask_text(self.app, "Show runs with", hint, self._filter, self._apply_filter)
+    def _head(self) -> str:
+        order = self.table.order
+        head = f"runs   {len(self._matching):,}   by {order.name}, {order.direction_labels[self.table.reverse]}"
+        return head + (", each seq_len apart" if self.table.is_grouped else "")
 
-    def _apply_filter(self, words: str) -> None:
+    def on_sorted_table_opened(self) -> None:
+        self.action_open()
+
+    def filter_rows(self, words: str) -> None:
         self._filter = words.strip()
         if self._all_rows is not None:
             self._show_runs(self._all_rows)
+
+    def answer_run_id(self) -> str | None:
+        return self.table.current.run_id if self.table.current is not None else None
+
+    def reported(self) -> Sequence[str]:
+        return sorted(self.table.marked) or super().reported()
 
     def action_compare(self) -> None:
         table = self.table
@@ -165,38 +184,53 @@ class RunsScreen(AppScreen):
             return
         if is_alive(self._home.directory(row.run_id)):
             keys = f"{key_of('runs', 'open')} opens it, {STOP_KEY} stops it"
-            words = f"{row.run_id} is still running: {keys}; then it can be deleted."
+            words = f"{_run_words(row)} is still running: {keys}; then it can be deleted."
             self.notify(words, severity="warning")
             return
-        question = f"Delete {row.run_id} ({row.name}, {state_text(row.state)}) and all its records?"
-        ask_yes(self.app, question, "delete it", partial(self._delete, row.run_id))
+        question = f"Delete {_run_words(row)} ({row.name}, {state_text(row.state)}) and all its records?"
+        ask_yes(self.app, question, "delete it", partial(self._delete, row))
 
-    def _delete(self, run_id: str) -> None:
-        try:
-            refuse_left_alone(self._home.directory(run_id), deletes=True)
-            self._home.remove(run_id)
-        except UserError as error:
-            self.show_refusal(error)
-            return
-        except OSError as error:
-            self.notify(f"not deleted: {error}", severity="error")
-            return
-        self.notify(f"deleted {run_id}")
-        self._show_runs([row for row in self._all_rows or () if row.run_id != run_id])
-        self._list(self._all_rows or [])
+    def _delete(self, row: RunRow) -> None:
+        """Delete a run and list the others; a listing that was begun before does not bring it back."""
+        self._is_listing = True
+        self._request_id += 1
+        rows = [other for other in self._all_rows or () if other.run_id != row.run_id]
+        delete = partial(delete_run, self._home, row, rows, self._request_id, self.post)
+        start_thread("delete", delete, self.post, self._not_listed)
+        self._show_runs(rows)
 
 
-ALL_COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
-FEWER_COLUMNS: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
-FEWEST_COLUMNS: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
-ALL_COLUMNS_FROM, START_TIMES_FROM = 110, 80
-"""Widths from which the table has all columns, and from which it has the column `started`."""
+class RunsHead(PaintedWidget):
+    """The number of runs and their order."""
+
+    _text = "runs"
+
+    def show_text(self, text: str) -> None:
+        """Show this line."""
+        self._text = text
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        return [[(self._text, "title")]]
+
+
+ALL_COLUMNS: Columns = (
+    ("run", 6),
+    ("started", 16),
+    ("preset", 22),
+    ("state", 17),
+    ("samples/s", 12),
+    ("peak memory", 14),
+)
+FEWER_COLUMNS: Columns = (("run", 6), ("preset", 15), ("state", 17), ("samples/s", 12))
+ALL_COLUMNS_FROM = 110
+"""The width from which the table has all columns."""
 SEQ_LEN = "seq_len"
 ID_TIME_LETTERS = len("20261121-054455")
 """The letters of a run's id that are its start."""
 
 ORDERS: tuple[SortOrder[RunRow], ...] = (
-    SortOrder("started", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
+    SortOrder("run", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
     # Samples of different lengths are different work, so samples/s rank within one seq_len.
     SortOrder(
         "samples/s",
@@ -213,7 +247,7 @@ def row_matches(row: RunRow, words: str) -> bool:
     """True if every word stands in the row: its id, preset, state, reason, a `knob=value` or a `model.FIELD=value`."""
     field_overrides = {key: value for key, value in row.overrides.items() if "." in key}
     text = " ".join(
-        [row.run_id, row.name, row.state, state_text(row.state), row.reason]
+        [row.run_id, _run_words(row), row.name, row.state, state_text(row.state), row.reason]
         + typed_overrides(row.knobs)
         + typed_overrides(field_overrides)
         + ([SYNTHETIC_MARK] if row.synthetic_data else [])
@@ -224,7 +258,6 @@ def row_matches(row: RunRow, words: str) -> bool:
 class RunsTable(SortedTable[RunRow]):
     """Rows with a cursor and marks."""
 
-    DEFAULT_CSS = "RunsTable { height: 1fr; }"
     ORDERS = ORDERS
     RIGHT_ALIGNED = ("samples/s", "peak memory")
     LAST_COLUMN = "overrides"
@@ -243,11 +276,6 @@ class RunsTable(SortedTable[RunRow]):
         """The run one row below the cursor."""
         return self._ordered_rows[self._cursor + 1] if self._cursor + 1 < len(self._ordered_rows) else None
 
-    @property
-    def orders(self) -> list[SortOrder[RunRow]]:
-        """The order by start, and those by visible columns."""
-        return list(dict.fromkeys((ORDERS[0], *super().orders)))
-
     def show_rows(self, rows: list[RunRow], *, is_filtered: bool) -> None:
         """Show these rows; if there are none, `is_filtered` tells a filter from a home without runs."""
         self._listed_rows = rows
@@ -257,8 +285,6 @@ class RunsTable(SortedTable[RunRow]):
 
     def reorder(self) -> None:
         """Put the listed rows in order and draw them; the cursor stays on its run."""
-        if (row := self.current) is not None:
-            self._current_identity = row.run_id
         order = self.order
         ranked = [row for row in self._listed_rows if order.group_by is not None and order.key(row) is not None]
         self.is_grouped = len(set(map(_seq_len_text, ranked))) > 1
@@ -284,14 +310,13 @@ class RunsTable(SortedTable[RunRow]):
         return row.run_id
 
     def columns(self, width: int) -> Columns:
-        return (
-            ALL_COLUMNS if width >= ALL_COLUMNS_FROM else FEWER_COLUMNS if width >= START_TIMES_FROM else FEWEST_COLUMNS
-        )
+        return ALL_COLUMNS if width >= ALL_COLUMNS_FROM else FEWER_COLUMNS
 
     def row_line(self, row: RunRow, width: int) -> Line:
         sign, tone = fmt.state_sign(row.state, row.doubts)
         state = "unsupervised" if row.supervised is False else state_text(row.state)
         cells: dict[str, Piece] = {
+            "run": (fmt.ABSENT if row.number is None else str(row.number), "muted"),
             "started": (_started(row), "text"),
             "preset": (fmt.plain(row.name), "title"),
             "state": (f"{sign} {state}", tone),
@@ -346,7 +371,6 @@ KNOB_DEFAULTS = defaults()
 class RunDetail(PaintedWidget):
     """Three lines about one run; a script's run shows its whole command."""
 
-    DEFAULT_CSS = "RunDetail { height: 3; }"
     _row: RunRow | None = None
 
     def show_row(self, row: RunRow | None) -> None:

@@ -31,24 +31,21 @@ from trainfast_runner.settings.script_preset import (
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS, ways_without_flag
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.run_control import DiscoveryRefused, ScriptDiscovered
-from trainfast_tui.painting import WidgetWithNotice
+from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, Tone
+from trainfast_tui.text.format import Line
 from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, key_of
 from trainfast_tui.text.next_run_words import default_words, discovery_words, warning_words
 
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import Discovered, Flag
-    from trainfast_runner.settings.script_preset import FlagMapping
     from trainfast_tui.live.snapshot import Snapshot
 
 
-NO_DISCOVERY = 0
-"""The `discovery_id` while none was begun."""
 GIVEN_REASON = "given by you"
 COMMAND_HINT = (
     "Such as: python train.py --data corpus/. Split as a shell splits it, and run without one; torchrun, accelerate"
@@ -72,12 +69,10 @@ class ScriptScreen(AppScreen):
         self._discovered: Discovered | None = None
         self._mapping: dict[str, FlagMapping] = {}
         self._refusal = ""
-        self._discovery_id = NO_DISCOVERY
         self._discovery_began_ns = 0
 
-    def compose(self) -> ComposeResult:
+    def content(self) -> ComposeResult:
         yield ScriptView()
-        yield self.footer()
 
     @property
     def view(self) -> ScriptView:
@@ -93,19 +88,15 @@ class ScriptScreen(AppScreen):
         """Paint the time that discovery has taken."""
         self._show_findings()
 
-    def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Show a line at the bottom."""
-        self.view.show_notice(text, tone)
-
     def on_posted_message(self, message: PostedMessage) -> None:
         """Take in the result of discovery; leave other messages to the app."""
         # The result of an earlier discovery may come late.
         match message.content:
-            case ScriptDiscovered(discovery_id, discovered) if discovery_id == self._discovery_id:
+            case ScriptDiscovered(command, discovered) if command == self._command:
                 self._discovered = discovered
                 self._mapping = {flag_mapping.knob: flag_mapping for flag_mapping in propose(discovered.flags)}
                 self._show_findings()
-            case DiscoveryRefused(discovery_id, error) if discovery_id == self._discovery_id:
+            case DiscoveryRefused(command, error) if command == self._command:
                 self._refusal = error.line_without_option()
                 self._show_findings()
 
@@ -115,18 +106,19 @@ class ScriptScreen(AppScreen):
         mapping = tuple(self._mapping.values())
         findings = ScriptFindings(self._command, self.session.cwd, self._discovered, mapping, waiting, self._refusal)
         self.view.show_findings(findings, knob)
-        footer = self.query_one(Footer)
         hidden: set[str] = set()
         if self._discovered is None:
-            hidden |= {"save", "add"}
+            hidden |= {"save", "add", "filter"}
         if not self._mapping:
             hidden.add("remove")
             if self._command:
                 hidden.add("map")
         if not self._command:
             hidden |= {"command", "again"}
-        footer.hide(hidden)
-        footer.relabel("map", "flag" if self._command else "command")
+        self.query_one(Footer).set_actions(hidden, {"map": "flag" if self._command else "command"})
+
+    def filter_rows(self, words: str) -> None:
+        self.view.filter_flags(words)
 
     def action_command(self) -> None:
         """Ask for the command of a script, and look into it."""
@@ -148,7 +140,6 @@ class ScriptScreen(AppScreen):
         session = self.session
         session.script_control.cancel()
         self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
-        self._discovery_id = NO_DISCOVERY
         if session.is_device_used:
             run_id = session.live_run.run_id if session.live_run is not None else session.other_live_run_id
             is_searching = session.searches.running_kind is not None
@@ -156,7 +147,7 @@ class ScriptScreen(AppScreen):
             self._refusal = f"{user} is being measured, and starting the script would slow it; look again when it ends"
         else:
             self._discovery_began_ns = time.monotonic_ns()
-            self._discovery_id = session.script_control.discover(command, self.post)
+            session.script_control.discover(command, self.post)
         self.notify("" if self._refusal else warning_words(command))
         self._show_findings()
 
@@ -236,7 +227,7 @@ MIN_FLAG_LINES = 5
 """Lines that the mapping leaves to the flags."""
 MIN_KNOB_LINES = 3
 """Rows that the list of knobs keeps on a small screen."""
-MAX_COMMAND_LINES, MAX_REASON_LINES, MAX_NOTICE_LINES = 3, 2, 3
+MAX_COMMAND_LINES, MAX_REASON_LINES = 3, 2
 KNOB_CELLS = 15
 WIDE_FLAG_CELLS, NARROW_FLAG_CELLS = (50, 28), (36, 16)
 """Cells of the names of a flag, and of its default."""
@@ -261,16 +252,26 @@ class ScriptFindings:
     """The reason discovery failed."""
 
 
-class ScriptView(WidgetWithNotice):
+class ScriptView(ListWidget):
     """The view of a script, as large as the screen, with a cursor on the mapped knobs."""
-
-    DEFAULT_CSS = "ScriptView { height: 1fr; }"
 
     def __init__(self) -> None:
         super().__init__()
         self._findings = ScriptFindings()
         self._cursor = 0
         self._first_flag = 0
+        self._flag_words = ""
+        """Words that the listed flags contain."""
+
+    def filter_flags(self, words: str) -> None:
+        """List only the flags that contain all of these words."""
+        self._flag_words, self._first_flag = words, 0
+        self.repaint()
+
+    def _flags(self) -> list[Flag]:
+        discovered = self._findings.discovered
+        flags = discovered.flags if discovered is not None else []
+        return [flag for flag in flags if fmt.has_all_words(f"{' '.join(flag.names)} {flag.type}", self._flag_words)]
 
     @property
     def current(self) -> str | None:
@@ -294,23 +295,20 @@ class ScriptView(WidgetWithNotice):
 
     def action_page(self, by: int) -> None:
         """Scroll the flags by some lines."""
-        flags = self._findings.discovered.flags if self._findings.discovered is not None else []
-        self._first_flag = fmt.moved_cursor(self._first_flag, by * MIN_FLAG_LINES, len(flags))
+        self._first_flag = fmt.moved_cursor(self._first_flag, by * MIN_FLAG_LINES, len(self._flags()))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        notice = self.notice_lines(width, MAX_NOTICE_LINES)
         head = _head(self._findings, width)
-        room = max(0, height - len(head) - len(notice))
-        body = self._body(width, room)[:room]
-        return [*head, *body, *([[]] * (room - len(body))), *notice]
+        room = max(0, height - len(head))
+        return [*head, *self._body(width, room)[:room]]
 
     def _body(self, width: int, room: int) -> list[Line]:
         discovered = self._findings.discovered
         if discovered is None:
             return []
         ways = _way_lines(discovered, self._findings.mapping, width)
-        flags = [_flag_line(flag, self._findings.mapping, width) for flag in discovered.flags]
+        flags = [_flag_line(flag, self._findings.mapping, width) for flag in self._flags()]
         rows, reason = self._mapping_lines(width)
         row_room = room - 2 - len(reason) - len(ways) - min(MIN_FLAG_LINES, len(flags))
         top = max(0, self._cursor + 1 - max(MIN_KNOB_LINES, row_room))

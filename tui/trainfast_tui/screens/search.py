@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic
@@ -15,11 +15,11 @@ from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.snapshot import SearchSnapshotT, Snapshot
 from trainfast_tui.next_run.next_run import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search
-from trainfast_tui.painting import WidgetWithNotice
+from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.text.format import LabelledText, Line, Tone, clamp_scroll, elapsed, hidden_words, labelled, rule
+from trainfast_tui.text.format import LabelledText, Line, clamp_scroll, elapsed, hidden_words, labelled, rule
 from trainfast_tui.text.keys import key_of
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """Return the labels that depend on the search by action id, without those of this base class."""
         raise NotImplementedError
 
+    def reported(self) -> Sequence[str]:
+        return () if self._search is None else (self._search.directory.name,)
+
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the newest snapshot of the search."""
         self._now_ns = snapshot.taken_ns
@@ -94,22 +97,21 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def show_useful_keys(self) -> None:
         """Leave out of the footer the keys that do nothing now, and label the others by their effect."""
-        search, is_active, footer = self._search, self.search_control.is_active, self.query_one(Footer)
-        is_live = search is not None and search.is_live
+        search, is_active = self._search, self.search_control.is_active
         hidden = self.hidden_actions()
-        if not is_live:
+        if search is None or not search.is_live:
             hidden.add("pause")
         if not is_active:
             hidden.add("cancel")
-        footer.hide(hidden)
-        footer.relabel("pause", "resume" if search is not None and search.state in PAUSE_STATES else "pause")
-        footer.relabel("leave", "leave" if is_active else "back")
-        for action_id, label in self.action_labels().items():
-            footer.relabel(action_id, label)
-
-    def show_notice(self, text: str, tone: Tone = "text") -> None:
-        """Show a line below the search."""
-        self.view.show_notice(text, tone)
+        if self.answer_run_id() is None:
+            hidden.add("export")
+        if search is None or search.is_live:
+            hidden.add("report")
+        labels = {
+            "pause": "resume" if search is not None and search.state in PAUSE_STATES else "pause",
+            "leave": "leave" if is_active else "back",
+        }
+        self.query_one(Footer).set_actions(hidden, {**labels, **self.action_labels()})
 
     def show_refusal(self, error: UserError) -> None:
         """Show why the search cannot be started."""
@@ -144,7 +146,8 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
             self._start_after(None)
         else:
             state = state_text(run.state)
-            question = f"{run.run_id} is {state} and uses the device. Stop it and start the {kind.label} search?"
+            label = self.session.run_words(run.run_id)
+            question = f"{label} is {state} and uses the device. Stop it and start the {kind.label} search?"
             ask_yes(self.app, question, "stop it, then search", partial(self._start_after, run.directory))
 
     def _start_after(self, run_to_stop: Path | None) -> None:
@@ -176,10 +179,9 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         self.dismiss()
 
 
-class SearchView(WidgetWithNotice, Generic[SearchSnapshotT]):
+class SearchView(ListWidget, Generic[SearchSnapshotT]):
     """Shows a search with its table, else a question; the table scrolls, and a text longer than the screen."""
 
-    DEFAULT_CSS = "SearchView { height: 1fr; }"
     TITLE: ClassVar[str]
     """The name of this kind of search, in front of its preset or script."""
 
@@ -215,8 +217,12 @@ class SearchView(WidgetWithNotice, Generic[SearchSnapshotT]):
     def action_move(self, by: int) -> None:
         self.scroll_lines(by)
 
+    @property
+    def page_rows(self) -> int:
+        return self._visible_rows
+
     def action_page(self, by: int) -> None:
-        self.scroll_lines(by * self._visible_rows)
+        self.scroll_lines(by * self.page_rows)
 
     def scroll_lines(self, by: int) -> None:
         """Scroll down by lines of a text that is longer than the screen, and by rows of the table."""
@@ -225,16 +231,15 @@ class SearchView(WidgetWithNotice, Generic[SearchSnapshotT]):
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        notice = self.notice_lines(width)
         if self._search is not None:
-            return self.search_lines(self._search, notice, width, height)
+            return self.search_lines(self._search, width, height)
         question = [self.title_line(self._spec_name, width)]
         for label, text, tone in self._question:
             question += labelled((label, "accent"), text, width, tone)
-        return [*self.scrolled_text(question, height - len(notice)), *notice]
+        return self.scrolled_text(question, height)
 
-    def search_lines(self, search: SearchSnapshotT, notice: list[Line], width: int, height: int) -> list[Line]:
-        """Return the search in lines of `width` cells, with the notice among them."""
+    def search_lines(self, search: SearchSnapshotT, width: int, height: int) -> list[Line]:
+        """Return the search in lines of `width` cells."""
         raise NotImplementedError
 
     def title_line(self, spec_name: str, width: int) -> Line:

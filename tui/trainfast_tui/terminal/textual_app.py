@@ -7,8 +7,10 @@ import re
 import select
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from rich.segment import Segment
@@ -29,8 +31,9 @@ from textual.widget import Widget
 from trainfast_tui.terminal import cells
 from trainfast_tui.text.format import to_ascii
 
-AFTER_ESCAPE_S = 0.05
-"""Time for Esc to leave a screen before the key typed right after it goes to the screen below."""
+LOST_KEY_S = 0.1
+"""A key that has not come back by then was lost with a closing screen, and the next one follows."""
+STYLES = Path(__file__).parent.parent / "style.tcss"
 PLAIN_STYLES = {
     "title": "bold",
     "muted": "dim",
@@ -44,10 +47,23 @@ PLAIN_STYLES = {
 """Styles of `plain_output` and `NO_COLOR` by the last word of a class name; others are those of their widget."""
 
 
-class TerminalApp(App[int]):
-    """A Textual app that sends little to the terminal and keeps every key; with `plain_output` Textual as it is."""
+class KeyPassed(Message):
+    """A key has passed every widget that could take it; follows it on its way up to the app."""
 
-    CSS = "OptionList:nocolor { scrollbar-background: ansi_default; }"
+    def __init__(self, key: Key, *, is_second: bool) -> None:
+        super().__init__()
+        self.key = key
+        self.is_second = is_second
+
+
+class TerminalApp(App[int]):
+    """A Textual app that sends little to the terminal and keeps every key; with `plain_output` Textual as it is.
+
+    It takes in one key at a time: the next one waits until the effects of the one before are complete, so that keys
+    that were typed ahead, or come in one piece over a slow link, go to the screen or dialog that they were meant for.
+    """
+
+    CSS_PATH = STYLES
 
     def __init__(self, *, ascii: bool = False, plain_output: bool = False) -> None:
         # Textual's constructor asks for the driver class.
@@ -56,6 +72,9 @@ class TerminalApp(App[int]):
         self.ascii = ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         self.no_color = bool(os.environ.get("NO_COLOR"))  # Textual takes an empty one too, against no-color.org
         self._own_filters = [*([NoHueFilter()] if self.no_color else []), *([AsciiFilter()] if self.ascii else [])]
+        self._waiting_keys: deque[Key] = deque()
+        self._present_key: Key | None = None
+        """The key that is being handled; later ones wait."""
         register(self)
         cells.install(plain=plain_output)
 
@@ -71,17 +90,51 @@ class TerminalApp(App[int]):
         return [*(each for each in filters if not isinstance(each, Monochrome | NoColor)), *self._own_filters]
 
     async def on_event(self, event: events.Event) -> None:
-        """Split Esc and a key that arrived as one, then pass the event on."""
-        if isinstance(event, events.Key) and not event.is_forwarded:
+        """Take in keys one at a time, Esc and a key that arrived as one as two; other events as Textual does."""
+        if not isinstance(event, Key):
+            await super().on_event(event)
+        elif event.is_forwarded:
+            if not self.take_key(event):
+                await super().on_event(event)
+            self._follow(event, is_second=True)
+        else:
             later = after_escape(event)
-            if later is not None:
-                self.set_timer(AFTER_ESCAPE_S, partial(self.post_message, later))
-                event = events.Key("escape", "\x1b")
-        await self.handle_event(event)
+            self._waiting_keys += [event] if later is None else [Key("escape", ESC), later]
+            if self._present_key is None:
+                await self._next_key()
+            else:
+                self.set_timer(LOST_KEY_S, partial(self._end_key, self._present_key))
 
-    async def handle_event(self, event: events.Event) -> None:
-        """Handle an event as Textual does; an app overrides this instead of `on_event`."""
-        await super().on_event(event)
+    def take_key(self, key: Key) -> bool:
+        """Take in a key ahead of all bindings, after the focused widget; return True if the app took it."""
+        return False
+
+    async def _next_key(self) -> None:
+        if self._waiting_keys:
+            key = self._present_key = self._waiting_keys.popleft()
+            target = self.focused or self.screen
+            await super().on_event(key)
+            if key.is_forwarded:
+                target.post_message(KeyPassed(key, is_second=False))
+            else:
+                self._follow(key, is_second=True)
+
+    def _follow(self, key: Key, *, is_second: bool) -> None:
+        """Wait for the messages that the key's action has posted, and for the screen that it has opened."""
+        if key is self._present_key:
+            (self.focused or self.screen).post_message(KeyPassed(key, is_second=is_second))
+
+    async def on_key_passed(self, message: KeyPassed) -> None:
+        """Go on to the next key once the key and what it has caused were handled."""
+        if message.is_second:
+            await self._end_key(message.key)
+        else:
+            self._follow(message.key, is_second=True)
+
+    async def _end_key(self, key: Key) -> None:
+        if key is self._present_key:
+            self._present_key = None
+            await self._next_key()
 
     def unwritten_texts(self) -> int:
         """Return the number of texts the terminal has not taken yet, up to three a frame; 0 when unknown."""
@@ -93,14 +146,6 @@ class TerminalApp(App[int]):
 
 def _is_plain(widget: Widget) -> bool:
     return isinstance(widget.app, TerminalApp) and widget.app.plain_output
-
-
-def forward_key(widget: Widget, key: events.Key) -> None:
-    """Give `widget` a key ahead of keys that still wait; with `plain_output` after them."""
-    if _is_plain(widget):
-        widget.app.post_message(key)
-    else:
-        widget._forward_event(key)
 
 
 def part_style(widget: Widget, name: str) -> Style:

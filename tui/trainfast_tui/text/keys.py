@@ -51,8 +51,14 @@ class Action(msgspec.Struct, frozen=True):
 
     @property
     def shown_keys(self) -> list[str]:
-        """The names of the keys on the screen, without Textual's second names of one key (`upper_t`, `equals_sign`)."""
-        return [KEY_WORDS.get(key, key) for key in self.keys if not key.startswith(("upper_", "equals_"))]
+        """The names of the keys on the screen."""
+        return [KEY_WORDS.get(key, key) for key in self.keys if key != "equals_sign"]
+
+    @property
+    def bound_keys(self) -> str:
+        """The keys as Textual binds them: a capital has two names there."""
+        capitals = [f"upper_{key.lower()}" for key in self.keys if len(key) == 1 and key.isupper()]
+        return ",".join([*self.keys, *capitals])
 
 
 KEY_WORDS = {
@@ -68,10 +74,21 @@ KEY_WORDS = {
     "slash": "/",
     "plus": "+",
     "minus": "-",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "comma": ",",
+    "full_stop": ".",
+    "colon": ":",
     "home": "Home",
     "end": "End",
+    "f1": "F1",
+    "f2": "F2",
+    "f5": "F5",
     "ctrl+c": "Ctrl-C",
     "ctrl+l": "Ctrl-L",
+    "ctrl+p": "Ctrl-P",
+    "ctrl+q": "Ctrl-Q",
+    "ctrl+z": "Ctrl-Z",
 }
 
 
@@ -85,37 +102,55 @@ def _in_help(id: str, keys: tuple[str, ...], label: str, help: str) -> Action:
     return Action(id, keys, label, help, Shown.IN_HELP)
 
 
-def _moves(widget: str, noun: str, *, pages: bool = False) -> tuple[Action, ...]:
-    """Return the cursor keys of a list, which the help alone names."""
-    lines = (
-        _in_help(f"{widget}.move(-1)", ("up", "k"), "up", f"Move to the {noun} above."),
-        _in_help(f"{widget}.move(1)", ("down", "j"), "down", f"Move to the {noun} below."),
-    )
-    if not pages:
-        return lines
+def _moves(widget: str, noun: str) -> tuple[Action, ...]:
+    """Return the cursor keys of a list or a page of text, which the help alone names."""
     return (
-        *lines,
+        _in_help(f"{widget}.move(-1)", ("up", "k"), "up", f"To the {noun} above."),
+        _in_help(f"{widget}.move(1)", ("down", "j"), "down", f"To the {noun} below."),
         _in_help(f"{widget}.page(-1)", ("pageup",), "page up", "A page up."),
         _in_help(f"{widget}.page(1)", ("pagedown",), "page down", "A page down."),
+        *_ends(widget, noun),
     )
 
 
-def _scroll(*, shown: Shown = Shown.IN_HELP) -> tuple[Action, ...]:
-    """Return the actions of a page of text, its lines and pages `shown`."""
+def _ends(widget: str, noun: str) -> tuple[Action, ...]:
+    """Return the keys to the first and the last of a list."""
     return (
-        Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", shown),
-        Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", shown),
-        Action("Page.page(-1)", ("pageup",), "page up", "A page up.", shown),
-        Action("Page.page(1)", ("pagedown", "space"), "page down", "A page down.", shown),
-        _in_help("Page.end(-1)", ("home",), "top", "To the top."),
-        _in_help("Page.end(1)", ("end",), "bottom", "To the bottom."),
+        _in_help(f"{widget}.end(-1)", ("g", "home"), "first", f"To the first {noun}."),
+        _in_help(f"{widget}.end(1)", ("G", "end"), "last", f"To the last {noun}."),
+    )
+
+
+def _back(*own_keys: str, help: str = "Back to where you came from.", id: str = "back", label: str = "back") -> Action:
+    """Return the way back, by Esc, q, and the key that opened the screen."""
+    return Action(id, ("escape", "q", *own_keys), label, help)
+
+
+def _filter(noun: str) -> Action:
+    """Return the action that narrows a list."""
+    return Action("filter", ("slash",), "filter", f"Show only {noun} that contain all typed words.")
+
+
+def _shares(noun: str) -> tuple[Action, ...]:
+    """Return the actions that write files about what is shown."""
+    return (
+        Action("export", ("e",), "export", f"Write the settings of {noun} in the form of another tool."),
+        Action("report", ("E",), "report", f"Write a report of {noun}."),
     )
 
 
 _TIME_AXIS = (
-    _in_palette("ChartColumn.event(-1)", ("e",), "earlier event", "An earlier event, in words, marked on the charts."),
     _in_palette(
-        "ChartColumn.event(1)", ("E", "upper_e"), "later event", "A later event; after the last the newest again."
+        "ChartColumn.event(-1)",
+        ("less_than_sign", "comma"),
+        "earlier event",
+        "An earlier event, in words, marked on the charts.",
+    ),
+    _in_palette(
+        "ChartColumn.event(1)",
+        ("greater_than_sign", "full_stop"),
+        "later event",
+        "A later event; after the last the newest again.",
     ),
     _in_palette("ChartColumn.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time."),
     _in_palette("ChartColumn.zoom(1)", ("minus",), "longer time", "Show a longer time."),
@@ -128,14 +163,15 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "stop",
             ("s",),
             "stop",
-            "Stop the run: ask it to end, kill it after a countdown; press again to kill it now.",
+            "Stop the run: ask it to end, kill it after a countdown; press again to kill it at once.",
         ),
         _in_palette("KnobPanel.turn(1)", ("right",), "turn", "Turn the knob under the cursor one stop up."),
         _in_palette("KnobPanel.turn(-1)", ("left",), "turn back", "Turn the knob under the cursor one stop down."),
         Action(
             "KnobPanel.cycle", ("space",), "turn", "Turn the knob under the cursor; after the last value the first."
         ),
-        *_moves("KnobPanel", "knob"),
+        *_moves("KnobPanel", "knob")[:2],
+        *_ends("KnobPanel", "knob"),
         _in_palette("KnobPanel.type_value", ("enter",), "type", "Type a value for the knob under the cursor."),
         _in_palette(
             "KnobPanel.reset_knob", ("backspace",), "reset", "Give the knob under the cursor its preset's value."
@@ -145,7 +181,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("batch", ("b",), "max batch", "Find the largest batch that fits, and confirm it; it asks first."),
         Action(
             "best",
-            ("B", "upper_b"),
+            ("B",),
             "best fit",
             "Find the fastest settings that fit and train the same; it asks first.",
         ),
@@ -153,13 +189,15 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("compare", ("c",), "compare", "Compare this run with the one before it."),
         Action("history", ("h",), "runs", "All runs: filter, sort, mark two and compare."),
         Action("monitor", ("m",), "monitor", "The machine: all readings, who uses it, what throttles it."),
-        _in_palette("topo", ("T", "upper_t"), "topology", "How the GPUs are connected, and what it means."),
+        _in_palette("topo", ("T",), "topology", "How the GPUs are connected, and what it means."),
         _in_palette("diagnosis", ("d",), "diagnosis", "The bottlenecks of the run: the figures, and what to try."),
         Action("LogPane.log", ("l",), "log", "Show or hide what the training prints."),
         _in_help("page(-1)", ("pageup",), "page up", "Scroll the open log back, else move up by knobs."),
         _in_help("page(1)", ("pagedown",), "page down", "Scroll the open log on, else move down by knobs."),
-        _in_help("KnobPanel.end(-1)", ("home",), "first knob", "Move to the first knob."),
-        _in_help("KnobPanel.end(1)", ("end",), "last knob", "Move to the last knob."),
+        Action(
+            "filter", ("slash",), "filter", "Show only knobs whose text contains all typed words.", Shown.IN_PALETTE
+        ),
+        *_shares("the run"),
         _in_palette(
             "knob_help",
             ("i",),
@@ -178,18 +216,20 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _in_palette(
             "ChartColumn.throughput_unit", ("t",), "samples or tokens", "Throughput in samples a second or in tokens."
         ),
-        _in_palette("ChartColumn.reading", ("g",), "next reading", "Another device reading in the chart."),
+        _in_palette("ChartColumn.reading", ("n",), "next reading", "Another device reading in the chart."),
         *_TIME_AXIS,
+        Action("back", ("q",), "quit", "Leave. A run or search goes on; come back with trainfast-tui."),
     ),
     "batch": (
         Action(
             "apply", ("enter",), "apply", "Start the search; at its end give the knobs the answer under the cursor."
         ),
         Action("pause", ("space", "p"), "pause", "Pause after this probe; press again to resume."),
-        Action("leave", ("escape", "b"), "leave", "Back to the main screen; the search goes on."),
+        _back("b", help="Back to the main screen; the search goes on.", id="leave", label="leave"),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
         Action("again", ("f5",), "continue", "Continue an unfinished search; restart one with an answer."),
-        *_moves("BatchView", "answer, row of sizes, or line of the question,", pages=True),
+        *_shares("the answer"),
+        *_moves("BatchView", "answer, row of sizes, or line of the question"),
     ),
     "script": (
         Action("save", ("w",), "save", "Save the command and the mapping as a preset, and choose it as the next run."),
@@ -202,9 +242,10 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("add", ("a",), "add", "Map another knob to a flag."),
         Action("remove", ("x", "backspace"), "remove", "Remove the flag of the knob under the cursor."),
         Action("command", ("c",), "command", "Type another command."),
-        Action("back", ("escape", "o"), "back", "Back to the main screen; nothing is saved."),
+        _back("o", help="Back to the main screen; nothing is saved."),
         Action("again", ("f5",), "again", "Look into the script again, after a change of it."),
-        *_moves("ScriptView", "knob", pages=True),
+        _filter("flags"),
+        *_moves("ScriptView", "knob"),
     ),
     "best": (
         Action(
@@ -213,11 +254,11 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("pause", ("space",), "pause", "Pause after this step; press again to resume."),
         Action("pin", ("p",), "pin", "Fix a knob to one value for the rest of the search, or undo that."),
         Action("skip", ("x",), "skip", "Skip the setting under way, or a value of a knob, for the rest of the search."),
-        Action("leave", ("escape", "B", "upper_b"), "leave", "Back to the main screen; the search goes on."),
+        _back("B", help="Back to the main screen; the search goes on.", id="leave", label="leave"),
         Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
         Action("again", ("f5",), "continue", "Continue an unfinished search; restart one with an answer."),
         Action(ASK_VARY, ("v",), "vary", "Choose the knobs and values that the next search varies."),
-        Action(ASK_BATCH, ("g",), "batch", "Choose the global batch of the next search."),
+        Action(ASK_BATCH, ("b",), "batch", "Choose the global batch of the next search."),
         Action(
             ASK_OBJECTIVE, ("o",), "objective", "Choose what the next search is for: samples, tokens, joules, time."
         ),
@@ -228,39 +269,37 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "fresh",
             "Ignore earlier searches: continue none; press again to undo.",
         ),
-        *_moves("BestView", "measurement, or line of the question,", pages=True),
+        *_shares("the answer"),
+        *_moves("BestView", "measurement, or line of the question"),
     ),
     "runs": (
-        Action("back", ("escape", "h"), "back", "Back to the main screen."),
+        _back("h"),
         Action("open", ("enter",), "open", "Show the run under the cursor on the main screen."),
         Action("RunsTable.mark", ("space",), "mark", "Mark a run; two marked runs can be compared."),
         Action("compare", ("c",), "compare", "Compare the two marked runs, or this one with the one below."),
-        Action(
-            "filter",
-            ("slash",),
-            "filter",
-            "Show only runs that contain all typed words: id, preset, state, reason, knobs.",
-        ),
-        Action("RunsTable.sort", ("o",), "order", "Order by another column."),
-        _in_palette("RunsTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
+        _filter("runs"),
         Action("delete", ("d",), "delete", "Delete the run under the cursor. A live one is refused."),
+        *_shares("the run under the cursor"),
+        Action("RunsTable.sort", ("o",), "order", "Order by another column."),
+        _in_palette("RunsTable.reverse", ("O",), "reverse", "Turn the order around."),
         _in_palette("reload", ("f5",), "reload", "List the runs again."),
-        *_moves("RunsTable", "run", pages=True),
-        _in_help("RunsTable.end(-1)", ("home",), "first", "To the first run."),
-        _in_help("RunsTable.end(1)", ("end",), "last", "To the last run."),
+        *_moves("RunsTable", "run"),
     ),
     "compare": (
-        Action("back", ("escape", "c"), "back", "Back to where you came from."),
+        _back("c"),
         Action("swap", ("x",), "swap", "Exchange the two sides."),
-        *_scroll(shown=Shown.IN_FOOTER),
+        *_shares("the two runs"),
+        *_moves("Page", "line"),
     ),
     "topo": (
-        Action("back", ("escape", "T", "upper_t"), "back", "Back to the main screen."),
+        _back(
+            "T",
+        ),
         Action("reload", ("f5",), "ask again", "Ask the driver again."),
-        *_scroll(),
+        *_moves("Page", "line"),
     ),
     "monitor": (
-        Action("back", ("escape", "m"), "back", "Back to the main screen."),
+        _back("m"),
         Action(
             "end_process",
             ("x",),
@@ -268,18 +307,19 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "End the process under the cursor, then kill it; for a run's process, stop the run.",
         ),
         Action("ProcessTable.sort", ("o",), "order", "Order the processes by another column."),
-        _in_palette("ProcessTable.reverse", ("O", "upper_o"), "reverse", "Turn the order around."),
-        Action("ChartColumn.reading", ("g",), "next reading", "Another device reading in the first chart."),
+        _in_palette("ProcessTable.reverse", ("O",), "reverse", "Turn the order around."),
+        Action("ChartColumn.reading", ("n",), "next reading", "Another device reading in the first chart."),
+        _filter("processes"),
         Action("MonitorDevices.choose(1)", ("right",), "next GPU", "All readings of the next GPU."),
         _in_palette("MonitorDevices.choose(-1)", ("left",), "GPU before", "All readings of the GPU before."),
         *_TIME_AXIS,
-        *_moves("ProcessTable", "process", pages=True),
+        *_moves("ProcessTable", "process"),
     ),
-    "diagnosis": (Action("back", ("escape", "d"), "back", "Back to the main screen."), *_scroll()),
+    "diagnosis": (_back("d"), *_moves("Page", "line")),
     "help": (
-        Action("back", ("escape",), "back", "Close the help."),
-        Action("filter", ("slash",), "filter", "Show only keys and knobs whose text contains all typed words."),
-        *_scroll(shown=Shown.IN_FOOTER),
+        _back(),
+        _filter("keys and knobs"),
+        *_moves("Page", "line"),
     ),
     "everywhere": (
         Action("help", ("question_mark", "f1"), "help", "Every key, and every knob with what it costs."),
@@ -287,7 +327,14 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _in_palette(
             "repaint", ("ctrl+l",), "repaint", "Redraw the whole screen after another program has written over it."
         ),
-        Action("quit", ("q", "ctrl+c"), "quit", "Leave. A run or search goes on; come back with trainfast-tui."),
+        _in_palette("command_palette", ("colon", "ctrl+p"), "commands", "Every command by its name."),
+        _in_palette("suspend_process", ("ctrl+z",), "suspend", "Give the terminal back to the shell; fg returns."),
+        _in_palette(
+            "quit",
+            ("Q", "ctrl+q", "ctrl+c"),
+            "quit",
+            "Leave, from any screen. A run or search goes on; come back with trainfast-tui.",
+        ),
     ),
 }
 ACTIONS = tuple(replace(action, scope=scope) for scope, actions in _BY_SCREEN.items() for action in actions)

@@ -1,0 +1,203 @@
+"""The habits of the field: mouse, filters, ways back and out, keys typed ahead, exports and reports, the job badge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from recorded import a_run
+from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, has, lacks, running, screen_text, the_machine
+from textual.widget import Widget
+
+from trainfast_runner.records.home import Home
+from trainfast_tui.panels.dialogs import TextDialog, YesDialog
+from trainfast_tui.panels.header_footer import Footer
+from trainfast_tui.panels.knob_panel import KnobPanel
+from trainfast_tui.screens.monitor import ProcessTable
+from trainfast_tui.screens.runs import RunsScreen, RunsTable
+
+SECOND = "20261121-060000-tiny-llama-0001"
+
+
+def row_of(app: StillApp, widget: Widget, words: str) -> tuple[int, int]:
+    """The place of these words in the widget, in columns and rows."""
+    region = widget.region
+    for y, line in enumerate(screen_text(app).splitlines()[region.y : region.bottom]):
+        if words in line:
+            return line.index(words) - region.x, y
+    raise AssertionError(f"{words!r} is not in the widget:\n{screen_text(app)}")
+
+
+@pytest.mark.parametrize("key", ["q", "escape"])
+@pytest.mark.parametrize("opens", ["b", "B", "h", "m", "T", "question_mark", "d"])
+async def test_q_and_esc_go_back_from_every_screen(home: Home, opens: str, key: str) -> None:
+    async with running(home, a_snapshot(a_run(home))) as (app, pilot):
+        await pilot.press(opens)
+        assert app.screen is not app.main
+        await pilot.press(key)
+        assert app.screen is app.main
+        assert app.is_running
+
+
+@pytest.mark.parametrize(("opens", "key"), [("", "q"), ("", "Q"), ("b", "Q"), ("m", "ctrl+q"), ("h", "ctrl+c")])
+async def test_capital_q_leaves_from_every_screen_and_q_from_the_main_one(home: Home, opens: str, key: str) -> None:
+    async with running(home, a_snapshot(None)) as (app, pilot):
+        await pilot.press(*opens, key)
+        assert app.return_code == 0
+
+
+async def test_a_colon_opens_the_palette(home: Home) -> None:
+    async with running(home, a_snapshot(None)) as (app, pilot):
+        await pilot.press("colon")
+        assert type(app.screen).__name__ == "CommandPalette"
+
+
+async def test_a_click_chooses_a_knob_and_another_one_types_its_value(home: Home) -> None:
+    async with running(home, a_snapshot(None)) as (app, pilot):
+        panel = app.screen.query_one(KnobPanel)
+        place = row_of(app, panel, "grad_accum")
+        await pilot.click(panel, offset=place)
+        assert panel.current == "grad_accum"
+        await pilot.click(panel, offset=place)
+        assert isinstance(app.screen, TextDialog)
+
+
+async def test_a_click_on_the_footer_is_its_key(home: Home) -> None:
+    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
+        footer = app.screen.query_one(Footer)
+        await pilot.click(footer, offset=row_of(app, footer, "max batch"))
+        assert app.screen is not app.main
+        footer = app.screen.query_one(Footer)
+        await pilot.click(footer, offset=row_of(app, footer, "Esc back"))
+        assert app.screen is app.main
+
+
+async def test_the_wheel_moves_through_the_knobs_and_back(home: Home) -> None:
+    async with running(home, a_snapshot(None)) as (app, pilot):
+        panel = app.screen.query_one(KnobPanel)
+        first = panel.current
+        await pilot._post_mouse_events([_wheel_down()], panel)
+        assert panel.current == panel.listed[3]
+        await pilot.press("g")
+        assert panel.current == first
+        await pilot.press("G")
+        assert panel.current == panel.listed[-1]
+
+
+def _wheel_down() -> type:
+    from textual.events import MouseScrollDown
+
+    return MouseScrollDown
+
+
+async def test_a_click_orders_a_table_and_opens_a_run(home: Home) -> None:
+    a_run(home)
+    a_run(home, SECOND)
+    async with running(home, a_snapshot(None)) as (app, pilot):
+        await pilot.press("h")
+        await pilot.until("peak memory")
+        assert isinstance(app.screen, RunsScreen)
+        await pilot.until("runs   2")
+        table = app.screen.query_one(RunsTable)
+        await pilot.click(table, offset=row_of(app, table, "peak memory"))
+        assert table.order.name == "peak memory"
+        await pilot.click(table, offset=(5, 2))
+        chosen = table.current
+        await pilot.click(table, offset=(5, 2))
+        assert app.screen is app.main
+        assert app.session._opened_run_id == chosen.run_id
+
+
+async def test_a_click_on_a_chart_marks_the_nearest_event(home: Home) -> None:
+    async with running(home, the_machine()) as (app, pilot):
+        await pilot.show(a_snapshot(a_run(home)))
+        await pilot.click("#throughput", offset=(15, 3))
+        assert " of " in app.text.splitlines()[-2] or app.screen.query_one("EventLine").chosen_ns is not None
+
+
+async def test_a_click_answers_a_question(home: Home, hold) -> None:
+    async with running(home, a_snapshot(a_live_run(home, hold))) as (app, pilot):
+        await pilot.press("r")
+        assert isinstance(app.screen, YesDialog)
+        await pilot.click(".no")
+        assert app.screen is app.main
+
+
+async def test_every_list_is_narrowed_by_a_slash(home: Home) -> None:
+    async with running(home, the_machine(), size=FULL) as (app, pilot):
+        text = await pilot.press("slash", *"grad_clip")
+        panel = app.screen.query_one(KnobPanel)
+        assert panel.listed == ("grad_clip",)
+        has(text, "/grad_clip", "1 knobs")
+        await pilot.press("enter")
+        assert panel.listed == ("grad_clip",), "Enter keeps the filter"
+        text = await pilot.press("escape")
+        lacks(text, "/grad_clip")
+        assert len(panel.listed) > 10
+        await pilot.monitor(the_machine())
+        table = app.screen.query_one(ProcessTable)
+        everyone = len(table.listed)
+        await pilot.press("slash", *"no such process")
+        assert not table.listed
+        await pilot.press("escape")
+        assert len(table.listed) == everyone
+        await pilot.press("q", "p", "slash", *"resnet")
+        has(app.text, "/resnet▏")
+
+
+async def test_keys_typed_ahead_reach_the_dialog_that_they_open(home: Home, hold, monkeypatch) -> None:
+    started: list[object] = []
+    async with running(home, a_snapshot(a_live_run(home, hold))) as (app, pilot):
+        monkeypatch.setattr(app.session, "start_run", lambda *arguments, **options: started.append(arguments))
+        for key in ("r", "y"):
+            app.post_message(_key(key))
+        await pilot.pause()
+        assert len(started) == 1, "a y that is typed before its question is there answers it"
+        assert app.screen is app.main
+
+
+async def test_esc_and_the_keys_after_it_keep_their_order(home: Home) -> None:
+    async with running(home, a_snapshot(None)) as (app, pilot):
+        await pilot.press("question_mark")
+        # As a terminal delivers `Esc /` in one piece, followed by more letters.
+        for key in ("alt+slash", "s", "e", "e", "d", "enter"):
+            app.post_message(_key(key))
+        await pilot.pause()
+        assert app.screen is app.main
+        assert app.screen.query_one(KnobPanel).listed == ("seed",)
+
+
+def _key(name: str):
+    from textual.events import Key
+
+    return Key(name, name if len(name) == 1 else None)
+
+
+async def test_a_search_is_named_on_every_screen_while_it_runs(home: Home, live_best: Path) -> None:
+    async with running(home) as (app, pilot):
+        await pilot.show_search(live_best)
+        has(app.text.splitlines()[-1], "● best fit", "left")
+        await pilot.press("h")
+        await pilot.show_search(live_best)
+        has(app.text.splitlines()[-1], "● best fit", "left")
+
+
+async def test_e_exports_and_capital_e_reports_the_shown_run(home: Home, tmp_path: Path) -> None:
+    async with running(home, a_snapshot(a_run(home))) as (app, pilot):
+        app.session.cwd = str(tmp_path)
+        await pilot.press("e", *"command", "enter")
+        await pilot.until("Exported to")
+        await pilot.press("E")
+        await pilot.until("Reported in")
+        names = sorted(path.suffix for path in tmp_path.iterdir() if path.is_file())
+        assert ".html" in names
+        assert len(names) >= 2
+
+
+async def test_runs_are_named_by_their_launch_number(home: Home) -> None:
+    directory = a_run(home)
+    assert home.number_launch(directory.name) == 1
+    async with running(home, a_snapshot(directory)) as (app, pilot):
+        await pilot.press("h")
+        await pilot.until("runs   1")
+        has(app.text, "  1  ", directory.name)
