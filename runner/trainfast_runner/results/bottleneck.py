@@ -15,7 +15,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES, slows_down_at_c
 from trainfast_runner.records.result import Diagnosis, SteadyState
 from trainfast_runner.records.run_file import ForeignProcess, RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.run_records import HostSample, RunRecords
+from trainfast_runner.records.run_records import HostSample
 from trainfast_runner.records.tick import HostReading, Tick
 from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RULES, BottleneckRule, Figure, Scope
 from trainfast_runner.results.device_conditions import DeviceConditions, Reading, StepJoin, Window, window_of
@@ -403,12 +403,10 @@ def _lowest_utilization(window: MeasuredWindow) -> float | None:
 
 def _retries(window: MeasuredWindow) -> int | None:
     """Allocator retries of the worst rank between the first and the last of these steps; each counts from its start."""
-    retries_of_ranks = []
-    for steps in window.steps.values():
-        counts = [step.alloc_retries for step in steps if step.alloc_retries is not None]
-        if counts:
-            retries_of_ranks.append(counts[-1] - counts[0])
-    return max(retries_of_ranks, default=None)
+    counts_of_ranks = (
+        [step.alloc_retries for step in steps if step.alloc_retries is not None] for steps in window.steps.values()
+    )
+    return max((counts[-1] - counts[0] for counts in counts_of_ranks if counts), default=None)
 
 
 def _tokens(window: MeasuredWindow) -> float | None:
@@ -473,31 +471,35 @@ class MeasuredWindow:
         return [sample for t_ns, sample in self.samples.get(uuid, ()) if t_ns >= since_ns]
 
 
-def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> MeasuredWindow:
-    """The measured steps of ended records, in the window that `devices` describe. `records.run` must be known."""
-    assert records.run is not None
+def measured_window_of(
+    run: RunFile,
+    steps: Mapping[int, Sequence[Step]],
+    window: Window,
+    join: StepJoin,
+    samples: Mapping[str, Sequence[tuple[int, Reading]]],
+    hosts: Sequence[tuple[int, HostSample | HostReading]],
+    events: Iterable[Event],
+) -> MeasuredWindow:
+    """The measured `steps` by rank, which take `window`, and the readings meanwhile of timed `samples` and `hosts`."""
 
-    def within(samples: Iterable[tuple[int, T]]) -> list[tuple[int, T]]:
-        return [(t_ns, sample) for t_ns, sample in samples if window.begin_ns <= t_ns <= window.end_ns]
+    def within(timed: Iterable[tuple[int, T]]) -> list[tuple[int, T]]:
+        return [(t_ns, reading) for t_ns, reading in timed if window.begin_ns <= t_ns <= window.end_ns]
 
     return MeasuredWindow(
-        run=records.run,
-        steps={
-            rank: measured
-            for rank, steps in records.steps.items()
-            if (measured := [step for step in steps if not step.warmup])
-        },
-        devices=devices,
-        samples={uuid: within(samples) for uuid, samples in records.device_samples.items()},
-        hosts=[host for _, host in within(records.host_samples)]
-        or _newest_before(records.host_samples, window.begin_ns),
-        foreign=foreign_processes(records.run, records.events, window),
+        run=run,
+        steps=steps,
+        devices=join.conditions_between(window.begin_ns, window.end_ns),
+        samples={uuid: within(timed) for uuid, timed in samples.items()},
+        hosts=[host for _, host in within(hosts)] or _newest_before(hosts, window.begin_ns),
+        foreign=foreign_processes(run, events, window),
     )
 
 
-def _newest_before(samples: Iterable[tuple[int, HostSample]], begin_ns: int) -> list[HostSample]:
+def _newest_before(
+    hosts: Sequence[tuple[int, HostSample | HostReading]], begin_ns: int
+) -> list[HostSample | HostReading]:
     """The newest sample before steps too short to have one; it tells the run's share of the CPU from that of others."""
-    shared = [host for t_ns, host in samples if t_ns < begin_ns and host.run and host.run.cpu_percent is not None]
+    shared = [host for t_ns, host in hosts if t_ns < begin_ns and host.run and host.run.cpu_percent is not None]
     return shared[-1:]
 
 
@@ -560,19 +562,10 @@ class LiveDiagnosis:
         if window is None:
             self.diagnosis = ()
             return
-        ticks_of_window = [tick for tick in ticks if tick.t_ns >= window.begin_ns]
-        self.diagnosis = tuple(
-            diagnose(
-                MeasuredWindow(
-                    run=run,
-                    steps=steps,
-                    devices=join.conditions_between(window.begin_ns, window.end_ns),
-                    samples=_by_device(ticks_of_window),
-                    hosts=[tick.host for tick in ticks_of_window],
-                    foreign=foreign_processes(run, events, window),
-                )
-            )
-        )
+        samples = _by_device(tick for tick in ticks if tick.t_ns >= window.begin_ns)
+        hosts = [(tick.t_ns, tick.host) for tick in ticks]
+        measured_window = measured_window_of(run, steps, window, join, samples, hosts, events)
+        self.diagnosis = tuple(diagnose(measured_window))
 
     def _settle(self, run: RunFile, steps: Sequence[Step], ticks: Sequence[Tick]) -> None:
         """Renew the steady state, once in `STEADY_EVERY` ticks."""

@@ -109,8 +109,19 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         # `measured_steps` may be a thinned share of the steps: scale up to all of them.
         trained_samples *= totals.measured / len(measured_steps)
     join = _join_of_run(records)
-    devices = join.conditions_between(window.begin_ns, window.end_ns) if window else []
-    measured_window = measured_window_of(records, devices, window) if window and run else None
+    measured_window = None
+    if window and run:
+        steps = {rank: [step for step in of_rank if not step.warmup] for rank, of_rank in records.steps.items()}
+        measured_window = measured_window_of(
+            run,
+            {rank: measured for rank, measured in steps.items() if measured},
+            window,
+            join,
+            records.device_samples,
+            records.host_samples,
+            records.events,
+        )
+    devices = measured_window.devices if measured_window else []
     step_ms = _step_time(measured_steps)
     result = msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
