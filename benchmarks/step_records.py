@@ -76,7 +76,7 @@ def _training(folder: Path, steps: int) -> Any:
     """The worker's training of so many steps, which writes into `folder`."""
     log, spec, training, allocator = (
         importlib.import_module(f"trainfast_worker.{name}")
-        for name in ("records.worker_log", "spec", "training", "memory.allocator")
+        for name in ("records.record_file", "spec", "training", "memory.allocator")
     )
     asked = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0"])
     run = {"schema": 1, "run_id": "benchmark", "model": asked.model, "data": asked.data, "knobs": asked.knobs}

@@ -91,7 +91,7 @@ OTHER_COMMANDS = ("search max-batch", "search best", "presets show")
     "command",
     ["predict", "run", *(pytest.param(one, marks=[pytest.mark.ci, pytest.mark.long]) for one in OTHER_COMMANDS)],
 )
-def test_case_21_a_speech_model_is_refused_as_one_before_launch(cli, tmp_path, command):
+def test_case_21_a_speech_model_is_refused_before_launch(cli, tmp_path, command):
     preset = tmp_path / "speech.toml"
     sizes = "d_model = 32\nencoder_layers = 1\ndecoder_layers = 1\nvocab_size = 4000"
     data = '[data]\nkind = "text"\nobjective = "seq2seq"\n'

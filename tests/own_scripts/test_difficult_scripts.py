@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -257,30 +256,3 @@ def test_framework_that_the_script_looks_up_before_it_imports_it_is_followed(cli
     result = run_script(cli, *written(tmp_path, lines))
     assert result["steps"] == {"measured": 3, "warmup": 3}
     assert (result["script"]["framework"], result["actual"]["zero_stage"]) == ("DeepSpeed", 1)
-
-
-EXTENSION = """
-from torch.utils.cpp_extension import load
-import trainfast_door
-open("tiny.cpp", "w").write(
-    '#include <Python.h>\\nstatic PyModuleDef tiny = {PyModuleDef_HEAD_INIT, "tiny"};'
-    'PyMODINIT_FUNC PyInit_tiny() { return PyModule_Create(&tiny); }'
-)
-for _ in range(2):
-    load(name="tiny", sources=["tiny.cpp"])
-    trainfast_door.step()
-"""
-
-
-@pytest.mark.long
-@pytest.mark.ci
-def test_a_script_that_compiles_an_extension_has_a_phase_for_it(
-    cli: Cli, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once: the second load finds it built."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(work / "extensions"))
-    result = run_script(cli, "--set", "timing_warmup=0", *written(work, EXTENSION))
-    text = (cli.home / "runs" / result["run_id"] / "worker.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
-    phases = [(line["phase"], line.get("detail")) for line in lines if line["kind"] == "phase"]
-    assert phases == [("compile", "tiny"), ("", None), ("train", None)]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainfast_runner.door.trainfast_door import install, notes
-from trainfast_runner.door.trainfast_door.notes import RUN_VARIABLE, LineFile
+from trainfast_runner.door.trainfast_door.notes import RUN_VARIABLE, process
 from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 
@@ -112,7 +112,7 @@ def test_a_script_that_trains_on_is_noted_once_the_disk_has_room(log, tmp_path, 
 
 
 def test_a_line_of_the_hooks_cut_short_spoils_no_other(tmp_path, disk):
-    file = LineFile(str(tmp_path), "steps.jsonl")
+    file = process.LineFile(str(tmp_path / "steps.jsonl"))
     disk["room"] = 5
     with pytest.raises(OSError, match="No space left"):
         file.write({"step": 1})

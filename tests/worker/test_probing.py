@@ -10,10 +10,11 @@ from worker_knobs import worker_knobs
 from trainfast_runner.worker.memory import memory_meter
 from trainfast_runner.worker.memory.allocator import Allocator
 from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostMemoryMeter
+from trainfast_runner.worker.records.step_log import StepLog
 from trainfast_runner.worker.shared import process
 from trainfast_runner.worker.shared.words import MEMORY_PHASES
 from trainfast_runner.worker.strategies.base import Strategy
-from trainfast_runner.worker.warm import MAX_SKIPPED_STEPS, ProbeRunner, ProbeSteps
+from trainfast_runner.worker.warm import MAX_SKIPPED_STEPS, ProbeRunner
 
 
 def test_the_peak_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch):
@@ -43,16 +44,16 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("phase", "reached", "with_peaks"),
+    ("phase", "step", "with_peaks"),
     [
-        ("forward", (), {"forward_backward"}),
-        ("optimizer", (), {"forward_backward", "optimizer"}),
-        ("backward", MEMORY_PHASES, {"forward_backward", "optimizer"}),
+        ("forward", 1, {"forward_backward"}),
+        ("optimizer", 1, {"forward_backward", "optimizer"}),
+        ("backward", 2, {"forward_backward", "optimizer"}),
     ],
 )
-def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(phase, reached, with_peaks):
+def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(phase, step, with_peaks):
     written = {}
-    log = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
+    log = SimpleNamespace(phase=phase, step=step, rank=0, write=lambda kind, **fields: written.update(fields))
     memory = SimpleNamespace(
         limit_bytes=None,
         available_bytes=lambda: None,
@@ -62,7 +63,7 @@ def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(phase, reached, 
     )
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     state = SimpleNamespace(strategy=SimpleNamespace(devices=[torch.device("cpu")]))
-    prober(state=state, log=log, memory=memory).record_if_oom(error, {"number": 1}, reached)
+    prober(state=state, log=log, memory=memory).record_if_oom(error, {"number": 1})
     assert written["outcome"] == "oom"
     assert set(written["phase_peaks"]) == with_peaks
 
@@ -92,7 +93,8 @@ def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, played)
     gpu = torch.device("cuda", 0)
     memory = CudaMemoryMeter([gpu], None)
-    prober(state=SimpleNamespace(strategy=SimpleNamespace(device=gpu)), memory=memory).forget_last_probe()
+    state = SimpleNamespace(strategy=SimpleNamespace(device=gpu))
+    prober(state=state, memory=memory, log=SimpleNamespace()).forget_last_probe()
     for phase in MEMORY_PHASES:
         memory.end_phase(phase)
     assert memory.end_step_fields()["peak_reserved_bytes"] == 100
@@ -113,19 +115,22 @@ def probe_in_fp16(gradient):
             strategy.optimizer_step()
             recorder.end_step(loss, None, None, 0.0)
 
-    steps = ProbeSteps()
+    def step_log(write, log, timing_warmup):
+        return StepLog(write, log, 8, 8, timing_warmup, None, strategy.precision.initial_scale())
+
     memory, log = SimpleNamespace(end_step_fields=dict), SimpleNamespace(step=0)
     engine = SimpleNamespace(train=train)
-    state = SimpleNamespace(knobs=knobs, strategy=strategy, engine=engine, write_actual=lambda log: None)
-    prober(state=state, memory=memory, log=log).take_steps(8, 2, steps, is_first=True)
-    return strategy, steps
+    state = SimpleNamespace(
+        knobs=knobs, strategy=strategy, engine=engine, step_log=step_log, write_actual=lambda log: None
+    )
+    return strategy, prober(state=state, memory=memory, log=log).take_steps(8, 2, is_first=True)
 
 
 @pytest.mark.parametrize(("gradient", "skipped"), [(1.0, 0), (1e34, 1), (4e34, 3)])
 def test_a_probe_in_fp16_goes_on_until_steps_have_updated_the_weights(gradient, skipped):
-    strategy, steps = probe_in_fp16(gradient)
+    strategy, records = probe_in_fp16(gradient)
     assert strategy.precision.skipped_steps() == skipped
-    assert len(steps._steps) == 2 + skipped
+    assert len(records) == 2 + skipped
     assert strategy.optimizer.state, "the states that the probe is to measure"
 
 

@@ -35,7 +35,7 @@ from .invalid import InvalidInput
 from .memory.allocator import fullest_device_memory, use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
 from .records.record_file import WorkerLog, chain_is_oom
-from .records.step_log import EndedStep, StepRecorder, StepTimes, make_clock
+from .records.step_log import StepRecorder, make_clock
 from .shared.process import exception_chain
 from .shared.words import MEMORY_PHASES
 from .spec import Knobs, RankSpec
@@ -130,36 +130,6 @@ MAX_SKIPPED_STEPS = 20
 """Most steps that a probe adds where fp16 skips updates: the scale falls from 65536 to 1 in 16."""
 
 
-class ProbeSteps:
-    """The steps of one probe, kept until its end, in place of a step log."""
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[StepTimes, dict[str, Any]]] = []
-
-    def add(self, ended_step: EndedStep) -> None:
-        """Note a step. Nobody reads its loss, but the loss's sum over ranks must end."""
-        if ended_step.reduced is not None:
-            ended_step.reduced.wait()
-        self._steps.append((ended_step.times, ended_step.fields))
-
-    @property
-    def reached(self) -> tuple[str, ...]:
-        """Phases that at least one whole step went through."""
-        return MEMORY_PHASES if self._steps else ()
-
-    def fields(self) -> dict[str, Any]:
-        """Highest peaks of the steps, the time of each in ms, and the allocator's retries since the process began."""
-        steps = [fields for _, fields in self._steps]
-        peaks = {phase: max(step["phase_peaks"][phase] for step in steps) for phase in MEMORY_PHASES}
-        return {
-            "phase_peaks": peaks,
-            "peak_allocated_bytes": max(peaks.values()),
-            "peak_reserved_bytes": max(step["peak_reserved_bytes"] for step in steps),
-            "alloc_retries": steps[-1]["alloc_retries"],
-            "step_ms": [times()[1]["step_ms"] for times, _ in self._steps],
-        }
-
-
 @dataclass(frozen=True)
 class ProbeRunner:
     """Tries batch sizes on one model, its optimizer included."""
@@ -178,13 +148,12 @@ class ProbeRunner:
             probe_fields = {"number": number, "batch_size": batch_size, "room_bytes": self.memory.available_bytes()}
             peak_before_bytes = self.memory.limit_peak_bytes() or 0
             began_s = time.monotonic()
-            steps = ProbeSteps()
             try:
-                self.take_steps(batch_size, order.steps, steps, is_first=number == 1)
-                fields = steps.fields()
+                records = self.take_steps(batch_size, order.steps, is_first=number == 1)
             except Exception as error:
-                self.record_if_oom(error, {**probe_fields, "seconds": time.monotonic() - began_s}, steps.reached)
+                self.record_if_oom(error, {**probe_fields, "seconds": time.monotonic() - began_s})
                 raise
+            retries_before, retries = retries, records[-1]["alloc_retries"]
             peak_bytes = self.memory.limit_peak_bytes() or 0
             self.log.write(
                 "probe",
@@ -194,18 +163,25 @@ class ProbeRunner:
                 limit_peak_bytes=peak_bytes if peak_bytes > peak_before_bytes else None,
                 room_after_bytes=self.memory.available_bytes(),
                 samples=batch_size * self.state.knobs.grad_accum,
-                **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
+                step_ms=[record["step_ms"] for record in records],
+                alloc_retries=retries - retries_before,
+                phase_peaks={phase: max(record["phase_peaks"][phase] for record in records) for phase in MEMORY_PHASES},
+                peak_allocated_bytes=max(record["peak_allocated_bytes"] for record in records),
+                peak_reserved_bytes=max(record["peak_reserved_bytes"] for record in records),
             )
-            retries = fields["alloc_retries"]
 
-    def take_steps(self, batch_size: int, wanted_updates: int, steps: ProbeSteps, *, is_first: bool) -> None:
-        """Train until as many steps as `wanted_updates` have updated the weights, or `MAX_SKIPPED_STEPS` more ended.
+    def take_steps(self, batch_size: int, wanted_updates: int, *, is_first: bool) -> list[dict[str, Any]]:
+        """Train until as many steps as `wanted_updates` have updated the weights, and return the steps' records.
+
+        It ends too when `MAX_SKIPPED_STEPS` more steps have ended.
 
         Where a gradient overflows, fp16 skips the update and halves the loss scale, and before the first update there
         are no optimizer states to measure. The ranks skip the same steps, because every strategy agrees on an overflow.
         Raises RuntimeError when no step updated the weights.
         """
         state, precision = self.state, self.state.strategy.precision
+        records: list[dict[str, Any]] = []
+        step_log = state.step_log(records.append, self.log, timing_warmup=0)
         skips_before, attempted, updates = precision.skipped_steps(), 0, 0
         max_steps = wanted_updates + MAX_SKIPPED_STEPS
         while updates < wanted_updates and attempted < max_steps:
@@ -213,12 +189,14 @@ class ProbeRunner:
             knobs = replace(state.knobs, batch_size=batch_size, steps=next_steps)
             # Which objects really ran is recorded after the first step of the first size.
             write_actual = partial(state.write_actual, self.log) if is_first and attempted == 0 else None
-            recorder = StepRecorder(make_clock(state.strategy.device), self.memory, steps, self.log, write_actual)
+            recorder = StepRecorder(make_clock(state.strategy.device), self.memory, step_log, self.log, write_actual)
             state.engine.train(knobs, self._longest(knobs), recorder)
+            step_log.flush()
             attempted += next_steps
             updates = attempted - (precision.skipped_steps() - skips_before)
         if updates <= 0:
             raise RuntimeError(f"batch_size={batch_size}: fp16 overflowed in all {attempted} steps: no weight update")
+        return records
 
     def _longest(self, knobs: Knobs) -> Iterator[Batch]:
         """Repeat the micro-batches of a run's first step: the longest samples come first in a run."""
@@ -230,6 +208,7 @@ class ProbeRunner:
     def forget_last_probe(self) -> None:
         """Empty the caches that the last size left, and begin new peaks."""
         gc.collect()
+        self.log.step = None
         if self.state.strategy.device.type == "cuda":
             # On a CPU it would map large blocks, which the limit counts as the training's.
             self.memory.return_freed()
@@ -237,10 +216,10 @@ class ProbeRunner:
             self.memory.end_phase(phase)
         self.memory.end_step_fields()
 
-    def record_if_oom(self, error: BaseException, probe_fields: dict[str, Any], reached: tuple[str, ...]) -> None:
-        """Write the `probe` record of a size that ran out of memory; nothing for another error. Asks no other rank.
+    def record_if_oom(self, error: BaseException, probe_fields: dict[str, Any]) -> None:
+        """Write the `probe` record, with `probe_fields`, of a size that ran out of memory; nothing for another error.
 
-        `probe_fields` are fields of the record, `reached` the phases that an earlier step of this size went through.
+        Asks no other rank.
         """
         chain = exception_chain(error)
         if not chain_is_oom(chain, fullest_device_memory(self.state.strategy.devices, self.memory.limit_bytes)):
@@ -253,10 +232,9 @@ class ProbeRunner:
             in_optimizer = self.log.phase == "optimizer"
             self.memory.end_phase("optimizer" if in_optimizer else "forward_backward")
             fields = dict(self.memory.end_step_fields())
-            # The peak of a phase that was not reached is that of before the step.
-            measured_phases = {"forward_backward", *reached, *(["optimizer"] if in_optimizer else [])}
-            peaks = fields["phase_peaks"]
-            fields["phase_peaks"] = {name: peak for name, peak in peaks.items() if name in measured_phases}
+            if not in_optimizer and (self.log.step or 1) == 1:
+                # No step of this size has reached the optimizer: its peak is that of before the step.
+                fields["phase_peaks"] = {"forward_backward": fields["phase_peaks"]["forward_backward"]}
         self.log.write(
             "probe",
             **probe_fields,

@@ -2,10 +2,13 @@
 
 `trainfast-tui run -- COMMAND` appends this package's folder to PYTHONPATH and names the run in TRAINFAST_RUN. torch
 calls `open_door` at the end of `import torch`, by the entry points of group `torch.backends` (PyTorch RFC 122468).
-Standard library and torch only, for Python 3.8 and later. No error leaves this package: each is noted in `door.jsonl`.
+Standard library, torch and one file of the worker only, for Python 3.8 and later. No error leaves this package: each is
+noted in `door.jsonl`.
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 
 def open_door() -> None:
@@ -15,9 +18,10 @@ def open_door() -> None:
 
         install_hooks()
     except Exception as error:
-        from .notes import note_error
+        with suppress(Exception):
+            from .notes import note_error
 
-        note_error("open_door", error)
+            note_error("open_door", error)
 
 
 def step() -> None:

@@ -189,9 +189,9 @@ class Discovery:
                 ("lightning.pytorch.trainer.trainer", "Trainer.__init__", self._stopping("a Lightning Trainer")),
                 ("pytorch_lightning.trainer.trainer", "Trainer.__init__", self._stopping("a Lightning Trainer")),
                 ("torch.optim.optimizer", "Optimizer.__init__", self._stopping("the first optimizer")),
-                ("torch.nn.modules.module", "Module.__call__", self._stopping("the first forward pass")),
             )
         }
+        hooks["torch.nn.modules.module"] = self._follow_forward
         hooks["hydra._internal.hydra"] = lambda hydra: follow(hydra.Hydra, "compose_config", after=self._stop_at_config)
         hook_modules(hooks)
 
@@ -268,6 +268,9 @@ class Discovery:
     def _stop_at_arguments(self, arguments: Any) -> None:
         fields = {name: plain(getattr(arguments, name, None)) for name in arguments.__dataclass_fields__}
         self._stop("TrainingArguments", fields=fields)
+
+    def _follow_forward(self, module: Any) -> None:
+        module.register_module_forward_pre_hook(self._stopping("the first forward pass"))
 
     def _stopping(self, name: str) -> Callable[..., None]:
         """Return a function that takes any arguments and stops at `name`."""

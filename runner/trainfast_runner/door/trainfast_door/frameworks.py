@@ -8,16 +8,13 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .import_hooks import hook_modules, sandbox_fields
 from .model_hook import leading_size
 from .notes import follow, never_raises, note
-from .script_run import current_run
+from .script_run import ScriptRun, current_run
 from .step_log import FACTS_AFTER
-
-if TYPE_CHECKING:
-    from .script_run import ScriptRun
 
 
 def install(run: ScriptRun) -> None:

@@ -8,14 +8,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from .notes import never_raises
-
-if TYPE_CHECKING:
-    from .script_run import ScriptRun
+from .script_run import ScriptRun
 
 
 def hook_modules(hooks: Mapping[str, Callable[[Any], None]]) -> None:
@@ -127,7 +123,7 @@ def install(run: ScriptRun) -> None:
     if not run.is_trial:
         return
     run.suppress("experiment trackers")
-    _silence(torch, ("save",), run)
+    _silence(sys.modules["torch"], ("save",), run)
     hook_modules({name: functools.partial(_silence, names=names, run=run) for name, names in SAVE_FUNCTIONS.items()})
 
 

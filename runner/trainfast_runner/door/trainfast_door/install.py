@@ -7,14 +7,9 @@ import re
 import sys
 import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from .notes import never_raises, process
-from .script_run import current_run
-
-if TYPE_CHECKING:
-    from .script_run import ScriptRun
-
+from .script_run import ScriptRun, current_run
 
 OWN_CALL = "trainfast_door.step()"
 """The script's own call that counts its steps, as `hooks` records it."""

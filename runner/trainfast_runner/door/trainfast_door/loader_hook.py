@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import heapq
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, is_grad_enabled
 from torch.utils.data import BatchSampler, dataloader
@@ -21,10 +20,8 @@ from torch.utils.data import BatchSampler, dataloader
 from .import_hooks import hook_modules
 from .model_hook import leading_size
 from .notes import never_raises
-
-if TYPE_CHECKING:
-    from .script_run import ScriptRun
-    from .turns import Turn
+from .script_run import ScriptRun
+from .turns import Turn
 
 ACCELERATE_LOADERS = ("DataLoaderShard", "DataLoaderDispatcher")
 """Classes of `accelerate.data_loader` that draw one batch ahead of the one that they hand on."""
@@ -32,7 +29,7 @@ ACCELERATE_LOADERS = ("DataLoaderShard", "DataLoaderDispatcher")
 
 def install(run: ScriptRun) -> None:
     """Time `__next__` of the loaders' iterators: the class's method, so that no object changes its type."""
-    _set_defaults(dataloader.DataLoader, run)
+    _set_defaults(dataloader.DataLoader.__init__, run.settings.loader_defaults)
     iterator_class = dataloader._BaseDataLoaderIter
     next_batch = iterator_class.__next__
     draws = _Draws(run)
@@ -106,21 +103,10 @@ class _Draws:
 
 
 @never_raises
-def _set_defaults(loader_class: Any, run: ScriptRun) -> None:
-    """Change the defaults of `DataLoader`'s arguments; an argument that the script gives wins."""
-    new_defaults = run.settings.loader_defaults
-    init = loader_class.__init__
-    if not new_defaults or not init.__defaults__:
-        return
-    names = [
-        parameter.name
-        for parameter in inspect.signature(init).parameters.values()
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is not parameter.empty
-    ]
-    values = dict(zip(names, init.__defaults__))  # noqa: B905 (Python 3.8 has no strict)
-    init.__defaults__ = tuple(
-        {**values, **{name: new_defaults[name] for name in names if name in new_defaults}}.values()
-    )
+def _set_defaults(init: Any, new_defaults: Mapping[str, Any]) -> None:
+    """Change the defaults of the arguments of `DataLoader.__init__`; an argument that the script gives wins."""
+    names = init.__code__.co_varnames[: init.__code__.co_argcount][-len(init.__defaults__) :]
+    init.__defaults__ = tuple(map(new_defaults.get, names, init.__defaults__))
 
 
 LOOK_NS = 2_000_000_000

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
@@ -20,10 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from .notes import never_raises, note_error
-from .script_run import uses_accelerate
-
-if TYPE_CHECKING:
-    from .script_run import ScriptRun
+from .script_run import ScriptRun, uses_accelerate
 
 WRAPPER_NAMES = (
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"),

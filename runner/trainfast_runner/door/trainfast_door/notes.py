@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import functools
 import importlib.util
-import json
 import os
 import sys
 import time
@@ -30,43 +28,13 @@ NOTE_CHARACTERS = 500
 """Chosen, not measured: the most of a problem's text, as of an error that prints a tensor."""
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
-"""Returns the JSON of a value; raises ValueError for a number that is not finite."""
 _noted: set[str] = set()
 """The problems that this process has noted."""
 
 
-class LineFile:
-    """An append-only file of JSON lines, of `directory` and `name`. Raises OSError."""
-
-    def __init__(self, directory: str, name: str, flags: int = 0) -> None:
-        path = os.path.join(directory, name)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
-        self._torn = False
-        """True if the last write was cut short: the next one begins on a line of its own."""
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
-
-    def write(self, *lines: dict[str, Any]) -> None:
-        """Append the lines in one write; a number that JSON cannot hold (NaN, infinity) becomes null."""
-        text = (("\n" if self._torn else "") + "".join(map(_encoded, lines))).encode()
-        self._torn = os.write(self._fd, text) < len(text)
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _encoded(line: dict[str, Any]) -> str:
-    try:
-        return _encode(line) + "\n"
-    except ValueError:
-        return _encode(process.finite(line)) + "\n"
-
-
 def append_line(directory: str, name: str, line: dict[str, Any]) -> None:
     """Append one line to a file that is not kept open. Raises OSError."""
-    file = LineFile(directory, name)
+    file = process.LineFile(os.path.join(directory, name))
     try:
         file.write(line)
     finally:
@@ -144,16 +112,16 @@ class RankFiles:
         """True if a process records this rank, or if no process is to."""
         self.are_ours = False
         """True if this process records the rank; False in a process forked from this one."""
-        self._worker: LineFile | None = None
+        self._worker: process.LineFile | None = None
 
-    def claim(self) -> LineFile | None:
+    def claim(self) -> process.LineFile | None:
         """Claim this rank and return its new step file; None if another process records the rank or has recorded it."""
         group = sys.modules.get("torch.distributed")
         if group is not None and group.is_available() and group.is_initialized():
             # A script that spawns its ranks itself names none in the environment.
             self.rank, self.world_size = group.get_rank(), group.get_world_size()
         try:
-            steps = LineFile(self.directory, f"steps{process.rank_suffix(self.rank)}.jsonl", os.O_EXCL)
+            steps = process.LineFile(self._path("steps"), os.O_EXCL)
         except FileExistsError:
             self.is_claimed = True
             note(f"rank {self.rank}: another process takes steps too; only the first one's are recorded")
@@ -173,5 +141,8 @@ class RankFiles:
     def write(self, kind: str, **fields: Any) -> None:
         """Append a line to `worker.jsonl` of this rank."""
         if self._worker is None:
-            self._worker = LineFile(self.directory, f"worker{process.rank_suffix(self.rank)}.jsonl")
+            self._worker = process.LineFile(self._path("worker"))
         self._worker.write({"t_ns": time.monotonic_ns(), "kind": kind, "rank": self.rank, **fields})
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.directory, f"{name}{process.rank_suffix(self.rank)}.jsonl")

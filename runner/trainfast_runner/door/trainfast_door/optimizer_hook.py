@@ -8,7 +8,7 @@ import math
 import weakref
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -17,10 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .model_hook import hook_model
 from .notes import never_raises, note_error
+from .script_run import ScriptRun
 from .step_log import FACTS_AFTER, OPTIMIZER_SOURCE
-
-if TYPE_CHECKING:
-    from .script_run import ScriptRun
 
 MAX_SKIPPED_BACKWARDS = 20
 """Backward passes whose smaller optimizers are skipped before the largest one's first step, which may never come."""

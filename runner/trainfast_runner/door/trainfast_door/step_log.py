@@ -8,7 +8,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .memory_limit import MemoryPeaks
-from .notes import LineFile, RankFiles, never_raises
+from .notes import RankFiles, never_raises, process
 from .turns import Turn, Turns
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class StepLog:
         self._limit = settings.steps
         self._warmup = settings.timing_warmup
         self._samples_per_step = settings.samples_per_step
-        self._file: LineFile | None = None
+        self._file: process.LineFile | None = None
         self._records: list[StepRecord] = []
         """Steps that are not written yet."""
         self._write_due_ns = 0
@@ -207,10 +207,10 @@ class StepLog:
         """
         if not self._records or self._file is None:
             return
-        lines = [step_line(record, self._warmup) for record in self._records]
+        lines = "".join([step_line(record, self._warmup) for record in self._records])
         self._records.clear()
         self._write_due_ns = now_ns + WRITE_EVERY_NS
-        self._file.write(*lines)
+        self._file.write_text(lines)
 
     def _samples(self, from_framework: int | None) -> int | None:
         """Samples of this step and rank by the first source that knows them."""
@@ -231,29 +231,25 @@ class StepLog:
         return samples
 
 
-def step_line(record: StepRecord, warmup: int) -> dict[str, Any]:
-    """The line of a step; the first `warmup` steps are marked as such, and a loss that is not finite is."""
-    t_ns, step, samples, (step_ns, *phases_ns), lr, peaks, loss = record
-    data_ms, forward_ms, optimizer_ms = (None if ns is None else ns / 1e6 for ns in phases_ns)
-    known_ns = sum(ns or 0 for ns in phases_ns)
-    is_finite = loss is None or math.isfinite(loss)
-    return {
-        "t_ns": t_ns,
-        "step": step,
-        "warmup": step <= warmup,
-        "samples": samples,
-        "tokens": None,
-        "loss": loss if is_finite else None,
-        **({} if is_finite else {"loss_not_finite": True}),
-        "step_ms": step_ns / 1e6,
-        "data_ms": data_ms,
-        "forward_ms": forward_ms,
-        "backward_ms": None,
-        "optimizer_ms": optimizer_ms,
-        "other_ms": max(0, step_ns - known_ns) / 1e6 if known_ns else None,
-        "lr": lr,
-        **(peaks or {}),
-    }
+def step_line(record: StepRecord, warmup: int) -> str:
+    """The line of a step; the first `warmup` steps are marked as such, and a loss that is not finite is.
+
+    Written by hand, with a time as its nanoseconds and an exponent, 1234567e-6 ms: Python's JSON encoder takes 20 us.
+    """
+    t_ns, step, samples, (step_ns, data_ns, forward_ns, optimizer_ns), lr, peaks, loss = record
+    known_ns = (data_ns or 0) + (forward_ns or 0) + (optimizer_ns or 0)
+    data = "null" if data_ns is None else f"{data_ns}e-6"
+    forward = "null" if forward_ns is None else f"{forward_ns}e-6"
+    optimizer = "null" if optimizer_ns is None else f"{optimizer_ns}e-6"
+    other = f"{max(0, step_ns - known_ns)}e-6" if known_ns else "null"
+    loss_text = "null" if loss is None else loss if math.isfinite(loss) else 'null,"loss_not_finite":true'
+    more = "".join([f',"{name}":{size}' for name, size in peaks.items()]) if peaks else ""
+    return (
+        f'{{"t_ns":{t_ns},"step":{step},"warmup":{"true" if step <= warmup else "false"},'
+        f'"samples":{"null" if samples is None else samples},"tokens":null,"loss":{loss_text},'
+        f'"step_ms":{step_ns}e-6,"data_ms":{data},"forward_ms":{forward},"backward_ms":null,'
+        f'"optimizer_ms":{optimizer},"other_ms":{other},"lr":{"null" if lr is None else lr}{more}}}\n'
+    )
 
 
 class Settings(NamedTuple):

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 REMEMBERED_LOADERS = 16
 """DataLoaders that are known to be trained on: a script may make one for each epoch."""

@@ -28,7 +28,7 @@ from ..spec import Knobs, knobs_of
 from ..strategies.base import Strategy, make_strategy
 from ..strategies.pipeline import cut
 from ..strategies.spread_layers import divide
-from ..strategies.tensor_parallel import Slice, add_exchanges, plan_for
+from ..strategies.tensor_parallel import add_exchanges, plan_for, sliced
 from .envelope import KEPT_BLOCKS, TRACED_BATCH_SIZES, StepWatch, TracedStack, shorten
 from .live_bytes import LiveBytes, TracedSegment
 
@@ -306,11 +306,7 @@ def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
     """
     division = cut(model, count, seq_len)
     tied = sum(parameter.numel() for parameter in division.tied())
-    stages = []
-    for index in range(count):
-        sizes = [parameter.numel() for parameter in division.stage(index).parameters()]
-        begin, end = division.bounds[index], division.bounds[index + 1]
-        stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
+    stages = _stages(division.bounds, [list(division.stage(index).parameters()) for index in range(count)])
     return {"stages": stages, "tied": tied, **_passing(model, seq_len)}
 
 
@@ -320,22 +316,30 @@ def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
     `head` is the stage that computes the logits. A tied head is computed where the embedding is (`_move_own`).
     """
     layers = divide(model, count)
-    first_ids = {id(parameter) for module in layers.before for parameter in module.parameters(recurse=False)}
-    stages = []
+    before, after = (
+        [p for module in modules for p in module.parameters(recurse=False)] for modules in (layers.before, layers.after)
+    )
+    first_ids = {id(parameter) for parameter in before}
+    groups = []
     for index in range(count):
-        begin, end = layers.bounds[index], layers.bounds[index + 1]
-        stage_parameters = {id(p): p for block in layers.blocks[begin:end] for p in block.parameters()}
-        if index == 0:
-            stage_parameters |= {id(p): p for module in layers.before for p in module.parameters(recurse=False)}
-        if index == count - 1:
-            after = [p for module in layers.after for p in module.parameters(recurse=False)]
-            stage_parameters |= {id(p): p for p in after if id(p) not in first_ids}
-        sizes = [parameter.numel() for parameter in stage_parameters.values()]
-        stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
+        blocks = layers.blocks[layers.bounds[index] : layers.bounds[index + 1]]
+        groups.append([parameter for block in blocks for parameter in block.parameters()])
+    groups[0] += before
+    groups[-1] += [parameter for parameter in after if id(parameter) not in first_ids]
     hf_model: Any = model
     output = hf_model.get_output_embeddings()
     is_tied = output is not None and id(output.weight) in first_ids
-    return {"stages": stages, "tied": 0, "head": 0 if is_tied else count - 1, **_passing(model, seq_len)}
+    head = 0 if is_tied else count - 1
+    return {"stages": _stages(layers.bounds, groups), "tied": 0, "head": head, **_passing(model, seq_len)}
+
+
+def _stages(bounds: tuple[int, ...], groups: list[list[nn.Parameter]]) -> list[dict[str, int]]:
+    """The stages by their blocks, of which s has `bounds[s]` up to `bounds[s + 1]`, and their parameters."""
+    stages = []
+    for begin, end, parameters in zip(bounds, bounds[1:], groups, strict=False):
+        sizes = {id(parameter): parameter.numel() for parameter in parameters}.values()
+        stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
+    return stages
 
 
 def _passing(model: nn.Module, seq_len: int) -> dict[str, int]:
@@ -366,16 +370,9 @@ def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
             if whole is None:
                 continue
             if id(whole) not in slices:
-                slices[id(whole)] = _slice(whole, plan.slices.get(f"{name}.{key}"), degree)
+                part = sliced(whole.detach(), plan.slices.get(f"{name}.{key}"), 0, degree)
+                slices[id(whole)] = nn.Parameter(part, whole.requires_grad)
             module._parameters[key] = slices[id(whole)]
-
-
-def _slice(whole: nn.Parameter, cut: Slice | None, degree: int) -> nn.Parameter:
-    if cut is None:
-        return whole
-    shape = list(whole.shape)
-    shape[cut.dim] //= degree
-    return nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), whole.requires_grad)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -273,13 +273,6 @@ class EndedStep(NamedTuple):
     """Further fields of the step's record."""
 
 
-class StepSink(Protocol):
-    """Takes the figures of each step."""
-
-    def add(self, ended_step: EndedStep) -> None:
-        """Note a step."""
-
-
 class StepRecorder:
     """Records each step of a training, whichever engine takes the steps. Never waits for the device."""
 
@@ -287,13 +280,13 @@ class StepRecorder:
         self,
         clock: StepClock,
         memory: MemoryMeter,
-        step_sink: StepSink,
+        step_log: StepLog,
         worker_log: WorkerLog,
         write_actual: Callable[[], None] | None = None,
     ) -> None:
         self._clock = clock
         self._memory = memory
-        self._step_sink = step_sink
+        self._step_log = step_log
         self._worker_log = worker_log
         self._write_actual = write_actual
         self._in_optimizer = False
@@ -317,7 +310,7 @@ class StepRecorder:
         """End the step. `scale` is fp16's loss scale, `rate` the learning rate; the others are as in `EndedStep`."""
         times = self._clock.end_step()
         fields = {"lr": rate, **self._memory.end_step_fields()}
-        self._step_sink.add(EndedStep(self._step, times, loss, reduced, scale, fields))
+        self._step_log.add(EndedStep(self._step, times, loss, reduced, scale, fields))
         if self._step == 1:
             self.write_actual()
 

@@ -5,6 +5,9 @@ The hooks load this file by its path: standard library only, for Python 3.8 and 
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import resource
 from typing import Any
 
@@ -31,14 +34,48 @@ def start_ticks() -> int:
         return int(file.read().rpartition(")")[2].split()[19])
 
 
-def finite(value: Any) -> Any:
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
+"""Returns the JSON of a value; raises ValueError for a number that is not finite."""
+
+
+class LineFile:
+    """An append-only file of JSON lines. Each write is one `os.write` to an O_APPEND descriptor, so lines never mix."""
+
+    def __init__(self, path: str, flags: int = 0) -> None:
+        """Open the file, with these flags of `os.open` too. Raises OSError."""
+        self.name = os.path.basename(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+        self._torn = False
+        """True if the last write was cut short: the next one begins on a line of its own."""
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line; a number that JSON cannot hold (NaN, infinity) becomes null. Raises as `write_text`."""
+        try:
+            text = _encode(line)
+        except ValueError:
+            text = _encode(_finite(line))
+        self.write_text(text + "\n")
+
+    def write_text(self, lines: str) -> None:
+        """Append whole lines in one write. Raises OSError if the disk takes none of them or only a part."""
+        text = (("\n" if self._torn else "") + lines).encode()
+        self._torn = os.write(self._fd, text) < len(text)
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def _finite(value: Any) -> Any:
     """Return `value` with null in place of each number that JSON cannot hold: NaN and infinities."""
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return [_finite(item) for item in value]
     return value
 
 
@@ -60,16 +97,19 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
     return chain
 
 
+STATUS_NAMES = ("VmPeak", "VmSize", "VmData", "VmHWM", "VmRSS", "RssFile")
+"""Names of the figures that are read of `/proc/self/status`, in kB there (proc_pid_status(5))."""
+
+
 def status_bytes() -> dict[str, int]:
-    """The figures of `/proc/self/status` that have a unit, by their names, in bytes (proc_pid_status(5))."""
+    """The figures of `/proc/self/status`, in bytes."""
     with open("/proc/self/status", "rb") as file:
         return parsed_status(file.read())
 
 
 def parsed_status(status: bytes) -> dict[str, int]:
-    """The figures of the content of `/proc/self/status` that have a unit, in bytes."""
-    rows = (line.split() for line in status.splitlines() if line.endswith(b" kB"))
-    return {name[:-1].decode(): int(size) * 1024 for name, size, _ in rows}
+    """The figures in the content of `/proc/self/status`, in bytes."""
+    return {name: int(status.partition(b"\n%s:" % name.encode())[2].split(None, 1)[0]) * 1024 for name in STATUS_NAMES}
 
 
 def limit_data(cap_bytes: int) -> None:

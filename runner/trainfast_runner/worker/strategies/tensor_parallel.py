@@ -385,15 +385,19 @@ def add_exchanges(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
 
 
 def _at_rest(whole: nn.Parameter, cut: Slice | None, mesh: DeviceMesh) -> nn.Parameter:
-    local = whole.detach()
+    local = sliced(whole.detach(), cut, mesh.get_local_rank(), mesh.size())
     placement = Replicate() if cut is None else Shard(cut.dim)
-    if cut is not None:
-        rank, degree = mesh.get_local_rank(), mesh.size()
-        packed = local.chunk(cut.parts, dim=cut.dim)
-        local = torch.cat([block.chunk(degree, dim=cut.dim)[rank] for block in packed], dim=cut.dim).clone()
     return nn.Parameter(
         DTensor.from_local(local, mesh, [placement], run_check=False), requires_grad=whole.requires_grad
     )
+
+
+def sliced(whole: Tensor, cut: Slice | None, rank: int, degree: int) -> Tensor:
+    """Copy this rank's slice of a tensor; return the tensor itself without a cut."""
+    if cut is None:
+        return whole
+    packed = whole.chunk(cut.parts, dim=cut.dim)
+    return torch.cat([block.chunk(degree, dim=cut.dim)[rank] for block in packed], dim=cut.dim).clone()
 
 
 class _Swap:
