@@ -86,7 +86,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         batch = whole_number(spec.knobs, "batch_size")
         traced_peaks = self._peaks(spec, ranks, batch)
         peaks = self._corrected(spec, ranks, traced_peaks)
-        larger_peaks = self._corrected_peaks(spec, ranks, batch + 1)
+        larger_peaks = self._corrected(spec, ranks, self._peaks(spec, ranks, batch + 1))
         phase = max(MEMORY_PHASES, key=lambda name: sum(peaks[name]))
         bytes_per_sample = round(sum(larger_peaks[phase]) - sum(peaks[phase]))
         rounded_peaks = {name: [round(value) for value in peaks[name]] for name in MEMORY_PHASES}
@@ -113,7 +113,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
         def fits(batch: int) -> bool:
             # As a prediction adds the categories: each in whole bytes.
-            peaks = self._corrected_peaks(spec, ranks, batch).values()
+            peaks = self._corrected(spec, ranks, self._peaks(spec, ranks, batch)).values()
             return max(sum(map(round, peak)) for peak in peaks) <= limit_bytes
 
         return largest_fitting(fits, MAX_BATCH, batch_multiple(spec.knobs))
@@ -143,9 +143,6 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         """The correction by this machine's run of the same case; None before any."""
         return self.corrections.by_case.get(correction_key(self.trace, spec.knobs, ranks))
 
-    def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
-        return self._corrected(spec, ranks, self._peaks(spec, ranks, batch))
-
     def _corrected(self, spec: RunSpec, ranks: int, peaks: dict[str, RankBytes]) -> dict[str, RankBytes]:
         """The corrected peaks: a difference changes temporary bytes, then activations once no such bytes are left."""
         correction = self.correction_for(spec, ranks)
@@ -164,31 +161,25 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
         """Each phase's peak of the fullest rank, with the workspaces of libraries."""
-        return {
-            phase: peak._replace(temporary=peak.temporary + self.library_bytes)
-            for phase, peak in self._tensor_peaks(spec, ranks, batch).items()
-        }
-
-    def _tensor_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
         if spec.knobs["strategy"] in STAGED_STRATEGIES:
-            return self._stages(spec, batch).phases
-        segments = self.segments
-        if spec.knobs["strategy"] == DATA_PARALLEL:
-            segments = first_gpu_segments(segments, devices_of(spec.knobs))
-        rule = memory_rule(spec.knobs, ranks, self._whole_model())
-        micro_batches = whole_number(spec.knobs, "grad_accum")
-        # Before the step there are parameters, buffers and optimizer states.
-        start = tuple(
-            value if index in (PARAMS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
-        )
-        step_moments = list(moments(segments, self.stacks, start, batch, micro_batches))
-        # The optimizer's step is on top of what forward and backward left: the batch itself.
-        live = list(self.optimizer_peak)
-        live[ACTIVATIONS] += step_moments[-1].live[ACTIVATIONS]
-        return {
-            "forward_backward": max(map(rule.at, step_moments), key=sum),
-            "optimizer": rule.in_optimizer(tuple(live)),
-        }
+            peaks = self._stages(spec, batch).phases
+        else:
+            segments = self.segments
+            if spec.knobs["strategy"] == DATA_PARALLEL:
+                segments = first_gpu_segments(segments, devices_of(spec.knobs))
+            rule = memory_rule(spec.knobs, ranks, self._whole_model())
+            micro_batches = whole_number(spec.knobs, "grad_accum")
+            # Before the step there are parameters, buffers and optimizer states.
+            start = tuple(
+                value if index in (PARAMS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
+            )
+            step_moments = list(moments(segments, self.stacks, start, batch, micro_batches))
+            # The optimizer's step is on top of what forward and backward left: the batch itself.
+            live = list(self.optimizer_peak)
+            live[ACTIVATIONS] += step_moments[-1].live[ACTIVATIONS]
+            forward_backward = max(map(rule.at, step_moments), key=sum)
+            peaks = {"forward_backward": forward_backward, "optimizer": rule.in_optimizer(tuple(live))}
+        return {phase: peak._replace(temporary=peak.temporary + self.library_bytes) for phase, peak in peaks.items()}
 
     def _whole_model(self) -> WholeModel:
         largest_parameter = max(self.parameter_sizes, default=0)

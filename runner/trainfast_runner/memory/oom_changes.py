@@ -182,20 +182,22 @@ def _first_enough(target: FitTarget, values: list[KnobChange], untraced: list[Kn
 
 
 def _smaller_batch(target: FitTarget, settings: Settings, costs: str) -> list[OomChange]:
-    """The settings with the largest batch that fits and divides the global batch, which accumulation keeps.
+    """The settings with the largest batch that fits while accumulation keeps the global batch.
 
-    With the largest of all if that is MUCH_LARGER; empty if no smaller batch fits.
+    Without other settings the largest of all if that is MUCH_LARGER. Empty if no smaller batch fits.
     """
     batch, accumulation = target.batch
-    largest = target.largest_batch(settings)
-    sizes = range(largest, 0, -batch_multiple(target.spec.knobs))
-    keeping = next((size for size in sizes if batch * accumulation % size == 0), 0)
-    batch_knobs = {"batch_size": str(keeping), "grad_accum": str(batch * accumulation // max(1, keeping))}
-    costs_of_batch = KEEPS_GLOBAL_BATCH
-    if largest >= MUCH_LARGER * max(1, keeping):
-        batch_knobs = {"batch_size": str(largest)}
-        costs_of_batch = f"the global batch goes from {batch * accumulation} to {largest * accumulation} a rank"
-    change = target.change({**batch_knobs, **settings}, f"{costs}; {costs_of_batch}") if largest else None
+    samples, largest = batch * accumulation, target.largest_batch(settings)
+    for smaller in range(largest, largest // MUCH_LARGER, -batch_multiple(target.spec.knobs)):
+        if samples % smaller == 0:
+            batch_knobs = {"batch_size": str(smaller), "grad_accum": str(samples // smaller)}
+            change = target.change({**batch_knobs, **settings}, f"{costs}; {KEEPS_GLOBAL_BATCH}")
+            if change is not None and is_enough(change):
+                return [change]
+    if settings or not largest:
+        return []
+    costs = f"{costs}; the global batch goes from {samples} to {largest * accumulation} a rank"
+    change = target.change({"batch_size": str(largest)}, costs)
     return [change] if change is not None and is_enough(change) else []
 
 

@@ -79,7 +79,7 @@ def _row(name: str, path: Path) -> dict[str, Any]:
 def presets_new_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Make a preset of your own from another one, its comments kept. With a command after -- of a script of your"
+        "Make a preset of your own from another one, whole. With a command after -- of a script of your"
         " own: the script is run to its argument parser and no further (argparse, HfArgumentParser, click, Hydra), its"
         " flags are listed, and the preset maps knobs to them."
     )
