@@ -1,4 +1,6 @@
-"""A program measured in a pseudo-terminal, and the parts that all benchmarks share: the command, budgets, options.
+"""Measure a program in a pseudo-terminal, and what every benchmark shares: the product's command, budgets, options.
+
+    python -m benchmarks.meter [--seconds 10] [--settle 2] [--until TEXT] [--key 1:m] [--json] -- trainfast-tui
 
 Linux only: the figures come from `/proc`. CPU counts the program itself and not its children.
 """
@@ -20,7 +22,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -346,3 +348,30 @@ def live_run(environment: Mapping[str, str], settings: Sequence[str], steps: int
             subprocess.run([*app(), "stop", directory.name, "--now"], env=environment, capture_output=True, check=False)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _timed_key(text: str) -> tuple[float, str]:
+    at, _, key = text.partition(":")
+    return float(at), key.encode().decode("unicode_escape")
+
+
+def main() -> int:
+    """The command line; the exit status."""
+    parser = options(__doc__, seconds=10.0, settle=2.0, until="", key=[], json=False)
+    parser.add_argument("command", nargs="+", help="the program and its arguments, after --")
+    asked = parser.parse_args()
+    keys = [_timed_key(text) for text in asked.key]
+    try:
+        seen = measure(asked.command, seconds=asked.seconds, settle=asked.settle, until=asked.until, keys=keys)
+    except Ended as error:
+        print(error, file=sys.stderr)
+        return 1
+    if asked.json:
+        print(json.dumps(asdict(seen)))
+        return 0
+    paint_ms = seen.first_paint_ms or float("inf")
+    return print_table([at_most("first paint", paint_ms, 300, "ms"), *seen.budgets(Path(asked.command[0]).name)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
