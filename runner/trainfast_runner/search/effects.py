@@ -247,28 +247,14 @@ class Scales:
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured ln rate, or a difference of two."""
+    """A measured ln rate of a point."""
 
-    terms: tuple[tuple[float, Point], ...]
-    """The points that were measured, with their weights: 1, or 1 and -1 for a difference."""
+    point: Point
     value: float
     variance: float
     """Variance of the measurement's noise."""
     process: str | None = None
     """Run id of the process, whose effect its observations share; None for an observation of no process."""
-
-    def centered_on(self, mean: float) -> float:
-        """Return the value less the value expected if every ln rate is `mean`."""
-        return self.value - mean * sum(weight for weight, _ in self.terms)
-
-
-def _terms(observations: Sequence[Observation]) -> tuple[Array, list[Point]]:
-    """Return the points of all observations, and the weight of each point in each observation."""
-    terms = [(row, weight, point) for row, seen in enumerate(observations) for weight, point in seen.terms]
-    weights = np.zeros((len(observations), len(terms)))
-    for column, (row, weight, _) in enumerate(terms):
-        weights[row, column] = weight
-    return weights, [point for _, _, point in terms]
 
 
 def _prior(parts: Array, scales: Scales) -> Array:
@@ -295,12 +281,12 @@ class Likelihood:
     def __init__(
         self, levels: Levels, observations: Sequence[Observation], center: float, fixed_covariances: Array | float = 0.0
     ) -> None:
-        weights, points = _terms(observations)
-        self._parts = weights @ levels.covariance_parts(points, points) @ weights.T
+        points = [seen.point for seen in observations]
+        self._parts = levels.covariance_parts(points, points)
         processes = [seen.process for seen in observations]
         self._same_process = np.array([[one == other is not None for other in processes] for one in processes])
         self._fixed = np.diag([seen.variance for seen in observations]) + fixed_covariances
-        self._values = np.array([seen.centered_on(center) for seen in observations])
+        self._values = np.array([seen.value - center for seen in observations])
 
     def log_likelihood(self, scales: Scales, count: int | None = None) -> float:
         """Return the log of the marginal likelihood, up to a constant, of the first `count` observations or of all."""
@@ -315,11 +301,11 @@ class Likelihood:
 
 
 class Posterior:
-    """Mean and variance of every candidate's ln rate after observations of a point each; `center` is the prior mean."""
+    """Mean and variance of every candidate's ln rate after the observations; `center` is the prior mean."""
 
     def __init__(self, levels: Levels, scales: Scales, center: float, observations: Sequence[Observation]) -> None:
         self.levels, self.scales = levels, scales
-        _, points = _terms(observations)
+        points = [seen.point for seen in observations]
         rows, whitened = Likelihood(levels, observations, center).factor(scales)
         # Not `@` or `solve`: the threads of BLAS spin beside a busy process, and made a decision four times as long.
         self._components = np.einsum("ij,jk->ik", np.linalg.inv(rows), self._between(points, levels.array))
@@ -347,7 +333,7 @@ MAIN_DEVIATIONS, PAIR_DEVIATIONS, PROCESS_DEVIATIONS = (0.15, 0.3, 0.6), (0.04, 
 def fit_effects(levels: Levels, measured: Measurements, *, per_joule: bool) -> Posterior:
     """Return the posterior of ln samples/s, or of ln samples a joule, after the trials."""
     observations = [
-        Observation(((1.0, levels.points[trial.candidate_number]),), value, measured.variance(trial), trial.run_id)
+        Observation(levels.points[trial.candidate_number], value, measured.variance(trial), trial.run_id)
         for trial in measured.trials
         if (value := log_rate(trial, per_joule=per_joule)) is not None
     ]

@@ -235,6 +235,9 @@ NEAREST_COUNT = 16
 ASSUMED_NOISE_VARIANCE = 1e-4
 """Assumed variance of the ln rate that a run measures, before the first run."""
 
+REFERENCE_VARIANCE = 1e-6
+"""Variance of the ln rate of `REFERENCE_KNOBS` over the calibrated one, which is 1 by definition."""
+
 SpeedAndStep = tuple[EarlierSpeed, ExpectedStep]
 """An earlier speed, and the step that the calibration expects of its settings."""
 
@@ -270,28 +273,25 @@ class SpeedModel:
         levels = Levels(
             [wanted_knobs, REFERENCE_KNOBS, *(self._measured_knobs[number] for number in nearest_numbers)], KNOB_WEIGHTS
         )
-        reference = levels.point(REFERENCE_KNOBS)
         nearest = [(self._measured_knobs[number], *self._measured[number]) for number in nearest_numbers]
+        # The reference takes as long as calibrated. The last one is of the run to predict.
         observations = [
-            Observation(
-                ((1.0, levels.point(knobs)), (-1.0, reference)),
-                speed.log_rate - _log_rate(expected_step),
-                speed.variance,
-                speed.process,
-            )
-            for knobs, speed, expected_step in nearest
+            Observation(levels.point(REFERENCE_KNOBS), 0.0, REFERENCE_VARIANCE),
+            *(
+                Observation(levels.point(knobs), speed.log_rate - _log_rate(expected), speed.variance, speed.process)
+                for knobs, speed, expected in nearest
+            ),
+            Observation(levels.point(wanted_knobs), 0.0, self._noise_variance, ""),
         ]
-        # The last one is of the run to predict: its mean rests on the measured runs before.
-        wanted = ((1.0, levels.point(wanted_knobs)), (-1.0, reference))
-        observations.append(Observation(wanted, 0.0, self._noise_variance, ""))
         # Runs share the speed of the machine, and the slowness of each part of their work.
-        steps = [*(expected_step for _, _, expected_step in nearest), step]
-        shares = np.array([each.shares for each in steps]) * self._work_deviations
-        likelihood = Likelihood(levels, observations, 0.0, shares @ shares.T + MACHINE_DEVIATION**2)
+        shares = np.array([each.shares for each in (*(expected for *_, expected in nearest), step)])
+        shares = shares * self._work_deviations
+        shared_covariances = np.pad(shares @ shares.T + MACHINE_DEVIATION**2, (1, 0))
+        likelihood = Likelihood(levels, observations, 0.0, shared_covariances)
         deviations = RUN_DEVIATIONS if len(nearest) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
         scales = max(
             (replace(PRIOR_SCALES, process=deviation) for deviation in deviations),
-            key=lambda scales: likelihood.log_likelihood(scales, len(nearest)),
+            key=lambda scales: likelihood.log_likelihood(scales, 1 + len(nearest)),
         )
         rows, whitened = likelihood.factor(scales)
         return self._interval(_log_rate(step) + float(rows[-1, :-1] @ whitened[:-1]), float(rows[-1, -1]))
