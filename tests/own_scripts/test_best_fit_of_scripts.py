@@ -11,8 +11,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
 from trainfast_runner.search.best.conductor import conduct_best
-from trainfast_runner.search.best.question import BestRequest, open_best, plan_script_best
-from trainfast_runner.search.best_journal import Space, Trial, read_best_journal
+from trainfast_runner.search.best.question import open_best, plan_script_best
+from trainfast_runner.search.best_journal import BestRequest, Space, Trial, read_best_journal
 from trainfast_runner.search.conductor import SearchCaller, end_run
 from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import SearchOptions, search_before_edit

@@ -28,8 +28,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.search import control
-from trainfast_runner.search.best.question import BestRequest
-from trainfast_runner.search.best_journal import UNNAMED_REASON, BestEnded
+from trainfast_runner.search.best_journal import UNNAMED_REASON, BestEnded, BestRequest
 from trainfast_runner.search.journal import CANCELLED_REASON
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec

@@ -18,7 +18,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.search import control
 from trainfast_runner.search.batch_journal import BatchEnded
-from trainfast_runner.search.best.question import BestRequest
+from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE
 

@@ -6,6 +6,7 @@ because a journal of another version may have other words.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from trainfast_runner.errors import highest
+from trainfast_runner.errors import UserError, highest
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.records.run_file import PredictedSpeed
@@ -30,6 +31,46 @@ from trainfast_runner.search.journal import (
     read_journal,
 )
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
+
+SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
+"""Values of --objective; the first is the default."""
+BUDGET_S = 600.0
+"""Seconds of a search without --budget."""
+UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+"""Seconds of each unit of a typed budget."""
+BUDGET_EXAMPLES = ("90s", "10m", "1.5h")
+"""Budgets as they are typed."""
+MAX_BUDGET_H = 365 * 24
+"""The largest budget: a year."""
+
+
+class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a best-fit search: knobs to vary, objective, budget.
+
+    Part of the search's key, unlike `SearchOptions`.
+    """
+
+    vary: dict[str, list[KnobValue]] = {}
+    """The values of each knob to vary; empty to leave the choice to the search."""
+    global_batch: int | None = None
+    """None for the preset's own, or for any if `vary` names batch_size or grad_accum."""
+    objective: str = "samples_per_s"
+    """One of SEARCH_OBJECTIVES."""
+    for_steps: int | None = None
+    """Steps of the training for the objective `time`; None for another objective."""
+    budget_s: float = BUDGET_S
+
+
+def read_budget(text: str) -> float:
+    """Return the seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError, also for more than a year."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
+        raise UserError(f"{text!r}: not a time", key="--budget", allowed=BUDGET_EXAMPLES)
+    seconds = float(match[1]) * UNITS_S[match[2]]
+    if seconds > MAX_BUDGET_H * UNITS_S["h"]:
+        raise UserError(f"must be at most {MAX_BUDGET_H}h, a year", key="--budget", allowed=BUDGET_EXAMPLES)
+    return seconds
+
 
 UNNAMED_REASON = "no present value is named"
 """The reason that a script's knob is left alone if neither the preset nor a setting names its value.

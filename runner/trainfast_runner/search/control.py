@@ -26,7 +26,7 @@ from trainfast_runner.machine.training_python import whole_text
 from trainfast_runner.records.capped_file import last_line
 from trainfast_runner.records.home import PAUSE_FILE, Home, is_conducted
 from trainfast_runner.records.run_file import RecordedSpec
-from trainfast_runner.search.best.question import BestRequest
+from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.search.journal import Conducted, newest_conducted
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec, spec_of_record

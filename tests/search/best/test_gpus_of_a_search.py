@@ -6,7 +6,8 @@ from stand_in import Gpu, Machine
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.question import BestPlan, BestRequest, best_key, plan_preset_best
+from trainfast_runner.search.best.question import BestPlan, best_key, plan_preset_best
+from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.spec import resolve
 

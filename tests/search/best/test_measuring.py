@@ -14,7 +14,6 @@ from trainfast_runner.records.worker_lines import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.candidates import StepRule
-from trainfast_runner.search.best.question import read_budget
 from trainfast_runner.search.best.trial import (
     joules_of,
     outcome_of,
@@ -23,7 +22,7 @@ from trainfast_runner.search.best.trial import (
     take_trial,
     throttled_doubts,
 )
-from trainfast_runner.search.best_journal import Trial
+from trainfast_runner.search.best_journal import Trial, read_budget
 from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 

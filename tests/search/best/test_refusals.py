@@ -11,8 +11,8 @@ from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock
 from trainfast_runner.search.best import question
 from trainfast_runner.search.best.candidates import with_bounds
-from trainfast_runner.search.best.question import BestRequest, open_best, plan_preset_best
-from trainfast_runner.search.best_journal import read_best_journal
+from trainfast_runner.search.best.question import open_best, plan_preset_best
+from trainfast_runner.search.best_journal import BestRequest, read_best_journal
 from trainfast_runner.search.control import SearchRequest, conduct_request, pause
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve

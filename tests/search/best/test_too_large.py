@@ -9,8 +9,8 @@ import pytest
 from trainfast_runner.records.result import OomExplanation, Result
 from trainfast_runner.search.best import candidates
 from trainfast_runner.search.best.candidates import Failure, failure_in, oom_failure, oom_verdict
-from trainfast_runner.search.best.question import BestRequest, plan_preset_best
-from trainfast_runner.search.best_journal import BestLaunched, Candidate, Trial
+from trainfast_runner.search.best.question import plan_preset_best
+from trainfast_runner.search.best_journal import BestLaunched, BestRequest, Candidate, Trial
 from trainfast_runner.settings.spec import resolve
 
 from .synthetic import process_ready, state_of, trial

@@ -25,16 +25,8 @@ from trainfast_runner.search.batch.conductor import (
 from trainfast_runner.search.batch_journal import BatchFollower, Probe, read_batch_journal
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.conductor import conduct_best
-from trainfast_runner.search.best.question import (
-    BestPlan,
-    BestRequest,
-    estimate,
-    open_best,
-    plan_preset_best,
-    plan_script_best,
-    read_budget,
-)
-from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
+from trainfast_runner.search.best.question import BestPlan, estimate, open_best, plan_preset_best, plan_script_best
+from trainfast_runner.search.best_journal import BestRequest, ColdRun, Trial, read_best_journal, read_budget
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.searches import SearchOptions, search_before_edit
 from trainfast_runner.settings import presets, script_preset

@@ -26,8 +26,7 @@ from trainfast_tui.text.format import Piece, plain
 if TYPE_CHECKING:
     from trainfast_runner.search.batch_journal import BatchSnapshot
     from trainfast_runner.search.best.answer import BestSnapshot
-    from trainfast_runner.search.best.question import BestRequest
-    from trainfast_runner.search.best_journal import BestQuestion
+    from trainfast_runner.search.best_journal import BestQuestion, BestRequest
     from trainfast_runner.settings.knob_values import KnobValue
 
 
@@ -295,7 +294,7 @@ class BestControl(SearchControl["BestSnapshot"]):
     @property
     def request(self) -> BestRequest:
         """The next search's request; the default before one is typed."""
-        from trainfast_runner.search.best.question import BestRequest
+        from trainfast_runner.search.best_journal import BestRequest
 
         return self.options.request or BestRequest()
 
@@ -303,7 +302,8 @@ class BestControl(SearchControl["BestSnapshot"]):
         return self.request
 
     def _plan(self, spec: RunSpec, options: BestOptions, cancelled: threading.Event) -> BestPlanned | None:
-        from trainfast_runner.search.best.question import BestRequest, estimate, plan_spec_best
+        from trainfast_runner.search.best.question import estimate, plan_spec_best
+        from trainfast_runner.search.best_journal import BestRequest
         from trainfast_tui.text.best_words import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line
 
         plan = plan_spec_best(spec, options.request or BestRequest(), self._python)
@@ -319,7 +319,7 @@ class BestControl(SearchControl["BestSnapshot"]):
 
 def request_of(question: BestQuestion) -> BestRequest:
     """Return the request that would ask this question again."""
-    from trainfast_runner.search.best.question import BestRequest
+    from trainfast_runner.search.best_journal import BestRequest
 
     return BestRequest(
         vary=question.vary,

@@ -21,7 +21,7 @@ from trainfast_runner.search.best.person_instructions import (
     open_values,
     skip_candidate,
 )
-from trainfast_runner.search.best.question import BestRequest, read_budget
+from trainfast_runner.search.best_journal import BestRequest, read_budget
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.units import counted

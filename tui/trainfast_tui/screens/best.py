@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import UNFINISHED_STATES
 from trainfast_runner.search.best.person_instructions import instructions_in_force
-from trainfast_runner.search.best.question import BestRequest
+from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.units import counted

@@ -20,8 +20,15 @@ from trainfast_tui.text.search_words import role_of
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSnapshot, BestSoFar
-    from trainfast_runner.search.best.question import BestRequest, Estimate
-    from trainfast_runner.search.best_journal import BestAnswer, CandidateVerdict, Instruction, Interval, Space
+    from trainfast_runner.search.best.question import Estimate
+    from trainfast_runner.search.best_journal import (
+        BestAnswer,
+        BestRequest,
+        CandidateVerdict,
+        Instruction,
+        Interval,
+        Space,
+    )
 
 
 MAX_LISTED = 5

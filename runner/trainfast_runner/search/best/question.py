@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,8 +39,10 @@ from trainfast_runner.search.best.candidates import (
     processes_of,
 )
 from trainfast_runner.search.best_journal import (
+    SEARCH_OBJECTIVES,
     UNNAMED_REASON,
     BestQuestion,
+    BestRequest,
     Space,
 )
 from trainfast_runner.search.effects import GUESSED_START_S
@@ -67,45 +68,6 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import FRAMEWORK_KNOBS, check_reach
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, expand_paths, strategy_of
 from trainfast_runner.worker.catalog import STRATEGIES
-
-SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
-"""Values of --objective; the first is the default."""
-BUDGET_S = 600.0
-"""Seconds of a search without --budget."""
-UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-"""Seconds of each unit of a typed budget."""
-BUDGET_EXAMPLES = ("90s", "10m", "1.5h")
-"""Budgets as they are typed."""
-MAX_BUDGET_H = 365 * 24
-"""The largest budget: a year."""
-
-
-class BestRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a best-fit search: knobs to vary, objective, budget.
-
-    Part of the search's key, unlike `SearchOptions`.
-    """
-
-    vary: dict[str, list[KnobValue]] = {}
-    """The values of each knob to vary; empty to leave the choice to the search."""
-    global_batch: int | None = None
-    """None for the preset's own, or for any if `vary` names batch_size or grad_accum."""
-    objective: str = "samples_per_s"
-    """One of SEARCH_OBJECTIVES."""
-    for_steps: int | None = None
-    """Steps of the training for the objective `time`; None for another objective."""
-    budget_s: float = BUDGET_S
-
-
-def read_budget(text: str) -> float:
-    """Return the seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError, also for more than a year."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
-        raise UserError(f"{text!r}: not a time", key="--budget", allowed=BUDGET_EXAMPLES)
-    seconds = float(match[1]) * UNITS_S[match[2]]
-    if seconds > MAX_BUDGET_H * UNITS_S["h"]:
-        raise UserError(f"must be at most {MAX_BUDGET_H}h, a year", key="--budget", allowed=BUDGET_EXAMPLES)
-    return seconds
 
 
 def check_request(request: BestRequest, plan: RunPlan) -> None:
