@@ -73,7 +73,10 @@ def inspect(
     versions = answer.get("versions") or {}
     missing = [name for name in NEEDED_PACKAGES if name in versions and versions[name] is None]
     if missing:
-        raise _missing_packages_error(executable, missing)
+        raise UserError(
+            f"{executable} has no {', '.join(missing)}; install with: {executable} -m pip install {' '.join(missing)}",
+            key="python",
+        )
     if answer.get("error"):
         raise model_error(answer["error"])
     return Inspection(
@@ -123,15 +126,6 @@ def find_python(python: str | None) -> str:
     except UnicodeEncodeError:
         raise UserError(f"{os.fsencode(path)!r} is not UTF-8 and cannot be recorded", key="python") from None
     return str(path)
-
-
-def _missing_packages_error(executable: str, missing: Iterable[str]) -> UserError:
-    """The refusal of a Python that lacks packages, with the command that installs them."""
-    names = " ".join(dict.fromkeys(missing))
-    return UserError(
-        f"{executable} has no {names.replace(' ', ', ')}; install with: {executable} -m pip install {names}",
-        key="python",
-    )
 
 
 def install_stamps(executable: str) -> list[str]:

@@ -356,7 +356,9 @@ def link_advice(topology: Topology) -> list[str]:
             return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
         return [f"No GPU to show, runs train on the CPU: {missing}."]
     answering_indexes = [index for index, device in enumerate(topology.devices) if device.error is None]
-    silent = _silent_note([device for device in topology.devices if device.error is not None])
+    silent_indexes = [index for index, device in enumerate(topology.devices) if device.error is not None]
+    verb = "does" if len(silent_indexes) == 1 else "do"
+    silent = [f"{gpus_text(silent_indexes)} {verb} not answer: the rest is about the others."] if silent_indexes else []
     if len(answering_indexes) < 2:
         single = "One GPU: strategy=single; nothing has to be sent to another."
         return [*silent, *([single] if answering_indexes else []), *_pcie(topology.devices)]
@@ -370,14 +372,14 @@ def link_advice(topology: Topology) -> list[str]:
             f"Some GPUs cannot read each other's memory ({reason}): NCCL copies through host memory, as with p2p=off."
         )
         lines.append(words)
-    return [*lines, *_pcie(topology.devices), *_affinity(topology.devices)]
-
-
-def _silent_note(devices: Sequence[TopologyDevice]) -> list[str]:
-    if not devices:
-        return []
-    verb = "does" if len(devices) == 1 else "do"
-    return [f"{gpus_text([device.index for device in devices])} {verb} not answer: the rest is about the others."]
+    lines += _pcie(topology.devices)
+    nodes = {device.numa_node for device in topology.devices if device.numa_node is not None}
+    if len(nodes) > 1:
+        lines.append(
+            f"The GPUs are attached to {len(nodes)} NUMA nodes: pin loader processes to the CPUs of their GPU's node"
+            " (numactl --cpunodebind)."
+        )
+    return lines
 
 
 def _strategies(links: Interconnect) -> list[str]:
@@ -407,35 +409,18 @@ def _strategies(links: Interconnect) -> list[str]:
 
 def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
     """The meaning of PCIe links below their maximum; an idle GPU lowers its generation to save power."""
-    lines = []
-    for device in devices:
-        lowered_parts = (device.pcie_below_max or "").split("+")
-        if "width" in lowered_parts:
-            lines.append(
-                f"GPU {device.index} uses {device.pcie_width} of {device.pcie_width_max} PCIe lanes: check its slot,"
-                " riser or the board's lane sharing; transfers to it are slower by as much."
-            )
-    lowered_devices = [device for device in devices if "generation" in (device.pcie_below_max or "")]
-    idle = [device for device in lowered_devices if not device.busy_percent]
-    busy = [device for device in lowered_devices if device.busy_percent]
-    if idle:
-        lines.append(
-            f"{gpus_text([device.index for device in idle])}: PCIe generation below the maximum while idle, which"
-            " saves power; look again during a run."
-        )
-    if busy:
-        lines.append(
-            f"{gpus_text([device.index for device in busy])}: PCIe generation below the maximum under load: check"
-            " slot, riser and the BIOS setting of the slot's speed."
-        )
-    return lines
-
-
-def _affinity(devices: Sequence[TopologyDevice]) -> list[str]:
-    nodes = {device.numa_node for device in devices if device.numa_node is not None}
-    if len(nodes) < 2:
-        return []
-    return [
-        f"The GPUs are attached to {len(nodes)} NUMA nodes: pin loader processes to the CPUs of their GPU's node"
-        " (numactl --cpunodebind)."
+    lines = [
+        f"GPU {device.index} uses {device.pcie_width} of {device.pcie_width_max} PCIe lanes: check its slot,"
+        " riser or the board's lane sharing; transfers to it are slower by as much."
+        for device in devices
+        if "width" in (device.pcie_below_max or "")
     ]
+    lowered_devices = [device for device in devices if "generation" in (device.pcie_below_max or "")]
+    for is_busy, meaning in (
+        (False, "while idle, which saves power; look again during a run."),
+        (True, "under load: check slot, riser and the BIOS setting of the slot's speed."),
+    ):
+        indexes = [device.index for device in lowered_devices if bool(device.busy_percent) == is_busy]
+        if indexes:
+            lines.append(f"{gpus_text(indexes)}: PCIe generation below the maximum {meaning}")
+    return lines
