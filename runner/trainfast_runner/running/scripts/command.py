@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -231,21 +231,12 @@ def _script_index_after(typed: Sequence[str]) -> int:
 
 def _launcher_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """The console script of a launcher; `python` runs its module instead."""
-    first = Path(typed[0]).name
-    module = LAUNCHERS[first]
+    name = Path(typed[0]).name
+    module = LAUNCHERS[name]
     argv = (_command_path(typed[0], cwd), *typed[1:]) if python is None else (python, "-m", module, *typed[1:])
-    script = _launched_script(typed[1:], cwd)
-    count, accelerate = _asked_ranks(module, typed[1 : len(typed) - len(script)], cwd)
-    return ScriptCommand(
-        typed=tuple(typed),
-        argv=argv,
-        name=_name_of(script) or first,
-        interpreter=python or _shebang(argv[0]),
-        process_count=count,
-        accelerate=accelerate,
-        script=script,
-        launched=True,
-    )
+    interpreter = python or _shebang(argv[0])
+    command = ScriptCommand(typed=tuple(typed), argv=argv, name=name, interpreter=interpreter, process_count=None)
+    return _launched(command, module, typed[1:], cwd)
 
 
 def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
@@ -253,35 +244,35 @@ def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> Scrip
     interpreter = python or _command_path(typed[0], cwd)
     index = program_index(typed)
     arguments = _program_words(typed[index:])
-    isolated = any(ISOLATING_OPTION.match(word) for word in typed[1 : index + 1])
-    count: int | None = 1
-    accelerate: AccelerateLaunch | None = None
-    launched, script = False, tuple(arguments)
     if not arguments or arguments in (["-m"], ["-c"]):
         raise UserError(f"{typed[0]} has no script to run", key="--", option=f"run -- {typed[0]} train.py")
-    if arguments[0] == "-m":
-        launched = arguments[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
-        if launched:
-            script = _launched_script(arguments[2:], cwd)
-            count, accelerate = _asked_ranks(arguments[1], arguments[2 : len(arguments) - len(script)], cwd)
-        name = _name_of(script) or arguments[1]
-    elif arguments[0] == "-c":
-        name, script = "-c", ()
-    else:
-        name = Path(arguments[0]).name
-        _refuse_missing(arguments[0], cwd)
-    argv = (interpreter, *typed[1:])
-    return ScriptCommand(
+    command = ScriptCommand(
         typed=tuple(typed),
-        argv=argv,
-        name=name.replace("/", "-"),
+        argv=(interpreter, *typed[1:]),
+        name=_name_of(arguments),
         interpreter=interpreter,
-        process_count=count,
-        accelerate=accelerate,
-        isolated=isolated,
-        script=script,
-        launched=launched,
+        process_count=1,
+        isolated=any(ISOLATING_OPTION.match(word) for word in typed[1 : index + 1]),
+        script=tuple(arguments),
     )
+    if arguments[0] == "-m":
+        is_launcher = arguments[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
+        return _launched(command, arguments[1], arguments[2:], cwd) if is_launcher else command
+    if arguments[0] == "-c":
+        return replace(command, name="-c", script=())
+    _refuse_missing(arguments[0], cwd)
+    return command
+
+
+def _launched(command: ScriptCommand, module: str, words: Sequence[str], cwd: str) -> ScriptCommand:
+    """The command of a launcher with the script that it starts and the ranks that its options, in `words`, ask for."""
+    script = _launched_script(words, cwd)
+    options = words[: len(words) - len(script)]
+    command = replace(command, name=_name_of(script) or command.name, script=script, launched=True)
+    if module in ACCELERATE_MODULES:
+        launch = read_accelerate_launch(options, _count(options, None), cwd)
+        return replace(command, process_count=None, accelerate=launch)
+    return replace(command, process_count=_count(options))
 
 
 def _launched_script(arguments: Sequence[str], cwd: str) -> tuple[str, ...]:
@@ -300,7 +291,7 @@ def _name_of(script: Sequence[str]) -> str:
     if not script:
         return ""
     if script[0] == "-m" and len(script) > 1:
-        return script[1]
+        return script[1].replace("/", "-")
     return Path(script[0]).name
 
 
@@ -349,13 +340,6 @@ def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> Sc
 def _cores() -> int:
     """Return the cores that this process may use, as torchrun counts them."""
     return len(os.sched_getaffinity(0))
-
-
-def _asked_ranks(module: str, options: Sequence[str], cwd: str) -> tuple[int | None, AccelerateLaunch | None]:
-    """The ranks that a launcher's options ask for, as the fields of a ScriptCommand."""
-    if module in ACCELERATE_MODULES:
-        return None, read_accelerate_launch(options, _count(options, None), cwd)
-    return _count(options), None
 
 
 def _count(options: Sequence[str], default: int | None = 1) -> int | None:
