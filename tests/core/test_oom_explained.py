@@ -205,6 +205,16 @@ def test_where_one_change_is_not_enough_all_are_traced_together_the_strongest_fi
     assert not any(name in other for other in rest for name in ("batch_size", "seq_len"))
 
 
+def test_before_the_optimizer_step_states_too_small_to_matter_are_not_proposed():
+    def of_batches_only(spec):
+        return known(spec) if spec.knobs["optimizer"] == "adamw" else None
+
+    ample = explain(a_run(8000 * MIB, batch_size=1024), error("backward"), ON_CPU, of_batches_only).changes
+    assert not [change for change in ample if "optimizer" in change.settings]
+    tight = explain(a_run(300 * MIB), error("backward"), ON_CPU, of_batches_only).changes
+    assert [change for change in tight if "optimizer" in change.settings]
+
+
 def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned():
     run = msgspec.structs.replace(a_run(1000 * MIB), role="probe", predicted={"total_bytes": 380 * MIB})
     tried = [{"batch_size": 8}, {"batch_size": 90}]

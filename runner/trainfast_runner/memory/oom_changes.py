@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from trainfast_runner.errors import UserError
@@ -27,6 +28,8 @@ MUCH_LARGER = 4
 """The largest batch that fits is proposed if it is this many times the one that keeps the global batch."""
 SPARE_SHARE = 0.03
 """Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
+NEGLIGIBLE_SHARE = 0.1
+"""Share of the limit under which all weights and states together are not the reason that a run ran out of memory."""
 PROGRAM_KNOBS = ("compile", "engine")
 """Knobs that change the memory of the process beside the traced step."""
 MIN_SEQ_LEN = 64
@@ -56,11 +59,18 @@ class FitTarget:
     """The request that failed."""
     compute_capabilities: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def applicable_changes(self) -> list[KnobChange]:
         """The changes that free memory in its phase, the cheapest first."""
         largest_share = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
-        return knob_changes(self.spec.knobs, self.device, self.phase, largest_share, self.compute_capabilities)
+        changes = knob_changes(self.spec.knobs, self.device, self.phase, largest_share, self.compute_capabilities)
+        base = self.need({}) if self.phase in BATCH_PHASES else None
+        if base is None:
+            return changes
+        predicted, _ = base
+        states_bytes = predicted.params_bytes + predicted.grads_bytes + predicted.optimizer_bytes
+        states_matter = states_bytes >= NEGLIGIBLE_SHARE * self.limit_bytes
+        return [change for change in changes if states_matter or not change.frees_states]
 
     @property
     def batch(self) -> tuple[int, int]:
