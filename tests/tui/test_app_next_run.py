@@ -48,7 +48,7 @@ async def test_a_cold_run_of_a_best_fit_leaves_the_knobs_that_were_searched_unle
     searched = next_run_from_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
     a_search(home, [a_question(**searched.record_fields())])
     async with running(home, a_snapshot(cold)) as (app, pilot):
-        assert app.session.next_run.spec == searched
+        await pilot.until_true(lambda: app.session.next_run.spec == searched, "the searched settings")
         app.session.show_run(cold)
         await pilot.show(a_snapshot(cold))
         knobs = app.knobs
