@@ -103,14 +103,17 @@ def test_f05_a_wait_for_a_trace_says_who_makes_it_and_can_be_cancelled(cli, tmp_
     lock = cache_directory() / "traced" / f"{requests_for(spec, 'cpu', sys.executable).name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen([sys.executable, "-c", HOLD_LOCK, lock], stdout=subprocess.PIPE) as holder:
-        holder.stdout.readline()
-        holder.send_signal(signal.SIGSTOP)
-        started = cli.start(*command, "tiny-llama", *SMALL, "--set", "seq_len=17", "--set", limited)
-        started.until_printed(f"waiting for process {holder.pid} ({sys.executable} -c ")
-        assert f", suspended), which has locked {lock}" in started.err
-        started.signal(number)
-        assert started.end().code in (130, -number)
-        holder.kill()
+        try:
+            holder.stdout.readline()
+            holder.send_signal(signal.SIGSTOP)
+            started = cli.start(*command, "tiny-llama", *SMALL, "--set", "seq_len=17", "--set", limited)
+            started.until_printed(f"waiting for process {holder.pid} ({sys.executable} -c ")
+            assert f", suspended), which has locked {lock}" in started.err
+            started.signal(number)
+            assert started.end().code in (130, -number)
+        finally:
+            # A suspended process never ends by itself.
+            holder.kill()
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.memory.tracing import trace_model
+from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
@@ -33,6 +33,7 @@ from trainfast_runner.search.batch_journal import (
 from trainfast_runner.search.fitted_memory import MemoryFit, fit_lines
 from trainfast_runner.search.journal import EndState
 from trainfast_runner.units import largest_fitting, mebibytes
+from trainfast_runner.worker.shared.host import print_holder
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 MAX_PROBES = 16
@@ -443,11 +444,19 @@ def linear_from(traced_peak: Callable[[int], float], max_batch: int) -> int:
 
 def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
     """Read the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace."""
+    why_cut_short = "the trace took too long"
+
+    def note(tracing: TraceProgress) -> None:
+        nonlocal why_cut_short
+        if tracing.waits_for:
+            why_cut_short = f"waited for {tracing.waits_for}"
+            print_holder(tracing.waits_for)
+
     try:
-        model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
+        model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, note)
         return SizePrediction(model.corrected_for(next(iter(plan.device_names), None)))
     except ProgramCancelled:
-        return SizePrediction(None, "the trace took too long")
+        return SizePrediction(None, why_cut_short)
     except UserError as error:
         return SizePrediction(None, error.message)
     except OSError as error:  # as in a full temporary folder: the search goes on without a prediction
