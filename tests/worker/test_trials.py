@@ -20,6 +20,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
+from trainfast_runner.running.present_state import running_ranks
 from trainfast_runner.search.conductor import WarmProcess, end_run, wait_for_result
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.spec import resolve
@@ -181,7 +182,7 @@ def test_the_rate_of_a_trial_does_not_fall_with_the_number_of_its_steps(start):
 def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start):
     process = start("devices=cpu")
     turn(process)
-    (pid,) = process.pids
+    (pid,) = (rank.pid for rank in running_ranks(process.directory))
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     (data,) = (int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
     _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
