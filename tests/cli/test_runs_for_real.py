@@ -174,7 +174,7 @@ def check_that_a_run_outlives_its_watchers(cli: Cli, started: Started) -> None:
     assert "stopping its processes directly" in done.err
     assert done.json["state"] == "lost"
     assert done.json["throughput"]["samples_per_s"]["median"] > 0
-    assert not is_alive(directory)
+    assert not is_alive_after_grace(directory)
 
 
 @pytest.mark.long

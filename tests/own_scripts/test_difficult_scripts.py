@@ -13,7 +13,7 @@ from cli.command import Cli, until
 from own_scripts.conftest import no_step, run_script, script, written
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_directory import is_alive
+from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_lines import Step
 
 
@@ -102,7 +102,7 @@ def test_script_that_forks_and_leaves_is_ended_with_its_children(cli: Cli, tmp_p
     )
     no_step(done)
     assert any("the command ended before 1 process that it had started" in trouble for trouble in done.json["troubles"])
-    assert not is_alive(cli.home / "runs" / done.json["run_id"])
+    assert not is_alive_after_grace(cli.home / "runs" / done.json["run_id"])
 
 
 def test_script_that_prints_much_keeps_its_steps_and_a_bounded_log(cli: Cli, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from own_scripts.conftest import files_below, preset_of, script, written
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_directory import is_alive
+from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
@@ -178,7 +178,7 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli):
     probe = launch.start(replace(left, role=PROBE, search_id=directory.name), home)
     try:
         conduct_batch(directory, batch_plan, home, options, SearchCaller(is_cancelled=lambda: True))
-        assert not is_alive(probe)
+        assert not is_alive_after_grace(probe)
     finally:
         end_if_live(probe)
 
