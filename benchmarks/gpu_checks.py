@@ -73,6 +73,7 @@ def _machine() -> Iterator[Check]:
     # A ninth of those of the first H100's host.
     launches = (("calibration.launches_per_s", 10_000.0, "launches/s"),)
     yield cli("calibrate", "nvml", "doctor", "--calibrate", alone=True, at_least=launches)
+    yield benchmark("nvml-truth", "nvml", "nvml_truth", "--seconds", "8", alone=True, about_s=35)
     yield benchmark("sampler-cost", "nvml", "sampler_cost", "--real", "--seconds", "10", alone=True, about_s=16)
 
 

@@ -145,6 +145,15 @@ def test_every_gpu_script_starts(module):
     assert "usage: " in done.stdout
 
 
+def test_nvml_truth_runs_to_its_judgement(gpus):
+    done = start("benchmarks.nvml_truth", "--seconds", "0.5", **gpus)
+    report = json.loads(done.stdout)
+    verdicts = {what: held for what, _, _, held in report["judged"]}
+    assert verdicts["load"] is False, "no torch of a GPU multiplies matrices here"
+    assert verdicts["GPU 1 idle: energy beside integrated power"] is True
+    assert done.returncode == 1
+
+
 def test_the_sampler_is_measured_with_the_machines_own_driver(gpus):
     done = start("benchmarks.sampler_cost", "--real", "--seconds", "1", **gpus)
     assert done.returncode in (0, 1), done.stderr
