@@ -98,7 +98,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     longer = [name for fold, name in by_fold.items() if len(folded) >= MIN_LETTERS and fold.startswith(folded)]
     if len(longer) == 1:
         return longer[0]
-    import difflib  # only for a word that is wrong
+    import difflib  # imported late: only an unknown name needs it
 
     matches = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)
     return by_fold[matches[0]] if matches else None

@@ -298,5 +298,5 @@ def _write_result(directory: Path, result: Result) -> None:
 if __name__ == "__main__":
     status = main(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=Event))
     sys.stderr.flush()
-    # At once: whoever waits for the result next waits for the lock, which this process holds.
+    # At once: a reader of the result waits for the lock too, which this process holds.
     os._exit(status)

@@ -167,7 +167,7 @@ def conduct_request(
 
     `report_held` is called once the lock of the search is held.
     """
-    # Whoever only starts a search does without these.
+    # Imported late: the app starts searches without them.
     from trainfast_runner.search.batch.conductor import conduct_batch, open_batch, plan_spec_batch
     from trainfast_runner.search.best.conductor import conduct_best
     from trainfast_runner.search.best.question import open_best, plan_spec_best

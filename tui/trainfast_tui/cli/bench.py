@@ -150,17 +150,7 @@ def _print_table(bench: Bench, table: Table) -> None:
     columns["state"] = [state_text(row.state) for row in table.rows]
     rows = list(zip(*columns.values(), strict=True))
     header, cells = without_empty_columns(list(columns), rows)
-    dropped = (
-        "settings",
-        "process",
-        "notebook's TFLOP/s",
-        "TFLOP/s",
-        "step ms",
-        "published vs baseline",
-        "peak MiB",
-        "state",
-    )
-    print_table(header, cells, drop=dropped)
+    print_table(header, cells, drop=(*DROPPED, "state"))
     for row in table.rows:
         if row.state != "finished":
             print_line(f"{row.id}: {state_text(row.state)}: {with_sizes(row.reason)}")
