@@ -50,6 +50,19 @@ def test_three_blocks_predict_the_whole_depth(preset, settings):
         assert model.predict(here).phases == whole.predict(here).phases
 
 
+def test_packages_that_a_trace_does_without_stay_hidden_from_transformers(tmp_path, monkeypatch):
+    """transformers asks an installed torchvision for its version while it imports a model of images."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    about = tmp_path / "torchvision-0.28.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    sizes = ("hidden_size=32", "intermediate_size=64", "num_attention_heads=4", "num_hidden_layers=1", "image_size=32")
+    spec = resolve("vit-large", [f"model.{size}" for size in sizes])
+    assert trace_uncached(spec).predict(spec).total_bytes > 0
+
+
 def test_live_bytes_are_those_of_torchs_tracker():
     def step(model):
         model(torch.randn(8, 64)).square().sum().backward()

@@ -90,10 +90,7 @@ def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
 
 def import_for(requests: list[TraceRequest]) -> None:
     """Import everything that tracing needs, once for all its processes. Raises the error of a failed import."""
-    from ..programs.inspect_model import hide_packages
-
     gc.disable()
-    hide_packages(HIDDEN_PACKAGES)
     import torch
 
     from ..model.build import import_model_code
@@ -233,7 +230,11 @@ class RequestLines:
 
 def main() -> None:
     """Import the libraries that the first batch needs, then trace batch after batch."""
+    from ..programs.inspect_model import hide_packages
+
     logging.disable(logging.WARNING)
+    # Before anything imports transformers, which looks for each package once.
+    hide_packages(HIDDEN_PACKAGES)
     from .step_timeline import read_request
 
     lines = RequestLines()
