@@ -183,17 +183,24 @@ def judge(check: Check, report: Json) -> list[Row]:
             value = (value or {}).get(name)
         held = value is not None and (value <= bound if sign == "<=" else value >= bound)
         rows.append((path, "absent" if value is None else f"{value:,.1f} {unit}", f"{sign} {bound:g} {unit}", held))
-    memory = output.get("memory") or {}
-    predicted, measured = memory.get("predicted_bytes"), memory.get("peak_allocated_bytes")
-    if predicted and measured and output.get("state") == "finished":
-        off = 100 * (predicted / measured - 1)
-        sizes = f"{predicted / 2**20:,.0f} for {measured / 2**20:,.0f} MiB ({off:+.2f} %)"
-        within = f"within {MEMORY_WITHIN_PERCENT:g} %"
-        rows.append(("predicted memory", sizes, within, abs(off) <= MEMORY_WITHIN_PERCENT))
+    is_of_preset = "run_id" in output and "--" not in check.arguments
+    if is_of_preset and output["state"] == "finished":
+        rows.append(_memory_row(output["memory"], report["errors"]))
     if output.get("state") == "oom":
         ended_s = output["started_wall_ns"] / 1e9 + output["seconds"]
         rows.append(at_most("over after the training", report["ended_s"] - ended_s, AFTER_OOM_S, "s", digits=1))
     return rows
+
+
+def _memory_row(memory: Json, notices: Sequence[str]) -> Row:
+    """The predicted peak beside the measured one of a preset's run, or the notice that says why there is none."""
+    predicted, measured = memory["predicted_bytes"], memory["peak_allocated_bytes"]
+    within = f"within {MEMORY_WITHIN_PERCENT:g} %"
+    if not predicted or not measured:
+        return "predicted memory", next((line for line in notices if "predicted" in line), "absent"), within, False
+    off = 100 * (predicted / measured - 1)
+    sizes = f"{predicted / 2**20:,.0f} for {measured / 2**20:,.0f} MiB ({off:+.2f} %)"
+    return "predicted memory", sizes, within, abs(off) <= MEMORY_WITHIN_PERCENT
 
 
 def speed_row(rows: Sequence[Json]) -> Row | None:

@@ -114,15 +114,21 @@ class MemoryRule:
 
 
 class Replicated(MemoryRule):
-    """DDP: the buckets in which gradients are averaged are a second copy of them, kept from the first step on."""
+    """DDP: the buckets in which gradients are averaged are a second copy of them, kept from the first step on.
+
+    The second step puts other buckets in their place. NCCL's process group keeps the first ones until its watchdog,
+    which looks every 100 ms, has seen their reduction end, and the next collective lets go of them (torch 2.11,
+    ProcessGroupNCCL.cpp, TensorShelf). On an H200 steps 2 and 3 had both.
+    """
 
     def at(self, moment: Moment) -> RankBytes:
         """Live bytes and the buckets."""
-        return RankBytes(*moment.live)._replace(communication=self.model.before_optimizer[GRADS])
+        return self.in_optimizer(moment.live)
 
     def in_optimizer(self, live: Vector) -> RankBytes:
         """Live bytes and the buckets."""
-        return RankBytes(*live)._replace(communication=self.model.before_optimizer[GRADS])
+        sets = 2 if self.model.on_gpu else 1
+        return RankBytes(*live)._replace(communication=sets * self.model.before_optimizer[GRADS])
 
 
 class Copied(MemoryRule):
