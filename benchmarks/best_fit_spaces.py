@@ -1,8 +1,9 @@
 """Spaces that a best-fit search is replayed over: recorded grids of this machine, and synthetic ones.
 
 A recorded grid is a JSON file of `benchmarks/grids`: every setting of a small space that is legal and fits, trained on
-one machine. A synthetic space is a model of a
-training step with random parts: it judges the decision code where no grid was recorded, and says nothing of a machine.
+one machine with one thread a rank, in random order, three passes, each setting between two looks at an anchor: a second
+process that held the baseline. A synthetic space is a model of a training step with random parts: it judges the
+decision code where no grid was recorded, and says nothing of a machine.
 """
 
 import itertools
@@ -19,14 +20,7 @@ import msgspec
 from benchmarks.meter import Json
 from msgspec.structs import replace
 
-from trainfast_runner.errors import UserError
-from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import default_global_batch, enumerate_space
-from trainfast_runner.search.best.question import vary_of
 from trainfast_runner.search.best_journal import Candidate, Space
-from trainfast_runner.search.searches import knobs_key
-from trainfast_runner.settings.spec import RunSpec
 
 GRIDS = Path(__file__).parent / "grids"
 UNTIMED = 2
@@ -72,14 +66,6 @@ def cold_grid_s(terrain: Terrain) -> float:
             step_s = candidate.samples_per_step / math.exp(terrain.truth[number])
             total += terrain.process(number, seed).start_s + (UNTIMED + COLD_STEPS) * step_s
     return total
-
-
-def groups(space: Space) -> dict[tuple[tuple[str, object], ...], list[int]]:
-    """The candidates of each process."""
-    members: dict[tuple[tuple[str, object], ...], list[int]] = {}
-    for number, candidate in enumerate(space.candidates):
-        members.setdefault(knobs_key(candidate.process_knobs), []).append(number)
-    return members
 
 
 class Synthetic:
@@ -186,73 +172,6 @@ class Synthetic:
         return int(2**20 * (500 + 40 * knobs["batch_size"] * per_sample))
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One grid: a preset with settings, and the values of each varied knob.
-
-    Its settings were trained in random order, three passes, each between two looks at an anchor: a second process that
-    held the baseline. Every rank had one thread.
-    """
-
-    name: str
-    preset: str
-    settings: tuple[str, ...]
-    vary: Mapping[str, tuple[Any, ...]]
-
-    def records(self, candidate: Candidate) -> bool:
-        """True if the grid has this setting: fsdp, each setting of which takes a process, varies only `COMMON`."""
-        extra = {name: values[0] for name, values in self.vary.items() if name not in COMMON}
-        return candidate.knobs.get("strategy") != "fsdp" or extra.items() <= candidate.knobs.items()
-
-
-COMMON: Mapping[str, tuple[Any, ...]] = {
-    "batch_size": (1, 2, 4, 8),
-    "optimizer": ("adamw", "adamw-foreach", "adamw-fused"),
-    "strategy": ("single", "ddp", "fsdp"),
-}
-# The baseline. No bf16 beside it: a processor without instructions for it takes ten times as long for half of the grid.
-TWO_RANKS = (
-    *("devices=cpu:2", "strategy=ddp", "precision=fp32", "workers=0", "pin_memory=off", "optimizer=adamw"),
-    *("batch_size=8", "grad_accum=1"),
-)
-CHECKPOINTED: Mapping[str, tuple[Any, ...]] = {**COMMON, "checkpointing": ("off", "full")}
-SMALL_BERT = (
-    *("model.num_hidden_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"),
-    *("model.intermediate_size=1024", "model.vocab_size=4096", "data.kind=random", "seq_len=16"),
-)
-SMALL_VIT = (
-    *("model.num_hidden_layers=2", "model.hidden_size=192", "model.num_attention_heads=4"),
-    *("model.intermediate_size=768", "model.image_size=64"),
-)
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe("causal-lm", "tiny-llama", (*TWO_RANKS, "data.kind=random", "seq_len=16"), CHECKPOINTED),
-        Recipe("bert", "bert-base", (*SMALL_BERT, *TWO_RANKS), CHECKPOINTED),
-        Recipe("vit", "vit-large", (*SMALL_VIT, *TWO_RANKS), {**COMMON, "attention": ("auto", "eager")}),
-    )
-}
-
-
-def space_of(spec: RunSpec, recipe: Recipe) -> Space:
-    """The candidates of a grid. Raises UserError for a recipe that cannot run here."""
-    plan = plan_run(spec)
-    machine = detect_machine(plan.versions)
-
-    def refuse(candidate: RunSpec) -> UserError | None:
-        try:
-            plan_run(candidate)
-        except UserError as problem:
-            return problem
-        return None
-
-    size = default_global_batch(spec, machine)
-    vary, _ = vary_of(spec, recipe.vary, machine, size, refuse)
-    space = enumerate_space(spec, machine, vary, size, refuse)
-    baseline, candidates = space.candidates[space.baseline_number], list(filter(recipe.records, space.candidates))
-    return Space(candidates=candidates, baseline_number=candidates.index(baseline), dropped=space.dropped)
-
-
 class Recorded:
     """A grid of this machine: `passes` over every setting, each a visit of each process with its steps.
 
@@ -279,16 +198,6 @@ class Recorded:
     def passes(self) -> int:
         """Passes over the whole grid."""
         return min(map(len, self.rates.values()))
-
-    @property
-    def worst_winner(self) -> float:
-        """The share by which the winner of one pass was slower than the best in another: the grid's own noise."""
-        worst = 0.0
-        for mine, other in itertools.permutations(range(self.passes), 2):
-            winner = max(self.rates, key=lambda number: self.rates[number][mine])
-            best = max(rates[other] for rates in self.rates.values())
-            worst = max(worst, 1 - math.exp(self.rates[winner][other] - best))
-        return worst
 
     def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
         """One of the recorded visits of the candidate's process that tried it."""

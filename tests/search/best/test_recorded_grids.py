@@ -1,15 +1,15 @@
 """Recorded grids as the replay reads them: their passes, their own noise, and a search over them."""
 
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.best_fit import CLOSE, MAX_NOISE
+from benchmarks.best_fit import CLOSE
 from benchmarks.best_fit_replay import replay
-from benchmarks.best_fit_spaces import RECIPES, Recorded, cold_grid_s, groups, recorded, regret, space_of
-
-from trainfast_runner.settings.spec import resolve
+from benchmarks.best_fit_spaces import Recorded, cold_grid_s, recorded, regret
 
 SIZES = (1, 2, 4, 8)
 PRECISIONS = ("fp32", "bf16")
@@ -39,10 +39,20 @@ def grid(folder: Path, factors: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Recorded
     return Recorded(path)
 
 
+def noise_of(grid: Recorded) -> float:
+    """The share by which the winner of one pass was slower than the best in another."""
+    worst = 0.0
+    for mine, other in itertools.permutations(range(grid.passes), 2):
+        winner = max(grid.rates, key=lambda number: grid.rates[number][mine])
+        best = max(rates[other] for rates in grid.rates.values())
+        worst = max(worst, 1 - math.exp(grid.rates[winner][other] - best))
+    return worst
+
+
 def test_a_search_finds_the_best_of_a_recorded_grid(tmp_path):
     small = grid(tmp_path)
     assert small.passes == 3
-    assert small.worst_winner == pytest.approx(0.0)
+    assert noise_of(small) == pytest.approx(0.0)
     result = replay(small, 0)
     assert result.answer is not None
     assert regret(small, result.answer) <= 0.02
@@ -55,38 +65,19 @@ def test_the_anchor_takes_the_drift_of_the_machine_out_of_the_figures(tmp_path):
         assert rates == pytest.approx([rates[0]] * 3)
 
 
-def test_a_grid_says_how_far_the_winner_of_one_pass_is_off_in_another(tmp_path):
-    assert grid(tmp_path, (1.0, 1.5, 1.0)).worst_winner > 0.1
-
-
-QUIET = [one for one in recorded() if one.worst_winner <= MAX_NOISE]
+GRIDS = recorded()
 SEEDS, MIN_CLOSE_ANSWERS = 20, 18
 
 
 def test_a_recorded_grid_can_judge():
-    assert QUIET
-    for one in QUIET:
+    for one in GRIDS:
+        assert noise_of(one) <= CLOSE / 2
         assert one.passes >= 3
         assert len(one.truth) >= 60
-        assert len(groups(one.space)) >= 12
 
 
-@pytest.mark.parametrize("judge", QUIET, ids=[one.name for one in QUIET])
+@pytest.mark.parametrize("judge", GRIDS, ids=[one.name for one in GRIDS])
 def test_a_search_finds_the_best_of_a_grid_of_a_real_machine(judge):
     answers = [replay(judge, seed).answer for seed in range(SEEDS)]
     close = [answer for answer in answers if answer is not None and regret(judge, answer) <= CLOSE]
     assert len(close) >= MIN_CLOSE_ANSWERS
-
-
-def test_the_quick_grid_has_settings_and_processes_enough(monkeypatch, cache):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    recipe = RECIPES["bert"]
-    space = space_of(resolve(recipe.preset, recipe.settings), recipe)
-    assert sum(one.excluded_as is None for one in space.candidates) >= 60
-    assert len(groups(space)) >= 12
-    assert space.candidates[space.baseline_number].knobs["strategy"] == "ddp"
-    grid = next(one for one in recorded() if one.name == "bert")
-    assert grid.space.candidates[grid.space.baseline_number].knobs == space.candidates[space.baseline_number].knobs
-    assert {str(sorted(one.knobs.items())) for one in grid.space.candidates} == {
-        str(sorted(one.knobs.items())) for one in space.candidates
-    }
