@@ -69,8 +69,6 @@ def test_what_a_strategy_shares():
     alone = model.predict(spec_with(batch_size=500))
     copied = model.predict(spec_with(batch_size=500, strategy="ddp"), 2)
     assert (copied.communication_bytes, copied.total_bytes) == (4 * count, alone.total_bytes + 4 * count)
-    on_gpu = msgspec.structs.replace(model, device="cuda").predict(spec_with(batch_size=500, strategy="ddp"), 2)
-    assert on_gpu.communication_bytes == 2 * 4 * count, "NCCL keeps the first step's buckets beside the second's"
     for strategy in ("fsdp", "zero3"):
         two, eight = (model.predict(spec_with(batch_size=500, strategy=strategy), ranks) for ranks in (2, 8))
         assert two.params_bytes == 2 * count

@@ -117,8 +117,9 @@ class Replicated(MemoryRule):
     """DDP: the buckets in which gradients are averaged are a second copy of them, kept from the first step on.
 
     The second step puts other buckets in their place. NCCL's process group keeps the first ones until its watchdog,
-    which looks every 100 ms, has seen their reduction end, and the next collective lets go of them (torch 2.11,
-    ProcessGroupNCCL.cpp, TensorShelf). On an H200 steps 2 and 3 had both.
+    which looks every 100 ms, has seen their reduction end (torch 2.11, ProcessGroupNCCL.cpp, TensorShelf): where steps
+    are shorter than that, the next two have both. On an H200 a model of 225 MiB was predicted 5 % low so, and one of
+    8.4 GiB within 0.1 %.
     """
 
     def at(self, moment: Moment) -> RankBytes:
@@ -127,8 +128,7 @@ class Replicated(MemoryRule):
 
     def in_optimizer(self, live: Vector) -> RankBytes:
         """Live bytes and the buckets."""
-        sets = 2 if self.model.on_gpu else 1
-        return RankBytes(*live)._replace(communication=sets * self.model.before_optimizer[GRADS])
+        return RankBytes(*live)._replace(communication=self.model.before_optimizer[GRADS])
 
 
 class Copied(MemoryRule):
