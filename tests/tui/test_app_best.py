@@ -144,7 +144,7 @@ def test_the_mark_of_the_chart_stands_at_the_figure_of_the_headline(home: Home, 
     lines = best_going_on() if is_live else best_answered()
     so_far = BestSoFar((*lines[:-1], a_trial(FASTEST, 80.0, 33), lines[-1]))
     [mark] = [point for point in candidate_points(so_far, is_live=is_live) if point.sign == "■"]
-    assert mark.rate == so_far.best.value.median != 80.0
+    assert mark.y == so_far.best.value.median != 80.0
 
 
 async def test_enter_takes_the_best_of_another_preset_with_that_preset(home: Home) -> None:

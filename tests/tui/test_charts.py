@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
 from rich.cells import cell_len
 from rich.style import Style
-from still import a_snapshot
 from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.geometry import Region
@@ -31,8 +30,8 @@ from trainfast_tui.charts.chart_data import (
     nice_ceiling,
     time_columns,
 )
-from trainfast_tui.charts.charted import TickValues, device_charts, reading_names, throttled_spans
-from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter_chart
+from trainfast_tui.charts.charted import throttled_spans
+from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.charts.strip_chart import StripChart, paint
 from trainfast_tui.painting import TONES
 from trainfast_tui.report.run_blocks import charts_of, read_run
@@ -122,10 +121,12 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
 
 def test_throttled_time_does_not_go_on_over_a_gap_without_samples() -> None:
     def spans(*seconds: int) -> list[tuple[int, int]]:
-        ticks = [a_tick(second, gpus=1) for second in seconds]
-        causes = [frozenset({"power"})] * (len(seconds) - 1) + [frozenset[str]()]
-        values = [TickValues(tick, (), own) for tick, own in zip(ticks, causes, strict=True)]
-        found = throttled_spans(values, gap_ns_of([tick.t_ns for tick in ticks]))
+        reasons = [["sw_power_cap"]] * (len(seconds) - 1) + [[]]
+        ticks = [
+            msgspec.structs.replace(a_tick(second), devices=[a_gpu(0, throttle_reasons=own)])
+            for second, own in zip(seconds, reasons, strict=True)
+        ]
+        found = throttled_spans(ticks, (), gap_ns_of([tick.t_ns for tick in ticks]))
         return [((span.start_ns - START_NS) // S, (span.end_ns - START_NS) // S) for span in found]
 
     assert spans(0, 1, 2, 602, 603, 604) == [(0, 2), (602, 604)]
@@ -371,15 +372,6 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
                     assert abs(seen_colour.brightness - ground.brightness) > 0.1, (theme, text)
 
 
-@pytest.mark.parametrize(("gpus", "words"), [(1, "This GPU does not report it."), (2, "No GPU reports it.")])
-def test_a_reading_that_is_missing_counts_its_gpus(gpus: int, words: str) -> None:
-    tick = msgspec.structs.replace(a_tick(1), devices=[a_gpu(index, power_w=None) for index in range(gpus)])
-    snapshot = a_snapshot(None, ticks=(tick,))
-    axis = TimeAxis(START_NS, START_NS + 2 * S, is_live=False)
-    charts = device_charts(snapshot, axis, 0, len(reading_names(snapshot)))
-    assert [chart.empty for chart in charts if chart.title == "power"] == [words]
-
-
 def test_the_legend_says_which_figure_is_the_last_and_which_the_median() -> None:
     """A figure below the chart is the median: two numbers of one name say which they are."""
     series = msgspec.structs.replace(a_series([13.0] * 119 + [12.1], name="samples/s"), median=13.0)
@@ -428,18 +420,18 @@ def test_times_and_values_of_different_length_are_refused_by_nobody_but_end_at_t
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
     points = [
-        CandidatePoint(300, 9.0, "•", "text"),
-        CandidatePoint(200, 9.0, "•", "text"),
-        CandidatePoint(100, 5.0, "•", "text"),
+        ChartPoint(300, 9.0, "•", "text"),
+        ChartPoint(200, 9.0, "•", "text"),
+        ChartPoint(100, 5.0, "•", "text"),
     ]
-    assert front_of([*points, CandidatePoint(50, None, "✗", "error"), CandidatePoint(150, 4.0, "•", "text")]) == [
+    assert front_of([*points, ChartPoint(50, None, "✗", "error"), ChartPoint(150, 4.0, "•", "text")]) == [
         points[2],
         points[1],
     ]
 
 
 def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
-    points = [CandidatePoint(100 * MIB, 9.0, "•", "text"), CandidatePoint(200 * MIB, 19.0, "•", "text")]
+    points = [ChartPoint(100 * MIB, 9.0, "•", "text"), ChartPoint(200 * MIB, 19.0, "•", "text")]
     text = "\n".join("".join(piece for piece, _ in line) for line in scatter_chart(points, 80 << 30, 70, 10))
     assert "┊" not in text
     assert "the limit 80.0 GiB is far right" in text

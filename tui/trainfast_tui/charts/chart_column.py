@@ -12,11 +12,9 @@ from textual.containers import Vertical
 
 from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, cell_axis, time_axis
 from trainfast_tui.charts.charted import (
-    THROUGHPUT_UNITS,
+    OTHER_UNIT,
     ThroughputUnit,
-    TickValuesCache,
     device_charts,
-    next_throughput_unit,
     reading_names,
     throughput_chart,
 )
@@ -26,7 +24,7 @@ from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.painting import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import DescribedEvent, events_of_run
-from trainfast_tui.text.format import Line, Piece, join_pieces
+from trainfast_tui.text.format import Line, Piece, join_pieces, moved_cursor
 from trainfast_tui.text.keys import key_of
 
 MAX_DEVICE_CHARTS = 4
@@ -54,10 +52,9 @@ class ChartColumn(Vertical):
         self._snapshot: Snapshot | None = None
         self._window = DEFAULT_WINDOW
         self._drawn_axis: TimeAxis | None = None
-        self._throughput_unit: ThroughputUnit = THROUGHPUT_UNITS[0]
+        self._throughput_unit: ThroughputUnit = "samples"
         self._first_reading = 0
         self._machine_events = MachineEvents()
-        self._run_ticks, self._device_ticks = TickValuesCache(), TickValuesCache()
 
     def compose(self) -> ComposeResult:
         yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
@@ -95,12 +92,11 @@ class ChartColumn(Vertical):
         height -= self._show_events(snapshot, axis, height)
         fitting = self._fitting_device_charts(snapshot, height)
         cursor_ns = self.query_one(EventLine).chosen_ns
-        devices = device_charts(snapshot, axis, self._first_reading, fitting, self._device_ticks)
+        devices = device_charts(snapshot, axis, self._first_reading, fitting)
         top = self.query_one("#throughput", StripChart)
         top.set_class(not self._with_run, "-away")
         if self._with_run:
-            uuids = sorted(used_uuids(snapshot.run))
-            throughput = throughput_chart(snapshot, axis, self._throughput_unit, uuids, self._run_ticks)
+            throughput = throughput_chart(snapshot, axis, self._throughput_unit, used_uuids(snapshot.run))
             top.show_chart(replace(throughput, cursor_ns=cursor_ns))
         for index in range(MAX_DEVICE_CHARTS):
             chart = self.query_one(f"#device{index}", StripChart)
@@ -152,30 +148,18 @@ class ChartColumn(Vertical):
         self.repaint()
 
     def action_zoom(self, by: int) -> None:
-        """Show a longer (1) or shorter (-1) time."""
-        before, window = self._shown_s(self._window), self._window
-        # Several lengths show the same picture of a short run: go on to the first that differs.
-        while 0 <= window + by < len(WINDOWS_S):
-            window += by
-            if self._shown_s(window) != before:
-                self._window = window
-                self.repaint()
-                self.screen.notify(f"The charts show {fmt.duration(self._shown_s(window))}.")
-                return
-        self.screen.notify(
-            f"The charts show {fmt.duration(before)}: there is nothing {'longer' if by > 0 else 'shorter'} to show."
-        )
-
-    def _shown_s(self, window: int) -> float:
-        """Return the seconds on the time axis at this window."""
-        if self._snapshot is None:
-            return WINDOWS_S[window]
-        axis = time_axis(self._snapshot, window)
-        return (axis.end_ns - axis.start_ns) / 1e9
+        """Show a longer (1) or shorter (-1) time; of a short run never more than its whole."""
+        self._window = moved_cursor(self._window, by, len(WINDOWS_S))
+        shown_s: float = WINDOWS_S[self._window]
+        if self._snapshot is not None:
+            axis = time_axis(self._snapshot, self._window)
+            shown_s = (axis.end_ns - axis.start_ns) / 1e9
+        self.repaint()
+        self.screen.notify(f"The charts show {fmt.duration(shown_s)}.")
 
     def action_throughput_unit(self) -> None:
         """Switch between samples and tokens per second."""
-        self._throughput_unit = next_throughput_unit(self._throughput_unit)
+        self._throughput_unit = OTHER_UNIT[self._throughput_unit]
         self.repaint()
 
     def action_reading(self) -> None:

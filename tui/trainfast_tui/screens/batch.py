@@ -16,7 +16,7 @@ from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, C
 from trainfast_runner.search.fitted_memory import MemoryFit
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter_chart import PeakPoint, fit_chart
+from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.next_run.next_run import NextRun, has_same_settings
@@ -296,23 +296,23 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     points += [point for run in search.confirmations if (point := _confirmed_point(run, fit)) is not None]
     if fit is None and all(probe.outcome == "oom" for probe in search.probes):
         return []
-    largest = max([point.batch_size for point in points] + [next_size or 0, 1])
+    largest = max([point.x for point in points] + [next_size or 0, 1])
     if next_size is not None and fit is not None:
-        points.append(PeakPoint(next_size, int(fit.need_bytes(next_size)), "○", "accent"))
+        points.append(ChartPoint(next_size, int(fit.need_bytes(next_size)), "○", "accent"))
     across = max(largest + max(1, largest // 8), 2)
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _confirmed_point(confirmation: ConfirmationRun, fit: MemoryFit | None) -> PeakPoint | None:
+def _confirmed_point(confirmation: ConfirmationRun, fit: MemoryFit | None) -> ChartPoint | None:
     """Return the peak of a confirmation run that finished, drawn over the probe of its size."""
     rank_peaks = next((peaks for peaks in confirmation.ranks if fit is not None and peaks.rank == fit.rank), None)
     peak = rank_peaks.peak_allocated_bytes if rank_peaks is not None else confirmation.peak_allocated_bytes
     if confirmation.state != "finished" or peak is None:
         return None
-    return PeakPoint(confirmation.batch_size, peak, CONFIRMED_SIGN, "success")
+    return ChartPoint(confirmation.batch_size, peak, CONFIRMED_SIGN, "success")
 
 
-def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> PeakPoint | None:
+def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> ChartPoint | None:
     outcome = outcome_of(probe.outcome)
     sign, tone = outcome.sign, outcome.tone
     if probe.outcome == "oom":
@@ -320,12 +320,12 @@ def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> PeakPoint 
         needed = max(
             int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * OOM_ABOVE_LIMIT)
         )
-        return PeakPoint(probe.batch_size, needed, sign, tone) if needed else None
+        return ChartPoint(probe.batch_size, needed, sign, tone) if needed else None
     rank = fit.rank if fit is not None else probe.rank
     rank_peaks = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)
     peak = (rank_peaks.limit_peak_bytes or rank_peaks.peak_allocated_bytes) if rank_peaks is not None else None
     peak = peak or probe.peak_allocated_bytes
-    return None if peak is None else PeakPoint(probe.batch_size, peak, sign, tone)
+    return None if peak is None else ChartPoint(probe.batch_size, peak, sign, tone)
 
 
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))

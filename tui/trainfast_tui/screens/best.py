@@ -16,7 +16,7 @@ from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter_chart
+from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned, request_of
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.next_run import has_same_model
@@ -343,7 +343,7 @@ def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     return [*lines, *paragraph(words, width, "muted", 2)]
 
 
-def _chart_title(so_far: BestSoFar, points: list[CandidatePoint]) -> Line:
+def _chart_title(so_far: BestSoFar, points: list[ChartPoint]) -> Line:
     """Return the axes, and the meaning of each sign on the chart."""
     title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
     title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
@@ -397,7 +397,7 @@ def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
     return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
 
 
-def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint]:
+def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[ChartPoint]:
     """Return the candidates as points of the chart, the best last; the one under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
@@ -427,7 +427,7 @@ def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint
     for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best.number):
         needed = so_far.memory_bytes(number)
         if needed is not None:
-            points.append(CandidatePoint(needed, rate, *signs[number]))
+            points.append(ChartPoint(needed, rate, *signs[number]))
     front = front_of(points)
     return [
         replace(point, sign="●", tone="success") if point.sign == "•" and point in front else point for point in points
