@@ -20,6 +20,7 @@ from texts import any_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.charts.chart_data import (
+    GUTTER,
     ChartData,
     Limit,
     Series,
@@ -58,15 +59,15 @@ def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
     return ChartData(**{**fields, **changes})
 
 
-def lines(data: ChartData, width: int = 80, height: int = 14, *, ascii: bool = False, **options: Any) -> list[str]:
+def lines(data: ChartData, width: int = 81, height: int = 14, *, ascii: bool = False, **options: Any) -> list[str]:
     rows = paint(data, width, height, options.pop("y_range", None) or YRange(), UNSTYLED, **options)
     texts = ["".join(segment.text for segment in row) for row in rows]
     return list(map(to_ascii, texts)) if ascii else texts
 
 
-def plot(data: ChartData, width: int = 80, height: int = 14, **options: Any) -> list[str]:
+def plot(data: ChartData, width: int = 81, height: int = 14, **options: Any) -> list[str]:
     """The rows of the plot alone, without title, gutter, marks and times."""
-    return [row[10:] for row in lines(data, width, height, **options)[1:-2]]
+    return [row[GUTTER:] for row in lines(data, width, height, **options)[1:-2]]
 
 
 def test_a_spike_of_one_sample_in_thousands_survives() -> None:
@@ -108,9 +109,9 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
         spans=(ThrottledSpan(30 * S, 60 * S, "thermal"), ThrottledSpan(100 * S, 120 * S, "power")),
     )
     palette = {**UNSTYLED, "error": Style(color="red"), "warning": Style(color="yellow")}
-    rows = paint(chart, 80, 14, YRange(), palette)
+    rows = paint(chart, 81, 14, YRange(), palette)
     marks = "".join(segment.text for segment in rows[-2])
-    assert marks.startswith("throttle └")
+    assert marks.startswith(" throttle └")
     assert 15 <= marks.count("T") <= 19
     assert marks.endswith("PPPP")
     for letter, glyph, colour in (("T", "░", "red"), ("P", "·", "yellow")):
@@ -148,8 +149,8 @@ def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
     spans = tuple(ThrottledSpan(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
     chart = a_chart(a_series([100.0] * 121), spans=spans)
     for ascii in (False, True):
-        rows = lines(chart, 200, 14, ascii=ascii)
-        fills = {row[10 + int((20 * at + 6) / 120 * 190)] for at in range(5) for row in rows[2:3]}
+        rows = lines(chart, 201, 14, ascii=ascii)
+        fills = {row[GUTTER + int((20 * at + 6) / 120 * 190)] for at in range(5) for row in rows[2:3]}
         assert len(fills - {" "}) == 5, "five causes, five textures"
         assert rows[-1].count("throttled by heat") == 1
         for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown"):
@@ -181,15 +182,15 @@ def test_a_limit_has_a_line_a_label_and_its_value() -> None:
     rows = lines(a_chart(a_series([100.0] * 121), limit=Limit(300.0, "limit")))
     (row,) = [row for row in rows if "╌" in row]
     assert "╌limit╌" in row
-    assert row.startswith("   300 W ┤")
+    assert row.startswith("    300 W ┤")
 
 
 def test_labels_have_units_and_the_title_the_newest_value() -> None:
     rows = lines(a_chart(a_series([50.0] * 120 + [87.0]), y_max=100.0))
     assert rows[0].startswith("Power")
     assert rows[0].endswith("GPU 0 87 W")
-    assert rows[1].startswith("   100 W ┤")
-    assert rows[-3].startswith("     0 W ┤")
+    assert rows[1].startswith("    100 W ┤")
+    assert rows[-3].startswith("      0 W ┤")
     assert rows[-1].split() == ["-2", "min", "now"]
 
 

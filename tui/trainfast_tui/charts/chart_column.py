@@ -10,7 +10,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, cell_axis, time_axis
+from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, GUTTER, WINDOWS_S, TimeAxis, cell_axis, time_axis
 from trainfast_tui.charts.charted import (
     OTHER_UNIT,
     ThroughputUnit,
@@ -32,8 +32,6 @@ MIN_CHART_ROWS = 6
 """The least height of a chart, in rows."""
 MIN_ROWS_WITH_READING = 8
 """The least height for throughput and one reading, both low."""
-GUTTER = 11
-"""Cells left of the time axis."""
 REDRAW_AFTER_NS = 2_000_000_000
 """Redraw at least this often, also where a cell is many seconds."""
 EVENT_ROWS_FROM = (9, 20)
@@ -57,13 +55,11 @@ class ChartColumn(Vertical):
         self._machine_events = MachineEvents()
 
     def compose(self) -> ComposeResult:
-        yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
+        yield StripChart(time_labels=False, id="throughput")
         # The lowest chart has the time labels of all; the first reading stands right below throughput.
         for index in reversed(range(MAX_DEVICE_CHARTS)):
-            yield StripChart(
-                gutter=GUTTER, time_labels=index == 0, id=f"device{index}", classes="-away" if index else ""
-            )
-        yield EventLine(gutter=GUTTER)
+            yield StripChart(time_labels=index == 0, id=f"device{index}", classes="-away" if index else "")
+        yield EventLine()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Draw this snapshot unless redrawing would change less than one column."""
@@ -81,7 +77,7 @@ class ChartColumn(Vertical):
         if _run_directory(before) != _run_directory(snapshot):
             return False
         is_recent = axis.end_ns - drawn_axis.end_ns < REDRAW_AFTER_NS
-        return is_recent and cell_axis(width, GUTTER, axis) == cell_axis(width, GUTTER, drawn_axis)
+        return is_recent and cell_axis(width, axis) == cell_axis(width, drawn_axis)
 
     def repaint(self) -> None:
         """Draw as many charts as fit."""
@@ -186,9 +182,8 @@ TONES_BY_IMPORTANCE = ("error", "warning", "success", "accent", "primary", "mute
 class EventLine(PaintedWidget):
     """Two rows: signs on the axis, and the words of the newest or chosen event; in one row only the words."""
 
-    def __init__(self, *, gutter: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._gutter = gutter
         self._events: Sequence[DescribedEvent] = ()
         self._axis: TimeAxis | None = None
         self._chosen: DescribedEvent | None = None
@@ -226,8 +221,8 @@ class EventLine(PaintedWidget):
         """Choose the event nearest to the cell `x` of a chart of `width` cells, and return its words."""
         if self._axis is None or not self._events:
             return "No events in this time."
-        cells = cell_axis(width, self._gutter, self._axis)
-        self._chosen = min(self._events, key=lambda event: abs(cells.cell_of(event.t_ns) - (x - self._gutter)))
+        cells = cell_axis(width, self._axis)
+        self._chosen = min(self._events, key=lambda event: abs(cells.cell_of(event.t_ns) - (x - GUTTER)))
         self.repaint()
         return self._chosen.words
 
@@ -238,7 +233,7 @@ class EventLine(PaintedWidget):
         return [self._signs(axis, width), self._words(axis)] if height > 1 else [self._words(axis)]
 
     def _signs(self, axis: TimeAxis, width: int) -> Line:
-        cells = cell_axis(width, self._gutter, axis)
+        cells = cell_axis(width, axis)
         signs: list[Piece] = [("─", "muted")] * cells.count
         for event in sorted(self._events, key=lambda event: -TONES_BY_IMPORTANCE.index(event.tone)):
             cell = min(cells.cell_of(event.t_ns), cells.count - 1)
@@ -250,7 +245,7 @@ class EventLine(PaintedWidget):
         return [(label, "muted"), *join_pieces(signs), ("", "text")]
 
     def _words(self, axis: TimeAxis) -> Line:
-        indent = " " * (self._gutter - 6)
+        indent = " " * (GUTTER - 6)
         if not self._events:
             return [(f"{indent}no events", "muted")]
         event = self._chosen or self._events[-1]

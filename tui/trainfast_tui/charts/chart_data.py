@@ -69,7 +69,7 @@ def ticks_on(axis: TimeAxis, ticks: Sequence[Tick]) -> Sequence[Tick]:
 
 
 class CellAxis(msgspec.Struct, frozen=True):
-    """The time of each cell, for all widgets of one width and gutter."""
+    """The time of each cell, for all widgets of one width."""
 
     gutter: int
     """Cells left of the axis; 0 if there is no room for it."""
@@ -82,9 +82,13 @@ class CellAxis(msgspec.Struct, frozen=True):
         return (t_ns - self.start_ns) // self.cell_ns
 
 
-def cell_axis(width: int, gutter: int, axis: TimeAxis) -> CellAxis:
+GUTTER, MIN_PLOT_CELLS = 11, 10
+"""Cells left of the time axis for y labels, and the least of a plot beside them."""
+
+
+def cell_axis(width: int, axis: TimeAxis) -> CellAxis:
     """Return the axis in the cells of a chart `width` cells wide."""
-    gutter = gutter if width >= gutter + 10 else 0
+    gutter = GUTTER if width >= GUTTER + MIN_PLOT_CELLS else 0
     count = max(1, width - gutter)
     column_ns = max(1, -(-(axis.end_ns - axis.start_ns) // (count << X_BITS)))
     # Whole cells of absolute time: the picture then moves by characters and not by dots.
