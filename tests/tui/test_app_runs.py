@@ -244,42 +244,12 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         assert screen.query_one(RunsTable).current is not None
 
 
-@pytest.mark.parametrize(
-    ("rates", "down", "up"),
-    [
-        ({"a": (None, None), "b": (None, 2.0), "c": (None, 3.0)}, "cba", "bca"),
-        ({"a": (128, 50.0), "b": (512, 14.0), "c": (128, 90.0), "d": (512, 60.0), "e": (None, 70.0)}, "caedb", "bdace"),
-    ],
-)
-def test_runs_without_a_figure_come_last_and_each_seq_len_is_ranked_apart(
-    rates: dict[str, tuple[int | None, float | None]], down: str, up: str
-) -> None:
-    rows = [
-        RunRow(name, "p", None, "finished", samples_per_s=rate, knobs={"seq_len": length} if length else {})
-        for name, (length, rate) in rates.items()
-    ]
+@pytest.mark.parametrize(("is_reversed", "names"), [(False, "cba"), (True, "bca")])
+def test_runs_without_a_figure_come_last(is_reversed: bool, names: str) -> None:
+    rates = {"a": None, "b": 2.0, "c": 3.0}
+    rows = [RunRow(name, "p", None, "finished", samples_per_s=rate) for name, rate in rates.items()]
     by_rate = next(order for order in ORDERS if order.name == "samples/s")
-    for is_reversed, names in ((False, down), (True, up)):
-        assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
-
-
-async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Home) -> None:
-    two_runs(home)
-    a_run(home, "20261121-060000-tiny-llama-cccc", knobs={"seq_len": 64, "lr": 2.0}, step_ms=100.0)
-    async with running(home, size=(120, 40)) as (_, pilot):
-        await pilot.press("h")
-        text = await pilot.until("runs   3   by run, newest first")
-        assert "apart" not in text
-        await pilot.press("o")
-        text = await pilot.until("runs   3   by samples/s, most first, each seq_len apart")
-        rows = [line.rstrip() for line in text.splitlines()[2:5]]
-        assert rows[0].endswith("seq_len=64  lr=2"), "its seq_len stands once"
-        assert rows[1].endswith("seq_len=128  batch_size=16")
-        assert rows[2].endswith("seq_len=128")
-        await pilot.press("slash", *"seq_len=128", "enter")
-        text = await pilot.until("2 of 3")
-        assert "apart" not in text, "they compare"
-        assert "seq_len" not in text.splitlines()[2]
+    assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
 
 
 def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed() -> None:

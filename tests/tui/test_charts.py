@@ -91,11 +91,6 @@ def test_absent_readings_and_late_samples_leave_a_gap() -> None:
         assert all(columns[end * 70 // 120 + 3 : -1])
 
 
-def test_not_a_number_is_a_gap_and_not_an_error() -> None:
-    rows = lines(a_chart(a_series([100.0, math.nan, math.inf, -math.inf, 100.0] * 24)))
-    assert "100 W" in rows[0]
-
-
 def test_sparse_samples_are_joined() -> None:
     rows = plot(a_chart(a_series([100.0] * 13, every_s=10.0), gap_ns=15 * S))
     drawn = [row for row in rows if row.strip()]
@@ -406,17 +401,18 @@ def test_ends_of_the_range_are_round() -> None:
     assert nice_ceiling(16 * 2**30, binary=True) == 16 * 2**30
 
 
-def test_a_column_keeps_its_extremes() -> None:
-    columns = time_columns([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 0, 10, 3, 100)
-    assert columns == [(1.0, 9.0), (4.0, 4.0), None]
-
-
-def test_samples_after_the_window_are_not_drawn() -> None:
-    assert time_columns([0, 25, 99], [1.0, 2.0, 3.0], 0, 10, 3, 5) == [(1.0, 1.0), None, (2.0, 2.0)]
-
-
-def test_times_and_values_of_different_length_are_refused_by_nobody_but_end_at_the_shorter() -> None:
-    assert time_columns([0, 10, 20], [1.0], 0, 10, 3, 100) == [(1.0, 1.0), None, None]
+@pytest.mark.parametrize(
+    ("times", "values", "gap", "columns"),
+    [
+        ([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 100, [(1.0, 9.0), (4.0, 4.0), None]),
+        ([0, 25, 99], [1.0, 2.0, 3.0], 5, [(1.0, 1.0), None, (2.0, 2.0)]),
+        ([0, 10, 20], [1.0], 100, [(1.0, 1.0), None, None]),
+        ([0, 10, 20], [1.0, math.nan, math.inf], 100, [(1.0, 1.0), None, None]),
+    ],
+    ids=["extremes of a column", "a sample after the window", "fewer values than times", "not a number"],
+)
+def test_samples_in_columns(times: list[int], values: list[float], gap: int, columns: list[object]) -> None:
+    assert time_columns(times, values, 0, 10, 3, gap) == columns
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:

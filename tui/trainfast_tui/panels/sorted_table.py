@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar
 
 from textual import events
@@ -31,24 +30,14 @@ class SortOrder(Generic[RowT]):
     largest_first: bool = True
     direction_labels: tuple[str, str] = ("most first", "least first")
     """The usual direction and the other one."""
-    group_by: Callable[[RowT], object] | None = None
-    """Rows rank only among rows of the same value; None if all rank together."""
 
 
 def sorted_rows(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list[RowT]:
-    """Return the rows in this order, rows without a value last; rows of equal values keep their order.
-
-    Groups follow each other in the order of their first rows.
-    """
+    """Return the rows in this order, rows without a value last; rows of equal values keep their order."""
     listed_rows = list(rows)
     rankable = [row for row in listed_rows if order.key(row) is not None]
     without_value = [row for row in listed_rows if order.key(row) is None]
     rankable.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
-    if order.group_by is not None:
-        groups: dict[object, list[RowT]] = {}
-        for row in rankable:
-            groups.setdefault(order.group_by(row), []).append(row)
-        rankable = list(chain.from_iterable(groups.values()))
     return rankable + without_value
 
 

@@ -22,7 +22,7 @@ from trainfast_tui.panels.ending_panel import EndingPanel
 from trainfast_tui.panels.header_footer import FilterLine, Header, StatusLine
 from trainfast_tui.panels.knob_panel import KnobPanel
 from trainfast_tui.panels.log_pane import LogPane
-from trainfast_tui.panels.memory_and_speed import MemoryBar, SpeedLines
+from trainfast_tui.panels.memory_and_speed import Predictions
 from trainfast_tui.panels.step_panel import DiagnosisLine, StepPanel
 from trainfast_tui.panels.welcome import MIN_HEIGHT, MIN_WIDTH, TooSmall, Welcome
 from trainfast_tui.screens.base import AppScreen
@@ -54,8 +54,6 @@ class MainScreen(AppScreen):
         """Id and state of the run that the status line is about."""
         self._trouble: str | None = None
         """The reading error that was shown last; None without one."""
-        self._search_to_open: SearchKind | None = None
-        """The search to open once a snapshot tells whether one is live; None without one."""
 
     @property
     def is_ready(self) -> bool:
@@ -77,8 +75,7 @@ class MainScreen(AppScreen):
                 yield StepPanel()
             with Vertical(id="side"):
                 yield KnobPanel(self.session)
-                yield MemoryBar()
-                yield SpeedLines()
+                yield Predictions()
         yield LogPane()
 
     def on_mount(self) -> None:
@@ -118,11 +115,7 @@ class MainScreen(AppScreen):
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_predictions()
         self.query_one(LogPane).show_log(run.log if run is not None else (), run is not None and not run.is_live)
-        if self._search_to_open is not None:
-            self.notify("")  # "Looking for a live search…" is outdated
         self._show_status(snapshot)
-        if self._search_to_open is not None:
-            self._open_search(self._search_to_open)
 
     def show_next_run(self, knob: str = "") -> None:
         """Paint the next run's knobs, with the cursor on `knob` where one is named."""
@@ -141,8 +134,7 @@ class MainScreen(AppScreen):
         if not self.is_ready:
             return
         memory = self.session.next_run_memory()
-        self.query_one(MemoryBar).show_memory(memory)
-        self.query_one(SpeedLines).show_speed(self.session.next_run_speed())
+        self.query_one(Predictions).show_predictions(memory, self.session.next_run_speed())
         fit = memory.fit if memory is not None else None
         self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 
@@ -206,20 +198,17 @@ class MainScreen(AppScreen):
         self.session.start_run(next_run, run_to_stop)
 
     def action_batch(self) -> None:
-        # Clear a notice that named this key.
-        self.notify("")
         self._open_search(SearchKind.BATCH)
 
     def action_best(self) -> None:
-        self.notify("")
         self._open_search(SearchKind.BEST)
 
     def _open_search(self, kind: SearchKind) -> None:
-        """Open the screen of a search, once a snapshot tells whether one is live."""
+        """Open the screen of a search, if a snapshot has told whether one is live."""
         session = self.session
-        self._search_to_open = kind if session.snapshot is None else None
-        if self._search_to_open is not None:
-            self.notify("Looking for a live search…")
+        self.notify("")  # a notice that named this key
+        if session.snapshot is None:
+            self.notify(f"Looking for a live search; press {kind.key} again.")
         elif (running_kind := session.searches.running_kind) is not None and running_kind is not kind:
             self._notify_device_used(running_kind)
         elif session.next_run is None:

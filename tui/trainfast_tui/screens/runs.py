@@ -144,8 +144,7 @@ class RunsScreen(AppScreen):
 
     def _head(self) -> str:
         order = self.table.order
-        head = f"runs   {len(self._matching):,}   by {order.name}, {order.direction_labels[self.table.reverse]}"
-        return head + (", each seq_len apart" if self.table.is_grouped else "")
+        return f"runs   {len(self._matching):,}   by {order.name}, {order.direction_labels[self.table.reverse]}"
 
     def on_sorted_table_opened(self) -> None:
         self.action_open()
@@ -225,18 +224,12 @@ ALL_COLUMNS: Columns = (
 FEWER_COLUMNS: Columns = (("run", 6), ("preset", 15), ("state", 17), ("samples/s", 12))
 ALL_COLUMNS_FROM = 110
 """The width from which the table has all columns."""
-SEQ_LEN = "seq_len"
 ID_TIME_LETTERS = len("20261121-054455")
 """The letters of a run's id that are its start."""
 
 ORDERS: tuple[SortOrder[RunRow], ...] = (
     SortOrder("run", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
-    # Samples of different lengths are different work, so samples/s rank within one seq_len.
-    SortOrder(
-        "samples/s",
-        lambda row: row.samples_per_s if row.measured_under is None else None,
-        group_by=lambda row: _seq_len_text(row),
-    ),
+    SortOrder("samples/s", lambda row: row.samples_per_s if row.measured_under is None else None),
     SortOrder("peak memory", lambda row: row.peak_allocated_bytes),
     SortOrder("preset", lambda row: row.name, largest_first=False, direction_labels=("a to z", "z to a")),
     SortOrder("state", lambda row: row.state, largest_first=False, direction_labels=("a to z", "z to a")),
@@ -268,8 +261,6 @@ class RunsTable(SortedTable[RunRow]):
         self.marked: list[str] = []
         """Ids of marked runs, first marked first; at most two."""
         self._empty_words = "listing the runs…"
-        self.is_grouped = False
-        """True if the order is by a figure that ranks among the runs of one seq_len alone, and there are several."""
 
     @property
     def below(self) -> RunRow | None:
@@ -282,13 +273,6 @@ class RunsTable(SortedTable[RunRow]):
         first_steps = f"No run yet; {key_of('runs', 'back')}, then {RUN_KEY} starts one."
         self._empty_words = "No matching runs." if is_filtered else first_steps
         self.reorder()
-
-    def reorder(self) -> None:
-        """Put the listed rows in order and draw them; the cursor stays on its run."""
-        order = self.order
-        ranked = [row for row in self._listed_rows if order.group_by is not None and order.key(row) is not None]
-        self.is_grouped = len(set(map(_seq_len_text, ranked))) > 1
-        super().reorder()
 
     def action_mark(self) -> None:
         """Mark or unmark the run under the cursor; a third mark replaces the oldest."""
@@ -329,9 +313,6 @@ class RunsTable(SortedTable[RunRow]):
             for name, column_width in self.columns(width)
         ]
         overrides = without_search_settings(row.overrides, row.role)
-        if self.is_grouped and self.order.key(row) is not None and (length := _seq_len_text(row)):
-            overrides.pop(SEQ_LEN, None)
-            line.append((f"{length}  ", "title"))
         changed = fmt.plain(short_overrides(overrides, width - fmt.line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
@@ -349,12 +330,6 @@ def _speed(row: RunRow) -> Piece:
     if row.doubts and row.samples_per_s is not None:
         return f"{DOUBT_SIGN} {fmt.number(row.samples_per_s)}", "warning"
     return fmt.number(row.samples_per_s), "text"
-
-
-def _seq_len_text(row: RunRow) -> str:
-    """Return the seq_len as it is typed; empty for a script without a mapped seq_len."""
-    length = row.knobs.get(SEQ_LEN)
-    return "" if length is None else fmt.plain(f"{SEQ_LEN}={length}")
 
 
 def _started(row: RunRow) -> str:
