@@ -35,11 +35,6 @@ class TimeAxis(msgspec.Struct, frozen=True):
     is_live: bool
     """True if the axis ends now, and not at the end of a run."""
 
-    @property
-    def end_label(self) -> str:
-        """The label of the right end."""
-        return "now" if self.is_live else "end"
-
 
 def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     """Return the last `WINDOWS_S[window]` seconds, up to now or to the end of an ended run."""
@@ -208,12 +203,6 @@ def time_columns(
     return columns
 
 
-def extremes(columns: ColumnRanges) -> tuple[float, float] | None:
-    """Return the lowest and highest value of all columns; None if all are gaps."""
-    bounds = [column for column in columns if column is not None]
-    return (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
-
-
 LIMIT_HEADROOM = 1.06
 """End of an axis over the limit, so that a point above the limit shows."""
 SHRINK_AFTER_NS = 20_000_000_000
@@ -281,16 +270,6 @@ class YRange:
             self._roomy_since_ns, self._range = None, fitting
             return fitting
         return current
-
-
-def update_y_range(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
-    """Fit `y_range` around the limit and the series, which reach to these `ends`; return its ends."""
-    values = [value for bounds in ends for value in bounds]
-    if data.limit is not None:
-        values.append(data.limit.value)
-    return y_range.fit(
-        min(values), max(values), data.axis.end_ns, y_min=data.y_min, y_max=data.y_max, binary=data.binary
-    )
 
 
 def _round_range(

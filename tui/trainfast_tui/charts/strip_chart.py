@@ -21,9 +21,7 @@ from trainfast_tui.charts.chart_data import (
     YRange,
     cell_axis,
     draw,
-    extremes,
     time_columns,
-    update_y_range,
     worst_last,
 )
 from trainfast_tui.painting import Palette, RowWidget, SegmentRows
@@ -112,10 +110,13 @@ class _Picture:
         """Return the rows of the plot with the y axis; without a value the chart's own sentence in the middle."""
         data, count = self._data, self._axis.count
         drawn = [self._columns(series, _DOTTED if at else _SOLID) for at, series in enumerate(data.series)]
-        ends = [bounds for columns, _ in drawn if (bounds := extremes(columns)) is not None]
-        if not ends:
+        values = [value for columns, _ in drawn for column in columns if column is not None for value in column]
+        if not values:
             return self._empty_rows()
-        bounds = update_y_range(y_range, data, ends)
+        values += [] if data.limit is None else [data.limit.value]
+        bounds = y_range.fit(
+            min(values), max(values), data.axis.end_ns, y_min=data.y_min, y_max=data.y_max, binary=data.binary
+        )
         layers = []
         for at, (columns, first) in enumerate(drawn):
             layers.append(bytearray(count * self._height))
@@ -239,7 +240,7 @@ class _Picture:
         A cause that is covered by a worse one everywhere is named with a plus.
         """
         axis, room = self._data.axis, self._axis.count
-        right = truncate(plain(axis.end_label), room)
+        right = truncate("now" if axis.is_live else "end", room)
         left = truncate("-" + duration((axis.end_ns - axis.start_ns) / 1e9), room - cell_len(right) - 1)
         between = room - cell_len(left) - cell_len(right)
         legend: list[Segment] = []

@@ -81,20 +81,11 @@ class EndingPanel(GrowingPanel):
 
 
 def with_same_keys(changes: Sequence[OomChange], shown_changes: Sequence[OomChange]) -> tuple[OomChange, ...]:
-    """Return the changes in the order of their keys; a change in `shown_changes` keeps its key.
-
-    The key of a change that is gone goes to a new change, else to the last one: the keys have no gap.
-    """
-    by_settings = {tuple(sorted(change.settings.items())): change for change in changes}
-    kept_changes = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown_changes]
-    added_changes = iter(by_settings.values())
-    by_key = [next(added_changes, None) if change is None else change for change in kept_changes]
-    by_key += added_changes
-    while None in by_key:
-        last = by_key.pop()
-        if last is not None:
-            by_key[by_key.index(None)] = last
-    return tuple(change for change in by_key if change is not None)
+    """Return the changes in the order of their keys: first those that are shown already, in their order."""
+    shown = [change.settings for change in shown_changes]
+    return tuple(
+        sorted(changes, key=lambda change: shown.index(change.settings) if change.settings in shown else len(shown))
+    )
 
 
 def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:

@@ -115,23 +115,6 @@ def _head_line(snapshot: Snapshot, tick: Tick, width: int) -> Line:
     return [*line, *cost] if line_length([*line, *cost]) <= width or slowed is not None else line
 
 
-def gpu_items(
-    snapshot: Snapshot, device: DeviceReading, last_minute: Mapping[str | None, DeviceConditions], width: int
-) -> list[Item]:
-    """Return the readings of a GPU that its row does not have; empty for one that does not answer."""
-    tick = snapshot.tick
-    if device.error is not None or tick is None:
-        return []
-    before, seconds = _before(snapshot, tick)
-    readings = before.devices if before is not None else []
-    key = device.uuid or device.index
-    earlier = next((reading for reading in readings if (reading.uuid or reading.index) == key), None)
-    items = _throttled_items(last_minute.get(device.uuid))
-    items += device_items(device, earlier, seconds, with_sm_clock=width < ROW_HAS_CLOCK_FROM)
-    missing = missing_item(tick, device.index, width - INDENT)
-    return items if missing is None else [*items, missing]
-
-
 def _last_minute(snapshot: Snapshot, tick: Tick) -> dict[str | None, DeviceConditions]:
     """Return the conditions of each GPU in the minute up to this sample, by UUID."""
     ticks, begin_ns = snapshot.machine_ticks, tick.t_ns - MINUTE_NS
@@ -222,11 +205,20 @@ class Item(NamedTuple):
         return self.tone in ("warning", "error") and not self.is_throttling
 
 
-def device_items(
-    device: DeviceReading, before: DeviceReading | None, seconds: float, *, with_sm_clock: bool = False
+def gpu_items(
+    snapshot: Snapshot, device: DeviceReading, last_minute: Mapping[str | None, DeviceConditions], width: int
 ) -> list[Item]:
-    """Return this GPU's readings; `before` is its reading `seconds` earlier."""
+    """Return the readings of a GPU that its row does not have; empty for one that does not answer."""
+    tick = snapshot.tick
+    if device.error is not None or tick is None:
+        return []
+    before_tick, seconds = _before(snapshot, tick)
+    readings = before_tick.devices if before_tick is not None else []
+    key = device.uuid or device.index
+    before = next((reading for reading in readings if (reading.uuid or reading.index) == key), None)
+    with_sm_clock = width < ROW_HAS_CLOCK_FROM
     items = [
+        *_throttled_items(last_minute.get(device.uuid)),
         _limits(device),
         _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
         _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
@@ -244,8 +236,9 @@ def device_items(
             fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
             "99.9 MJ",
         ),
-        # Last: its length changes with the link.
+        # Last: the length of the link changes, and that of the missing readings.
         _pcie(device),
+        missing_item(tick, device.index, width - INDENT),
     ]
     return [item for item in items if item is not None]
 

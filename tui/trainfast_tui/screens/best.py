@@ -22,7 +22,7 @@ from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.next_run import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.panels.ask import ask_choice
-from trainfast_tui.panels.best_dialogs import InstructionChoices, QuestionDialogs, pin_choices, skip_choices
+from trainfast_tui.panels.best_dialogs import InstructionChoices, ask_part, pin_choices, skip_choices
 from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.screens.search import SearchScreen, SearchView
 from trainfast_tui.session import Session
@@ -216,9 +216,9 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             return
 
         def give_chosen(name: str) -> None:
-            start_thread("instruction", choices[name].give, self.session.post)
+            start_thread("instruction", choices[name][1], self.session.post)
 
-        ask_choice(self.app, title, [(name, choice.effect) for name, choice in choices.items()], give_chosen)
+        ask_choice(self.app, title, [(name, effect) for name, (effect, _) in choices.items()], give_chosen)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
@@ -226,18 +226,14 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if request is not None:
             assert next_run is not None
             steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
-            QuestionDialogs(self.app, request, self._planned.vary, steps, self._plan_request).ask(part)
+            ask_part(self.app, part, request, self._planned.vary, steps, self._plan_request)
 
     def action_fresh(self) -> None:
         """Toggle whether the next search ignores earlier ones; after an answer, plan a fresh search of its question."""
-        request, control = self._request_to_change(), self.search_control
-        if request is None:
-            return
-        if self._search is None:
-            control.options = BestOptions(request, not control.options.is_fresh)
-            self._make_plan()
-        else:
-            self._plan_question(BestOptions(request, is_fresh=True))
+        request = self._request_to_change()
+        if request is not None:
+            is_fresh = self._search is not None or not self.search_control.options.is_fresh
+            self._plan_question(BestOptions(request, is_fresh))
 
     def _request_to_change(self) -> BestRequest | None:
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""

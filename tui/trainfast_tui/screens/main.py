@@ -16,21 +16,22 @@ from trainfast_runner.records.run_directory import state_text
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.snapshot import SearchKind, Snapshot
 from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.devices import DevicesPanel
 from trainfast_tui.panels.ending_panel import EndingPanel
 from trainfast_tui.panels.header_footer import FilterLine, Header, StatusLine
 from trainfast_tui.panels.knob_panel import KnobPanel
-from trainfast_tui.panels.log_pane import LogPane
 from trainfast_tui.panels.memory_and_speed import Predictions
 from trainfast_tui.panels.step_panel import DiagnosisLine, StepPanel
 from trainfast_tui.panels.welcome import MIN_HEIGHT, MIN_WIDTH, TooSmall, Welcome
 from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.text.format import with_sizes
+from trainfast_tui.text.format import Line, clamp_scroll, rule, with_sizes
 from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, STOP_KEY, key_of
 from trainfast_tui.text.memory_words import swap_notice
 
 if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.session import Session
 
 WIDE_SIDE_FROM = 120
@@ -114,7 +115,7 @@ class MainScreen(AppScreen):
         self.query_one(StepPanel).show_run(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_predictions()
-        self.query_one(LogPane).show_log(run.log if run is not None else (), run is not None and not run.is_live)
+        self.query_one(LogPane).show_run(run)
         self._show_status(snapshot)
 
     def show_next_run(self, knob: str = "") -> None:
@@ -322,3 +323,46 @@ class MainScreen(AppScreen):
 
         panel = self.query_one(KnobPanel)
         self.app.push_screen(HelpScreen(self.session, lambda width: [panel.about(width)]))
+
+
+class LogPane(ListWidget):
+    """The last lines of the training's output; it scrolls by pages."""
+
+    def __init__(self) -> None:
+        super().__init__(classes="-empty")
+        self._run_id: str | None = None
+        self._output: tuple[str, ...] = ()
+        self._has_ended = False
+        self._lines_back = 0
+
+    def show_run(self, run: RunSnapshot | None) -> None:
+        """Show the log of this run; while a person reads earlier lines, those of the same run stay as they are."""
+        run_id, output = (None, ()) if run is None else (run.run_id, run.log)
+        has_ended = run is not None and not run.is_live
+        if run_id != self._run_id:
+            self._run_id, self._lines_back = run_id, 0
+        if not self._lines_back and (output is not self._output or has_ended != self._has_ended):
+            self._output, self._has_ended = output, has_ended
+            self.set_class(not output, "-empty")
+            if self.display:
+                self.repaint()
+
+    def action_log(self) -> None:
+        """Show or hide the log, with its newest lines."""
+        self._lines_back = 0
+        self.toggle_class("-open")
+
+    def action_move(self, by: int) -> None:
+        """Scroll to newer (1) or older (-1) lines."""
+        self._lines_back = clamp_scroll(self._lines_back - by, len(self._output), self.page_rows)
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        room = height - 1
+        self._lines_back = clamp_scroll(self._lines_back, len(self._output), room)
+        end = len(self._output) - self._lines_back
+        visible_lines = self._output[max(0, end - room) : end]
+        title = "log" if not self._lines_back else f"log, {self._lines_back} lines back"
+        body: list[Line] = [[(line, "text")] for line in visible_lines]
+        nothing = "The training printed nothing." if self._has_ended else "Nothing printed yet."
+        return [rule(title, width), *(body or [[(nothing, "muted")]])]
