@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from textual.app import ComposeResult
@@ -174,7 +174,7 @@ class MonitorScreen(AppScreen):
 
     def filter_rows(self, words: str) -> None:
         table = self.query_one(ProcessTable)
-        table.filter_processes(words)
+        table.filter_rows(words)
         self.query_one(FilterLine).show_count(fmt.count(len(table.listed)))
         self._divide_rows()
 
@@ -237,8 +237,6 @@ class ProcessTable(SortedTable[ProcessRow]):
         super().__init__()
         self._newest: tuple[ProcessRow, ...] | None = None
         """The newest look at the processes, as it was handed over."""
-        self._all_rows: list[ProcessRow] = []
-        self._words = ""
         self._has_looked = False
         self._has_gpu = False
 
@@ -247,23 +245,11 @@ class ProcessTable(SortedTable[ProcessRow]):
         if rows is not None and rows == self._newest:
             return
         self._newest, self._has_looked, self._has_gpu = rows, rows is not None, has_gpu
-        self._all_rows = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
-        self.filter_processes(self._words)
-
-    def filter_processes(self, words: str) -> None:
-        """List only the processes whose pid, owner or command contains all of these words."""
-        self._words = words
-        self._listed_rows = [
-            row
-            for row in self._all_rows
-            if not words or fmt.has_all_words(f"{row.pid} {row.owner} {row.command}", words)
-        ]
+        self.all_rows = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
         self.reorder()
 
-    @property
-    def listed(self) -> Sequence[ProcessRow]:
-        """The listed processes."""
-        return self._listed_rows
+    def text_of(self, row: ProcessRow) -> str:
+        return f"{row.pid} {row.owner} {row.command}"
 
     def action_sort(self) -> None:
         """Order by the next column, with a notice."""
@@ -273,14 +259,14 @@ class ProcessTable(SortedTable[ProcessRow]):
     @property
     def rows_wanted(self) -> int:
         """Rows for the heading and every process."""
-        return 1 + max(1, len(self._ordered_rows))
+        return 1 + max(1, len(self.listed))
 
     def lines(self, width: int, height: int) -> list[Line]:
         heading = self.heading(width)
-        if not self._ordered_rows:
+        if not self.listed:
             words = "Nothing keeps this machine busy." if self._has_looked else "looking at the processes…"
             return [heading, [(words, "muted")]]
-        heading.append((f"   of {fmt.count(len(self._ordered_rows))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
+        heading.append((f"   of {fmt.count(len(self.listed))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
         return [heading, *self.visible_rows(width, height - 1)]
 
     def identity(self, row: ProcessRow) -> object:
