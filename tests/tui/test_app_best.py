@@ -28,12 +28,12 @@ from recorded import (
 )
 from still import FULL, SMALL, Conducted, has, running
 
-from trainfast_runner.records.home import PAUSE_FILE, Home
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best_journal import ColdRun, Instruction, Trial, read_best_journal
-from trainfast_runner.search.journal import Paused, Waiting
+from trainfast_runner.search.journal import Waiting
 from trainfast_tui.screens.best import BestView, candidate_points, trial_lines
 from trainfast_tui.text.best_words import answer_lines, chance_words
 from trainfast_tui.text.format import line_text
@@ -144,19 +144,7 @@ def test_the_mark_of_the_chart_stands_at_the_figure_of_the_headline(home: Home, 
     lines = best_going_on() if is_live else best_answered()
     so_far = BestSoFar((*lines[:-1], a_trial(FASTEST, 80.0, 33), lines[-1]))
     [mark] = [point for point in candidate_points(so_far, is_live=is_live) if point.sign == "■"]
-    assert mark.rate == so_far.best.value.median != 80.0
-
-
-async def test_enter_takes_the_best_of_another_preset_with_that_preset(home: Home) -> None:
-    async with running(home) as (app, pilot):
-        await pilot.opened(a_search(home, best_answered()))
-        app.session.set_preset("gpt2")
-        await pilot.press("enter")
-        assert app.screen is app.main
-        assert app.session.next_run.spec.name == "tiny-llama"
-        assert (app.knobs["batch_size"], app.knobs["precision"]) == (4, "bf16")
-        assert app.knobs["memory_limit"] == a_question().knobs["memory_limit"], "the search's own settings"
-        assert "The next run is now tiny-llama with its search's best setting" in app.text
+    assert mark.y == so_far.best.value.median != 80.0
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
@@ -185,18 +173,6 @@ async def test_search_that_waits_for_another_run_names_it(home: Home, conducted:
         text = await pilot.opened(search)
     assert f"● waiting for {run_id} to end" in text
     assert "32 s so far, the budget is 10 min" in text, "the wait takes nothing of the budget"
-
-
-async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> None:
-    async with running(home) as (_, pilot):
-        await pilot.opened(live_best)
-        await pilot.press("space")
-        await pilot.until_true((live_best / PAUSE_FILE).exists, "the pause")
-        assert "● pausing after this step" in await pilot.show_search(live_best)
-        text = await pilot.show_search(live_best, lines=[*best_going_on(), Paused(t_ns=START_NS + 35 * S)])
-        has(text, "■ paused: no process is running", "space resume")
-        await pilot.press("space")
-        await pilot.until_true(lambda: not (live_best / PAUSE_FILE).exists(), "the end of the pause")
 
 
 async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> None:

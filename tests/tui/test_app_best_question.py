@@ -192,23 +192,6 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
         assert app.session.searches.best.options == BestOptions()
 
 
-async def test_s_while_a_search_starts_stops_it(
-    home: Home, planned: None, started: list[Started], conducted: Conducted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cancelled: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
-    search = conducted(best_going_on())
-    async with running(home, size=SMALL) as (_, pilot):
-        await pilot.opened(None)
-        await pilot.until(PLAN)
-        await pilot.press("enter")
-        await pilot.until("The knobs are being checked")
-        assert "Stopping as soon as the search has started" in await pilot.press("s")
-        while not cancelled:
-            await pilot.show_search(search)
-    assert cancelled == [search]
-
-
 async def test_a_plan_longer_than_the_screen_scrolls_above_a_notice(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.doubts import with_doubts
 from trainfast_tui.control.messages import Notified, SnapshotTaken
-from trainfast_tui.panels.log_pane import added_lines
 
 
 async def test_an_absent_reading_is_absent_and_not_zero(home: Home) -> None:
@@ -160,23 +159,3 @@ async def test_a_run_measured_beside_others_ended_with_a_doubt(home: Home, size:
     assert "? finished" in text
     assert re.search(r"\? [\d.]+ samples/s", text)
     has(text, "doubtful", "The run shared the CPU")
-
-
-LOG = tuple(f"line {number}" for number in range(30))
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "added"),
-    [
-        (LOG[:20], LOG[:25], 5),
-        (LOG[:20], LOG[5:25], 5),
-        ((*LOG[:19], "10 %"), (*LOG[:19], "20 %"), 0),
-        ((*LOG[:19], "10 %"), (*LOG[:19], "100 %", "done"), 1),
-        ((), LOG[:3], 3),
-        (LOG[:20], ("another run's log",), 0),
-    ],
-)
-def test_lines_that_came_since_are_counted_in_a_bounded_window(
-    before: tuple[str, ...], now: tuple[str, ...], added: int
-) -> None:
-    assert added_lines(before, now) == added

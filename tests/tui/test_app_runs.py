@@ -15,7 +15,8 @@ from trainfast_tui.control.run_control import compared_with_previous
 from trainfast_tui.panels import sorted_table
 from trainfast_tui.panels.sorted_table import sorted_rows
 from trainfast_tui.screens import runs
-from trainfast_tui.screens.runs import ORDERS, RunsListed, RunsTable, list_runs, override_words, row_matches
+from trainfast_tui.screens.runs import ORDERS, RunsListed, RunsTable, list_runs, override_words
+from trainfast_tui.text.format import has_all_words
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
 
@@ -162,8 +163,10 @@ async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pyte
         await pilot.press("h")
         await pilot.until("runs   2")
         await pilot.press("down", "space")
+        a_run(home, "20261121-060000-tiny-llama-0001", role="probe", steps=0)
         an_oom_run(home)
         text = await pilot.until("runs   3")
+        assert "0001" not in text, "the search lists its probes"
         row = next(line for line in text.splitlines() if line.startswith("▸●"))
         assert "batch_size=16" not in row, "cursor and mark stay on their run"
         home.remove(SECOND)
@@ -171,23 +174,6 @@ async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pyte
         home.remove(FIRST)
         await pilot.until("runs   1")
         assert app.screen.query_one(RunsTable).marked == [], "a mark goes with its run"
-
-
-async def test_the_probes_of_a_search_are_not_listed_however_often_it_is_looked_at(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "REFRESH_S", 0.05)
-    two_runs(home)
-    a_run(home, "20261121-060000-tiny-llama-0001", role="probe", steps=0)
-    async with running(home, size=(120, 40)) as (_, pilot):
-        await pilot.press("h")
-        await pilot.until("runs   2")
-        a_run(home, "20261121-060100-tiny-llama-0002", role="probe", steps=0, state="oom")
-        an_oom_run(home)
-        text = await pilot.until("runs   3")
-        assert "0001" not in text
-        home.remove(SECOND)
-        await pilot.until("runs   2")
 
 
 def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -> None:
@@ -244,55 +230,25 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         assert screen.query_one(RunsTable).current is not None
 
 
-@pytest.mark.parametrize(
-    ("rates", "down", "up"),
-    [
-        ({"a": (None, None), "b": (None, 2.0), "c": (None, 3.0)}, "cba", "bca"),
-        ({"a": (128, 50.0), "b": (512, 14.0), "c": (128, 90.0), "d": (512, 60.0), "e": (None, 70.0)}, "caedb", "bdace"),
-    ],
-)
-def test_runs_without_a_figure_come_last_and_each_seq_len_is_ranked_apart(
-    rates: dict[str, tuple[int | None, float | None]], down: str, up: str
-) -> None:
-    rows = [
-        RunRow(name, "p", None, "finished", samples_per_s=rate, knobs={"seq_len": length} if length else {})
-        for name, (length, rate) in rates.items()
-    ]
+@pytest.mark.parametrize(("is_reversed", "names"), [(False, "cba"), (True, "bca")])
+def test_runs_without_a_figure_come_last(is_reversed: bool, names: str) -> None:
+    rates = {"a": None, "b": 2.0, "c": 3.0}
+    rows = [RunRow(name, "p", None, "finished", samples_per_s=rate) for name, rate in rates.items()]
     by_rate = next(order for order in ORDERS if order.name == "samples/s")
-    for is_reversed, names in ((False, down), (True, up)):
-        assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
-
-
-async def test_order_by_speed_names_the_seq_len_where_runs_differ_in_it(home: Home) -> None:
-    two_runs(home)
-    a_run(home, "20261121-060000-tiny-llama-cccc", knobs={"seq_len": 64, "lr": 2.0}, step_ms=100.0)
-    async with running(home, size=(120, 40)) as (_, pilot):
-        await pilot.press("h")
-        text = await pilot.until("runs   3   by run, newest first")
-        assert "apart" not in text
-        await pilot.press("o")
-        text = await pilot.until("runs   3   by samples/s, most first, each seq_len apart")
-        rows = [line.rstrip() for line in text.splitlines()[2:5]]
-        assert rows[0].endswith("seq_len=64  lr=2"), "its seq_len stands once"
-        assert rows[1].endswith("seq_len=128  batch_size=16")
-        assert rows[2].endswith("seq_len=128")
-        await pilot.press("slash", *"seq_len=128", "enter")
-        text = await pilot.until("2 of 3")
-        assert "apart" not in text, "they compare"
-        assert "seq_len" not in text.splitlines()[2]
+    assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
 
 
 def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed() -> None:
     knobs = {"batch_size": 64, "memory_limit": None, "devices": None}
     row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs=knobs)
-    assert row_matches(row, "bert memory batch_size=64")
-    assert not row_matches(row, "bert finished")
-    assert row_matches(row, "")
-    assert row_matches(row, "memory_limit=none devices=auto")
+    assert has_all_words(RunsTable().text_of(row), "bert memory batch_size=64")
+    assert not has_all_words(RunsTable().text_of(row), "bert finished")
+    assert has_all_words(RunsTable().text_of(row), "")
+    assert has_all_words(RunsTable().text_of(row), "memory_limit=none devices=auto")
     changed = {"model.num_hidden_layers": 1, "lr": 1.0}
     row = RunRow("20260101-000000-x", "vit-large", None, "finished", overrides=changed)
     assert override_words(row) == ["model.num_hidden_layers=1", "lr=1"]
-    assert row_matches(row, "num_hidden_layers=1")
+    assert has_all_words(RunsTable().text_of(row), "num_hidden_layers=1")
 
 
 def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() -> None:
@@ -302,10 +258,10 @@ def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() ->
         "20260101-000000-x", "tiny-llama", None, "finished", knobs=knobs, overrides=changed, synthetic_data=True
     )
     table = RunsTable()
-    table._ordered_rows = [row]
+    table.listed = [row]
     wide, narrow = ("".join(text for text, _ in table.lines(width, 9)[1]) for width in (140, 80))
     assert wide.endswith("  watch=0 steps=40  synthetic data")
-    table._ordered_rows = [replace(row, role="proof")]
+    table.listed = [replace(row, role="proof")]
     assert "  a search's confirmation run  synthetic data" in "".join(text for text, _ in table.lines(140, 9)[1])
     assert "watch=0 steps=40" in narrow[:80]
     assert override_words(row) == ["watch=0", "steps=40", "seq_len=128", "lr=0.001"], "below the list all of it is said"
@@ -316,7 +272,7 @@ def test_on_the_smallest_screen_a_row_begins_its_last_column_with_what_was_chang
     run_id = "20260101-000000-x"
     row = RunRow(run_id, "tiny-llama", None, "oom", "why", knobs=changed, overrides=changed, synthetic_data=True)
     table = RunsTable()
-    table._ordered_rows = [row]
+    table.listed = [row]
     heading, line = ("".join(text for text, _ in line)[:80] for line in table.lines(80, 9))
     assert line[heading.index("overrides") :].startswith("checkpointing=full +1")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from recorded import CONDUCTED, START_NS, S, a_search, answered, asked, going_on
-from still import MIDDLE, NOW_S, SMALL, Conducted, Lock, a_live_run, has, running
+from still import MIDDLE, NOW_S, SMALL, Lock, a_live_run, has, running
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
@@ -284,23 +284,7 @@ async def test_f5_continues_the_search_on_the_screen_though_a_knob_was_turned_si
     assert starts.asked[0][0]["optimizer"] == "adamw"
 
 
-async def test_b_pressed_before_anything_is_known_waits_for_the_search_that_goes_on(
-    home: Home, conducted: Conducted, starts: Starts
-) -> None:
-    search = conducted(going_on())
+async def test_b_pressed_before_anything_is_known_opens_no_search(home: Home) -> None:
     async with running(home, size=SMALL) as (app, pilot):
-        await pilot.press("b")
+        assert "Looking for a live search; press b again." in await pilot.press("b")
         assert app.screen is app.main
-        await pilot.show_search(search)
-        assert "probing: batch_size 42" in await pilot.until("largest batch")
-        assert starts.asked == []
-
-
-async def test_the_notice_of_looking_for_a_search_goes_when_none_is_found(home: Home) -> None:
-    async with running(home, size=SMALL) as (app, pilot):
-        assert "Looking for a live search…" in await pilot.press("b")
-        await pilot.show_search(None)
-        await pilot.until("Enter starts the search")
-        await pilot.press("escape")
-        assert app.screen is app.main
-        assert "Looking for a live search" not in app.text

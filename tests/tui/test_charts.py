@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
 from rich.cells import cell_len
 from rich.style import Style
-from still import a_snapshot
 from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.geometry import Region
@@ -21,6 +20,7 @@ from texts import any_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.charts.chart_data import (
+    GUTTER,
     ChartData,
     Limit,
     Series,
@@ -31,8 +31,8 @@ from trainfast_tui.charts.chart_data import (
     nice_ceiling,
     time_columns,
 )
-from trainfast_tui.charts.charted import TickValues, device_charts, reading_names, throttled_spans
-from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter_chart
+from trainfast_tui.charts.charted import throttled_spans
+from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.charts.strip_chart import StripChart, paint
 from trainfast_tui.painting import TONES
 from trainfast_tui.report.run_blocks import charts_of, read_run
@@ -59,15 +59,15 @@ def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
     return ChartData(**{**fields, **changes})
 
 
-def lines(data: ChartData, width: int = 80, height: int = 14, *, ascii: bool = False, **options: Any) -> list[str]:
+def lines(data: ChartData, width: int = 81, height: int = 14, *, ascii: bool = False, **options: Any) -> list[str]:
     rows = paint(data, width, height, options.pop("y_range", None) or YRange(), UNSTYLED, **options)
     texts = ["".join(segment.text for segment in row) for row in rows]
     return list(map(to_ascii, texts)) if ascii else texts
 
 
-def plot(data: ChartData, width: int = 80, height: int = 14, **options: Any) -> list[str]:
+def plot(data: ChartData, width: int = 81, height: int = 14, **options: Any) -> list[str]:
     """The rows of the plot alone, without title, gutter, marks and times."""
-    return [row[10:] for row in lines(data, width, height, **options)[1:-2]]
+    return [row[GUTTER:] for row in lines(data, width, height, **options)[1:-2]]
 
 
 def test_a_spike_of_one_sample_in_thousands_survives() -> None:
@@ -91,11 +91,6 @@ def test_absent_readings_and_late_samples_leave_a_gap() -> None:
         assert all(columns[end * 70 // 120 + 3 : -1])
 
 
-def test_not_a_number_is_a_gap_and_not_an_error() -> None:
-    rows = lines(a_chart(a_series([100.0, math.nan, math.inf, -math.inf, 100.0] * 24)))
-    assert "100 W" in rows[0]
-
-
 def test_sparse_samples_are_joined() -> None:
     rows = plot(a_chart(a_series([100.0] * 13, every_s=10.0), gap_ns=15 * S))
     drawn = [row for row in rows if row.strip()]
@@ -109,9 +104,9 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
         spans=(ThrottledSpan(30 * S, 60 * S, "thermal"), ThrottledSpan(100 * S, 120 * S, "power")),
     )
     palette = {**UNSTYLED, "error": Style(color="red"), "warning": Style(color="yellow")}
-    rows = paint(chart, 80, 14, YRange(), palette)
+    rows = paint(chart, 81, 14, YRange(), palette)
     marks = "".join(segment.text for segment in rows[-2])
-    assert marks.startswith("throttle └")
+    assert marks.startswith(" throttle └")
     assert 15 <= marks.count("T") <= 19
     assert marks.endswith("PPPP")
     for letter, glyph, colour in (("T", "░", "red"), ("P", "·", "yellow")):
@@ -122,10 +117,12 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
 
 def test_throttled_time_does_not_go_on_over_a_gap_without_samples() -> None:
     def spans(*seconds: int) -> list[tuple[int, int]]:
-        ticks = [a_tick(second, gpus=1) for second in seconds]
-        causes = [frozenset({"power"})] * (len(seconds) - 1) + [frozenset[str]()]
-        values = [TickValues(tick, (), own) for tick, own in zip(ticks, causes, strict=True)]
-        found = throttled_spans(values, gap_ns_of([tick.t_ns for tick in ticks]))
+        reasons = [["sw_power_cap"]] * (len(seconds) - 1) + [[]]
+        ticks = [
+            msgspec.structs.replace(a_tick(second), devices=[a_gpu(0, throttle_reasons=own)])
+            for second, own in zip(seconds, reasons, strict=True)
+        ]
+        found = throttled_spans(ticks, (), gap_ns_of([tick.t_ns for tick in ticks]))
         return [((span.start_ns - START_NS) // S, (span.end_ns - START_NS) // S) for span in found]
 
     assert spans(0, 1, 2, 602, 603, 604) == [(0, 2), (602, 604)]
@@ -147,8 +144,8 @@ def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
     spans = tuple(ThrottledSpan(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
     chart = a_chart(a_series([100.0] * 121), spans=spans)
     for ascii in (False, True):
-        rows = lines(chart, 200, 14, ascii=ascii)
-        fills = {row[10 + int((20 * at + 6) / 120 * 190)] for at in range(5) for row in rows[2:3]}
+        rows = lines(chart, 201, 14, ascii=ascii)
+        fills = {row[GUTTER + int((20 * at + 6) / 120 * 190)] for at in range(5) for row in rows[2:3]}
         assert len(fills - {" "}) == 5, "five causes, five textures"
         assert rows[-1].count("throttled by heat") == 1
         for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown"):
@@ -180,15 +177,15 @@ def test_a_limit_has_a_line_a_label_and_its_value() -> None:
     rows = lines(a_chart(a_series([100.0] * 121), limit=Limit(300.0, "limit")))
     (row,) = [row for row in rows if "╌" in row]
     assert "╌limit╌" in row
-    assert row.startswith("   300 W ┤")
+    assert row.startswith("    300 W ┤")
 
 
 def test_labels_have_units_and_the_title_the_newest_value() -> None:
     rows = lines(a_chart(a_series([50.0] * 120 + [87.0]), y_max=100.0))
     assert rows[0].startswith("Power")
     assert rows[0].endswith("GPU 0 87 W")
-    assert rows[1].startswith("   100 W ┤")
-    assert rows[-3].startswith("     0 W ┤")
+    assert rows[1].startswith("    100 W ┤")
+    assert rows[-3].startswith("      0 W ┤")
     assert rows[-1].split() == ["-2", "min", "now"]
 
 
@@ -371,15 +368,6 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
                     assert abs(seen_colour.brightness - ground.brightness) > 0.1, (theme, text)
 
 
-@pytest.mark.parametrize(("gpus", "words"), [(1, "This GPU does not report it."), (2, "No GPU reports it.")])
-def test_a_reading_that_is_missing_counts_its_gpus(gpus: int, words: str) -> None:
-    tick = msgspec.structs.replace(a_tick(1), devices=[a_gpu(index, power_w=None) for index in range(gpus)])
-    snapshot = a_snapshot(None, ticks=(tick,))
-    axis = TimeAxis(START_NS, START_NS + 2 * S, is_live=False)
-    charts = device_charts(snapshot, axis, 0, len(reading_names(snapshot)))
-    assert [chart.empty for chart in charts if chart.title == "power"] == [words]
-
-
 def test_the_legend_says_which_figure_is_the_last_and_which_the_median() -> None:
     """A figure below the chart is the median: two numbers of one name say which they are."""
     series = msgspec.structs.replace(a_series([13.0] * 119 + [12.1], name="samples/s"), median=13.0)
@@ -413,33 +401,34 @@ def test_ends_of_the_range_are_round() -> None:
     assert nice_ceiling(16 * 2**30, binary=True) == 16 * 2**30
 
 
-def test_a_column_keeps_its_extremes() -> None:
-    columns = time_columns([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 0, 10, 3, 100)
-    assert columns == [(1.0, 9.0), (4.0, 4.0), None]
-
-
-def test_samples_after_the_window_are_not_drawn() -> None:
-    assert time_columns([0, 25, 99], [1.0, 2.0, 3.0], 0, 10, 3, 5) == [(1.0, 1.0), None, (2.0, 2.0)]
-
-
-def test_times_and_values_of_different_length_are_refused_by_nobody_but_end_at_the_shorter() -> None:
-    assert time_columns([0, 10, 20], [1.0], 0, 10, 3, 100) == [(1.0, 1.0), None, None]
+@pytest.mark.parametrize(
+    ("times", "values", "gap", "columns"),
+    [
+        ([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 100, [(1.0, 9.0), (4.0, 4.0), None]),
+        ([0, 25, 99], [1.0, 2.0, 3.0], 5, [(1.0, 1.0), None, (2.0, 2.0)]),
+        ([0, 10, 20], [1.0], 100, [(1.0, 1.0), None, None]),
+        ([0, 10, 20], [1.0, math.nan, math.inf], 100, [(1.0, 1.0), None, None]),
+    ],
+    ids=["extremes of a column", "a sample after the window", "fewer values than times", "not a number"],
+)
+def test_samples_in_columns(times: list[int], values: list[float], gap: int, columns: list[object]) -> None:
+    assert time_columns(times, values, 0, 10, 3, gap) == columns
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:
     points = [
-        CandidatePoint(300, 9.0, "•", "text"),
-        CandidatePoint(200, 9.0, "•", "text"),
-        CandidatePoint(100, 5.0, "•", "text"),
+        ChartPoint(300, 9.0, "•", "text"),
+        ChartPoint(200, 9.0, "•", "text"),
+        ChartPoint(100, 5.0, "•", "text"),
     ]
-    assert front_of([*points, CandidatePoint(50, None, "✗", "error"), CandidatePoint(150, 4.0, "•", "text")]) == [
+    assert front_of([*points, ChartPoint(50, None, "✗", "error"), ChartPoint(150, 4.0, "•", "text")]) == [
         points[2],
         points[1],
     ]
 
 
 def test_a_limit_far_beyond_the_settings_is_written_not_drawn() -> None:
-    points = [CandidatePoint(100 * MIB, 9.0, "•", "text"), CandidatePoint(200 * MIB, 19.0, "•", "text")]
+    points = [ChartPoint(100 * MIB, 9.0, "•", "text"), ChartPoint(200 * MIB, 19.0, "•", "text")]
     text = "\n".join("".join(piece for piece, _ in line) for line in scatter_chart(points, 80 << 30, 70, 10))
     assert "┊" not in text
     assert "the limit 80.0 GiB is far right" in text

@@ -97,7 +97,7 @@ class Line(App[None]):
     """The event line and nothing else."""
 
     def compose(self) -> ComposeResult:
-        yield EventLine(gutter=11)
+        yield EventLine()
 
 
 def text_of(line: EventLine, width: int, height: int) -> list[str]:

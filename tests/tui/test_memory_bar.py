@@ -18,7 +18,7 @@ from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_tui.next_run.sources import MeasuredMemory, NextRunMemory
 from trainfast_tui.panels.devices import MEASURED_SIGN, bar
-from trainfast_tui.panels.memory_and_speed import LIMIT_SIGN, PART_SIGNS, MemoryBar, memory_lines
+from trainfast_tui.panels.memory_and_speed import LIMIT_SIGN, PART_SIGNS, Predictions, memory_lines
 from trainfast_tui.text.format import to_ascii
 
 PANEL = {FULL: 46, SMALL: 30}
@@ -181,9 +181,9 @@ def test_a_context_counts_where_the_room_is_the_device_s() -> None:
 async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home) -> None:
     async with running(home, ascii=True) as (app, pilot):
         await pilot.pause()
-        bar = app.main.query_one(MemoryBar)
+        bar = app.main.query_one(Predictions)
         for view in (NextRunMemory(FITS), NextRunMemory(reason="tracing the model…"), None):
-            bar.show_memory(view)
+            bar.show_predictions(view, None)
             await pilot.pause()
             lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1])
             assert bar.region.height == len(lines)

@@ -13,8 +13,9 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from benchmarks.sampler_cost import throttled_on_and_off
@@ -44,86 +45,76 @@ async def until(pilot: Pilot[Any], words: str) -> None:
         await pilot.pause(0.1)
 
 
-async def result_shown(app: TrainfastApp, pilot: Pilot[Any]) -> None:
-    """Wait for the result of the run on the screen, which is written after the run has finished."""
-    deadline = time.monotonic() + PATIENCE_S
-    while app.session.shown_run is None or app.session.shown_run.result is None:
-        assert time.monotonic() < deadline, "no result"
-        await pilot.pause(0.1)
-
-
-def picture(app: TrainfastApp, name: str, folder: Path, title: str = "trainfast-tui") -> Path:
+def picture(app: TrainfastApp, name: str, folder: Path) -> Path:
     """The screen as an SVG that no web font is needed for."""
     path = folder / f"{name}.svg"
-    path.write_text(app.export_screenshot(title=title, simplify=True), encoding="utf-8")
+    path.write_text(app.export_screenshot(title="trainfast-tui", simplify=True), encoding="utf-8")
     return path
 
 
-@asked
-async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+class Step(NamedTuple):
+    """Knobs to turn and keys to press, words to wait for, and the picture to take then."""
+
+    keys: Sequence[str]
+    words: str
+    """A regular expression."""
+    picture: str = ""
+    knobs: dict[str, str] = {}
+
+
+LATE_STEP = "step (3[5-9]|4[0-9]) of 50"
+SMALL_LIMIT = {"batch_size": "8", "memory_limit": "768MiB"}
+TRAINING = [
+    Step("", "No run yet"),
+    Step("", "global batch", "first-start"),
+    Step("r", LATE_STEP, "live"),
+    Step("", "✓ finished"),
+    Step(["right"], "global batch 16", "turned-knob"),
+    Step("r", "● running"),
+    Step("", LATE_STEP, "second-run"),
+    Step("", "✓ finished"),
+    Step("c", "compare ─", "compare"),
+    Step(["escape"], "✓ finished"),
+    Step("r", "OUT OF MEMORY", knobs={"batch_size": "4096", "memory_limit": "1GiB"}),
+    Step("", "the prediction says that each fits", "out-of-memory"),
+    Step(["b", "enter"], "✓ batch_size [0-9]+ (is the largest that )?fits", "batch-search", SMALL_LIMIT),
+    Step(["enter", "h"], "runs   4", "runs"),
+]
+BEST_FIT = [
+    Step("", "global batch"),
+    Step("B", "candidates ", knobs={"batch_size": "2", "grad_accum": "8", "seq_len": "64"}),
+    Step([*"vbatch_size=2,4,8,16", "space", *"checkpointing=off,full", "enter"], "v vary +batch_size=2,4,8,16 check"),
+    Step([*"b16", "enter"], "b global batch +16 samples"),
+    Step([*"t4m", "enter"], "t time budget +4 min"),
+    Step(["enter"], "✓ ", "best-fit"),
+]
+THROTTLED = [
+    Step("", "global batch"),
+    Step("r", "step (8[0-9]|9[0-9]) of 120", "throttled", {"watch": "0+1+2+3+4+5+6+7", "steps": "120"}),
+    Step("s", "stop"),
+]
+
+
+async def take(steps: list[Step], home: Path, size: tuple[int, int] = (140, 42)) -> None:
+    """Train for real and take the pictures of these steps."""
     SCREENS.mkdir(parents=True, exist_ok=True)
-    app = TrainfastApp(Session(Home(tmp_path / "home").create(), preset="tiny-llama"))
-    async with app.run_test(size=(140, 42)) as pilot:
+    app = TrainfastApp(Session(Home(home).create(), preset="tiny-llama"))
+    async with app.run_test(size=size) as pilot:
         app.theme = "textual-dark"
-        await until(pilot, "No run yet")
-        await until(pilot, "global batch")
-        picture(app, "first-start", SCREENS)
-        await pilot.press("r")
-        await until(pilot, "step (3[5-9]|4[0-9]) of 50")
-        picture(app, "live", SCREENS)
-        await until(pilot, "✓ finished")
-        await pilot.press("right")
-        await until(pilot, "global batch 16")
-        picture(app, "turned-knob", SCREENS)
-        await pilot.press("r")
-        await until(pilot, "● running")
-        await until(pilot, "step (3[5-9]|4[0-9]) of 50")
-        picture(app, "second-run", SCREENS)
-        await until(pilot, "✓ finished")
-        await result_shown(app, pilot)
-        await pilot.press("c")
-        await until(pilot, "compare ─")
-        picture(app, "compare", SCREENS)
-        await pilot.press("escape")
-        app.session.next_run = app.session.next_run.with_value("batch_size", "4096").with_value("memory_limit", "1GiB")
-        app.main.show_next_run()
-        await pilot.press("r")
-        await until(pilot, "OUT OF MEMORY")
-        await until(pilot, "the prediction says that each fits")
-        picture(app, "out-of-memory", SCREENS)
-        app.session.set_next_run(
-            app.session.next_run.with_value("batch_size", "8").with_value("memory_limit", "768MiB")
-        )
-        await pilot.press("b", "enter")
-        await until(pilot, "✓ batch_size [0-9]+ (is the largest that )?fits")
-        picture(app, "batch-search", SCREENS)
-        await pilot.press("enter")
-        await pilot.press("h")
-        await until(pilot, "runs   4")
-        picture(app, "runs", SCREENS)
+        for step in steps:
+            if step.knobs:
+                app.session.set_knobs(step.knobs.items())
+            await pilot.press(*step.keys)
+            await until(pilot, step.words)
+            if step.picture:
+                picture(app, step.picture, SCREENS)
 
 
 @asked
-async def test_picture_of_a_best_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [TRAINING, BEST_FIT], ids=["training", "best-fit"])
+async def test_pictures_of_a_real_training(tmp_path: Path, steps: list[Step]) -> None:
     pytest.importorskip("torch")
-    app = TrainfastApp(Session(Home(tmp_path / "home").create(), preset="tiny-llama"))
-    async with app.run_test(size=(140, 42)) as pilot:
-        app.theme = "textual-dark"
-        await until(pilot, "global batch")
-        next_run = app.session.next_run.with_value("batch_size", "2").with_value("grad_accum", "8")
-        app.session.set_next_run(next_run.with_value("seq_len", "64"))
-        await pilot.press("B")
-        await until(pilot, "candidates ")
-        await pilot.press("v", *"batch_size=2,4,8,16", "space", *"checkpointing=off,full", "enter")
-        await until(pilot, "v vary +batch_size=2,4,8,16 checkpointing")
-        await pilot.press("b", *"16", "enter")
-        await until(pilot, "b global batch +16 samples")
-        await pilot.press("t", *"4m", "enter")
-        await until(pilot, "t time budget +4 min")
-        await pilot.press("enter")
-        await until(pilot, "✓ ")
-        picture(app, "best-fit", SCREENS)
+    await take(steps, tmp_path / "home")
 
 
 @asked
@@ -134,17 +125,7 @@ async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "eight_gpus"]
         assert subprocess.run(command, env=environment, check=False).returncode == 0
         return
-    app = TrainfastApp(Session(Home(tmp_path / "home").create(), preset="tiny-llama"))
-    async with app.run_test(size=(160, 48)) as pilot:
-        app.theme = "textual-dark"
-        await until(pilot, "global batch")
-        app.session.set_next_run(
-            app.session.next_run.with_value("watch", "+".join(map(str, range(8)))).with_value("steps", "120")
-        )
-        await pilot.press("r")
-        await until(pilot, "step (8[0-9]|9[0-9]) of 120")
-        picture(app, "throttled", SCREENS, "trainfast-tui beside eight stand-in GPUs, in a thermal throttle")
-        await pilot.press("s")
+    await take(THROTTLED, tmp_path / "home", (160, 48))
 
 
 async def test_pictures_can_be_made_of_recorded_runs(home: Home, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ _cells = st.lists(st.sampled_from("ab"), min_size=120, max_size=120)
 def test_of_a_long_row_only_the_stretches_that_differ_are_sent(row: list[str], places: list[int]) -> None:
     red = Style(color="red")
     other = ["c" if at in places else character for at, character in enumerate(row)]
-    before, after = (cells_of(Strip([Segment("".join(text), red)]), CONSOLE) for text in (row, other))
+    before, after = (cells_of(Strip([Segment("".join(text), red)])) for text in (row, other))
     spans = changed_ranges(before, after)
     sent = {cell for start, end in spans for cell in range(start, end)}
     assert {at for at in range(120) if row[at] != other[at]} <= sent

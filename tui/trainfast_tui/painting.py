@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary
 
-import msgspec
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.app import App
-from textual.filter import LineFilter
 from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
@@ -28,29 +26,15 @@ if TYPE_CHECKING:
 SegmentRows = list[list[Segment]]
 
 
-class Canvas(msgspec.Struct, frozen=True):
-    """The size and colours of the drawn rows."""
-
-    width: int = 0
-    height: int = 0
-    is_native: bool = False
-    """True in the terminal's own colours."""
-
-
 class RowWidget(Widget):
     """A widget without border, padding, tint or opacity of its own: put a border on its container."""
 
     ALLOW_SELECT = False
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._strips: dict[int, tuple[list[Segment] | None, Strip]] = {}
-        """The segments of each row and their strip on the background."""
-        self._strips_for: tuple[int, Style | None, Sequence[LineFilter]] = (0, None, ())
-        self._rows: SegmentRows | None = None
-        self._rows_for = Canvas()
-        self._own_style: tuple[str, Style] | None = None
-        """The name of a theme, and the widget's style in it, which Textual computes anew each time."""
+    _rows: SegmentRows | None = None
+    """The rows as they are now; None until they are drawn."""
+    _rows_for: tuple[int, int, bool] = (0, 0, False)
+    """Columns and lines of the drawn rows, and True in the terminal's own colours."""
 
     def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
         """Return the rows to show, each `width` cells wide; missing ones are blank."""
@@ -64,59 +48,25 @@ class RowWidget(Widget):
 
     def notify_style_update(self) -> None:
         """Forget the rows of the old theme."""
-        self._rows = self._own_style = None
+        self._rows = None
         forget_palettes(self)
         super().notify_style_update()
 
     def painted(self) -> SegmentRows:
         """Return the rows as they are now, drawn once."""
-        canvas = self._canvas()
+        width, height, _ = canvas = self._canvas()
         if self._rows is None or self._rows_for != canvas:
-            self._rows_for = canvas
-            self._rows = self.rows(canvas.width, canvas.height, tone_styles(self))
+            self._rows_for, self._rows = canvas, self.rows(width, height, tone_styles(self))
         return self._rows
 
-    def _canvas(self) -> Canvas:
-        return Canvas(*self.size, self.app.native_ansi_color)
-
-    def background(self) -> Style | None:
-        """Return the style behind the rows; None in the terminal's own colours."""
-        return None if self.app.native_ansi_color else Style(bgcolor=self.own_style.bgcolor)
-
-    @property
-    def own_style(self) -> Style:
-        """The widget's style in the present theme."""
-        if self._own_style is None or self._own_style[0] != self.app.theme:
-            self._own_style = self.app.theme, self.rich_style
-        return self._own_style[1]
+    def _canvas(self) -> tuple[int, int, bool]:
+        return (*self.size, self.app.native_ansi_color)
 
     def render_line(self, y: int) -> Strip:
-        return self.render_lines(Region(0, y, self.size.width, 1))[0]
-
-    def render_lines(self, crop: Region) -> list[Strip]:
         rows, width = self.painted(), self.size.width
-        background, filters = self.background(), self.get_line_filters()
-        if self._strips_for != (width, background, filters):
-            self._strips_for, self._strips = (width, background, filters), {}
-        strips = []
-        for y in crop.line_range:
-            row = rows[y] if y < len(rows) else None
-            cached = self._strips.get(y)
-            if cached is None or cached[0] is not row:
-                cached = self._strips[y] = row, self._strip(row, width, background, filters)
-            strips.append(cached[1])
-        first, last = crop.column_span
-        return strips if (first, last) == (0, width) else [strip.crop(first, last) for strip in strips]
-
-    def _strip(
-        self, row: list[Segment] | None, width: int, background: Style | None, filters: Sequence[LineFilter]
-    ) -> Strip:
         # NO_COLOR makes Textual ask every segment for a style.
-        strip = Strip.blank(width, Style.null()) if row is None else Strip(row, width)
-        strip = strip if background is None else strip.apply_style(background)
-        for line_filter in filters:
-            strip = strip.apply_filter(line_filter, self.background_colors[1])
-        return strip
+        strip = Strip(rows[y], width) if y < len(rows) else Strip.blank(width, Style.null())
+        return strip if self.app.native_ansi_color else strip.apply_style(Style(bgcolor=self.rich_style.bgcolor))
 
     def send_changes(self, before: SegmentRows | None) -> None:
         """Refresh the rows that differ from `before`; all rows if that is unknown."""
@@ -247,7 +197,7 @@ def tone_styles(widget: RowWidget) -> Palette:
     """
     app = widget.app
     styles = _PALETTES.setdefault(app, {})
-    key = app.theme, app.native_ansi_color, widget.own_style
+    key = app.theme, app.native_ansi_color, widget.rich_style
     if key not in styles:
         # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
         whole_styles = {tone: part_style(widget, f"tone--{tone}") for tone in TONES}

@@ -10,13 +10,11 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, WINDOWS_S, TimeAxis, cell_axis, time_axis
+from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, GUTTER, WINDOWS_S, TimeAxis, cell_axis, time_axis
 from trainfast_tui.charts.charted import (
-    THROUGHPUT_UNITS,
+    OTHER_UNIT,
     ThroughputUnit,
-    TickValuesCache,
     device_charts,
-    next_throughput_unit,
     reading_names,
     throughput_chart,
 )
@@ -26,7 +24,7 @@ from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.painting import PaintedWidget
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import DescribedEvent, events_of_run
-from trainfast_tui.text.format import Line, Piece, join_pieces
+from trainfast_tui.text.format import Line, Piece, join_pieces, moved_cursor
 from trainfast_tui.text.keys import key_of
 
 MAX_DEVICE_CHARTS = 4
@@ -34,8 +32,6 @@ MIN_CHART_ROWS = 6
 """The least height of a chart, in rows."""
 MIN_ROWS_WITH_READING = 8
 """The least height for throughput and one reading, both low."""
-GUTTER = 11
-"""Cells left of the time axis."""
 REDRAW_AFTER_NS = 2_000_000_000
 """Redraw at least this often, also where a cell is many seconds."""
 EVENT_ROWS_FROM = (9, 20)
@@ -54,19 +50,16 @@ class ChartColumn(Vertical):
         self._snapshot: Snapshot | None = None
         self._window = DEFAULT_WINDOW
         self._drawn_axis: TimeAxis | None = None
-        self._throughput_unit: ThroughputUnit = THROUGHPUT_UNITS[0]
+        self._throughput_unit: ThroughputUnit = "samples"
         self._first_reading = 0
         self._machine_events = MachineEvents()
-        self._run_ticks, self._device_ticks = TickValuesCache(), TickValuesCache()
 
     def compose(self) -> ComposeResult:
-        yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
+        yield StripChart(time_labels=False, id="throughput")
         # The lowest chart has the time labels of all; the first reading stands right below throughput.
         for index in reversed(range(MAX_DEVICE_CHARTS)):
-            yield StripChart(
-                gutter=GUTTER, time_labels=index == 0, id=f"device{index}", classes="-away" if index else ""
-            )
-        yield EventLine(gutter=GUTTER)
+            yield StripChart(time_labels=index == 0, id=f"device{index}", classes="-away" if index else "")
+        yield EventLine()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Draw this snapshot unless redrawing would change less than one column."""
@@ -84,7 +77,7 @@ class ChartColumn(Vertical):
         if _run_directory(before) != _run_directory(snapshot):
             return False
         is_recent = axis.end_ns - drawn_axis.end_ns < REDRAW_AFTER_NS
-        return is_recent and cell_axis(width, GUTTER, axis) == cell_axis(width, GUTTER, drawn_axis)
+        return is_recent and cell_axis(width, axis) == cell_axis(width, drawn_axis)
 
     def repaint(self) -> None:
         """Draw as many charts as fit."""
@@ -95,12 +88,11 @@ class ChartColumn(Vertical):
         height -= self._show_events(snapshot, axis, height)
         fitting = self._fitting_device_charts(snapshot, height)
         cursor_ns = self.query_one(EventLine).chosen_ns
-        devices = device_charts(snapshot, axis, self._first_reading, fitting, self._device_ticks)
+        devices = device_charts(snapshot, axis, self._first_reading, fitting)
         top = self.query_one("#throughput", StripChart)
         top.set_class(not self._with_run, "-away")
         if self._with_run:
-            uuids = sorted(used_uuids(snapshot.run))
-            throughput = throughput_chart(snapshot, axis, self._throughput_unit, uuids, self._run_ticks)
+            throughput = throughput_chart(snapshot, axis, self._throughput_unit, used_uuids(snapshot.run))
             top.show_chart(replace(throughput, cursor_ns=cursor_ns))
         for index in range(MAX_DEVICE_CHARTS):
             chart = self.query_one(f"#device{index}", StripChart)
@@ -152,30 +144,18 @@ class ChartColumn(Vertical):
         self.repaint()
 
     def action_zoom(self, by: int) -> None:
-        """Show a longer (1) or shorter (-1) time."""
-        before, window = self._shown_s(self._window), self._window
-        # Several lengths show the same picture of a short run: go on to the first that differs.
-        while 0 <= window + by < len(WINDOWS_S):
-            window += by
-            if self._shown_s(window) != before:
-                self._window = window
-                self.repaint()
-                self.screen.notify(f"The charts show {fmt.duration(self._shown_s(window))}.")
-                return
-        self.screen.notify(
-            f"The charts show {fmt.duration(before)}: there is nothing {'longer' if by > 0 else 'shorter'} to show."
-        )
-
-    def _shown_s(self, window: int) -> float:
-        """Return the seconds on the time axis at this window."""
-        if self._snapshot is None:
-            return WINDOWS_S[window]
-        axis = time_axis(self._snapshot, window)
-        return (axis.end_ns - axis.start_ns) / 1e9
+        """Show a longer (1) or shorter (-1) time; of a short run never more than its whole."""
+        self._window = moved_cursor(self._window, by, len(WINDOWS_S))
+        shown_s: float = WINDOWS_S[self._window]
+        if self._snapshot is not None:
+            axis = time_axis(self._snapshot, self._window)
+            shown_s = (axis.end_ns - axis.start_ns) / 1e9
+        self.repaint()
+        self.screen.notify(f"The charts show {fmt.duration(shown_s)}.")
 
     def action_throughput_unit(self) -> None:
         """Switch between samples and tokens per second."""
-        self._throughput_unit = next_throughput_unit(self._throughput_unit)
+        self._throughput_unit = OTHER_UNIT[self._throughput_unit]
         self.repaint()
 
     def action_reading(self) -> None:
@@ -202,9 +182,8 @@ TONES_BY_IMPORTANCE = ("error", "warning", "success", "accent", "primary", "mute
 class EventLine(PaintedWidget):
     """Two rows: signs on the axis, and the words of the newest or chosen event; in one row only the words."""
 
-    def __init__(self, *, gutter: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._gutter = gutter
         self._events: Sequence[DescribedEvent] = ()
         self._axis: TimeAxis | None = None
         self._chosen: DescribedEvent | None = None
@@ -242,8 +221,8 @@ class EventLine(PaintedWidget):
         """Choose the event nearest to the cell `x` of a chart of `width` cells, and return its words."""
         if self._axis is None or not self._events:
             return "No events in this time."
-        cells = cell_axis(width, self._gutter, self._axis)
-        self._chosen = min(self._events, key=lambda event: abs(cells.cell_of(event.t_ns) - (x - self._gutter)))
+        cells = cell_axis(width, self._axis)
+        self._chosen = min(self._events, key=lambda event: abs(cells.cell_of(event.t_ns) - (x - GUTTER)))
         self.repaint()
         return self._chosen.words
 
@@ -254,7 +233,7 @@ class EventLine(PaintedWidget):
         return [self._signs(axis, width), self._words(axis)] if height > 1 else [self._words(axis)]
 
     def _signs(self, axis: TimeAxis, width: int) -> Line:
-        cells = cell_axis(width, self._gutter, axis)
+        cells = cell_axis(width, axis)
         signs: list[Piece] = [("─", "muted")] * cells.count
         for event in sorted(self._events, key=lambda event: -TONES_BY_IMPORTANCE.index(event.tone)):
             cell = min(cells.cell_of(event.t_ns), cells.count - 1)
@@ -266,7 +245,7 @@ class EventLine(PaintedWidget):
         return [(label, "muted"), *join_pieces(signs), ("", "text")]
 
     def _words(self, axis: TimeAxis) -> Line:
-        indent = " " * (self._gutter - 6)
+        indent = " " * (GUTTER - 6)
         if not self._events:
             return [(f"{indent}no events", "muted")]
         event = self._chosen or self._events[-1]

@@ -35,11 +35,6 @@ class TimeAxis(msgspec.Struct, frozen=True):
     is_live: bool
     """True if the axis ends now, and not at the end of a run."""
 
-    @property
-    def end_label(self) -> str:
-        """The label of the right end."""
-        return "now" if self.is_live else "end"
-
 
 def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     """Return the last `WINDOWS_S[window]` seconds, up to now or to the end of an ended run."""
@@ -69,7 +64,7 @@ def ticks_on(axis: TimeAxis, ticks: Sequence[Tick]) -> Sequence[Tick]:
 
 
 class CellAxis(msgspec.Struct, frozen=True):
-    """The time of each cell, for all widgets of one width and gutter."""
+    """The time of each cell, for all widgets of one width."""
 
     gutter: int
     """Cells left of the axis; 0 if there is no room for it."""
@@ -82,9 +77,13 @@ class CellAxis(msgspec.Struct, frozen=True):
         return (t_ns - self.start_ns) // self.cell_ns
 
 
-def cell_axis(width: int, gutter: int, axis: TimeAxis) -> CellAxis:
+GUTTER, MIN_PLOT_CELLS = 11, 10
+"""Cells left of the time axis for y labels, and the least of a plot beside them."""
+
+
+def cell_axis(width: int, axis: TimeAxis) -> CellAxis:
     """Return the axis in the cells of a chart `width` cells wide."""
-    gutter = gutter if width >= gutter + 10 else 0
+    gutter = GUTTER if width >= GUTTER + MIN_PLOT_CELLS else 0
     count = max(1, width - gutter)
     column_ns = max(1, -(-(axis.end_ns - axis.start_ns) // (count << X_BITS)))
     # Whole cells of absolute time: the picture then moves by characters and not by dots.
@@ -204,12 +203,6 @@ def time_columns(
     return columns
 
 
-def extremes(columns: ColumnRanges) -> tuple[float, float] | None:
-    """Return the lowest and highest value of all columns; None if all are gaps."""
-    bounds = [column for column in columns if column is not None]
-    return (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
-
-
 LIMIT_HEADROOM = 1.06
 """End of an axis over the limit, so that a point above the limit shows."""
 SHRINK_AFTER_NS = 20_000_000_000
@@ -277,16 +270,6 @@ class YRange:
             self._roomy_since_ns, self._range = None, fitting
             return fitting
         return current
-
-
-def update_y_range(y_range: YRange, data: ChartData, ends: list[tuple[float, float]]) -> tuple[float, float]:
-    """Fit `y_range` around the limit and the series, which reach to these `ends`; return its ends."""
-    values = [value for bounds in ends for value in bounds]
-    if data.limit is not None:
-        values.append(data.limit.value)
-    return y_range.fit(
-        min(values), max(values), data.axis.end_ns, y_min=data.y_min, y_max=data.y_max, binary=data.binary
-    )
 
 
 def _round_range(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 LINE_TONES: tuple[Tone, Tone] = ("primary", "secondary")
+MAX_LINES = len(LINE_TONES)
+"""More devices than this are drawn as their highest and lowest reading."""
 
 
-def device_charts(
-    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, cache: TickValuesCache | None = None
-) -> list[ChartData]:
+def device_charts(snapshot: Snapshot, axis: TimeAxis, first: int, count: int) -> list[ChartData]:
     """Return charts of `count` readings from number `first` on, starting over after the last."""
     ticks = charted_ticks(snapshot)
     names = reading_names(snapshot)
@@ -47,42 +47,39 @@ def device_charts(
         charts = cpu_charts(recent, axis, snapshot.run is not None)
         return [charts[number] for number in indexes]
     uuids = charted_uuids(snapshot.run, ticks[-1])
-    tick_values = (cache or TickValuesCache()).values_of(recent, uuids)
-    by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
-    newest = [by_uuid.get(uuid) for uuid in uuids] if recent else []
-    times = [tick.t_ns for tick in recent]
-    gap_ns = gap_ns_of(times)
-    spans = throttled_spans(tick_values, gap_ns)
-    return [_gpu_chart(number, times, gap_ns, tick_values, newest, spans, axis) for number in indexes]
+    gpus: list[list[DeviceReading | None]] = []
+    for tick in recent:
+        by_uuid = {device.uuid: device for device in tick.devices}
+        gpus.append([by_uuid.get(uuid) for uuid in uuids])
+    gap_ns = gap_ns_of([tick.t_ns for tick in recent])
+    spans = throttled_spans(recent, uuids, gap_ns)
+    return [_gpu_chart(GPU_READINGS[number], recent, gpus, spans, gap_ns, axis) for number in indexes]
 
 
 def _gpu_chart(
-    number: int,
-    times: list[int],
-    gap_ns: int,
-    tick_values: list[TickValues],
-    newest: list[DeviceReading | None],
+    reading: Reading,
+    ticks: Sequence[Tick],
+    gpus: Sequence[Sequence[DeviceReading | None]],
     spans: tuple[ThrottledSpan, ...],
+    gap_ns: int,
     axis: TimeAxis,
 ) -> ChartData:
-    """Return one reading's chart; of over `MAX_LINES` GPUs (`newest`) only the highest and the lowest are drawn."""
-    reading = GPU_READINGS[number]
+    """Return one reading's chart; `gpus` has the charted GPUs of each tick, of over `MAX_LINES` only the extremes."""
+    values = [[None if gpu is None else reading.value_of(gpu) for gpu in row] for row in gpus]
+    newest = gpus[-1] if gpus else []
     if len(newest) > MAX_LINES:
         names = [f"highest of {len(newest)} GPUs", "lowest"]
+        values = [[highest(row), lowest(row)] for row in values]
     else:
-        names = [f"GPU {device.index}" if device is not None else "GPU" for device in newest]
-    series = tuple(
-        Series(name, times, [values.values[number][index] for values in tick_values], LINE_TONES[index])
-        for index, name in enumerate(names)
-    )
-    limit = _limit(reading, [device for device in newest if device is not None])
+        names = [f"GPU {gpu.index}" if gpu is not None else "GPU" for gpu in newest]
+    times = [tick.t_ns for tick in ticks]
+    limit = _limit(reading, [gpu for gpu in newest if gpu is not None])
     y_min, y_max = _ends(reading, limit)
-    empty = "This GPU does not report it." if len(newest) == 1 else "No GPU reports it."
-    if not tick_values:
-        empty = "No samples yet."
     return ChartData(
         title=reading.name,
-        series=series,
+        series=tuple(
+            Series(name, times, [row[index] for row in values], LINE_TONES[index]) for index, name in enumerate(names)
+        ),
         axis=axis,
         gap_ns=gap_ns,
         format_value=reading.format_value,
@@ -91,7 +88,7 @@ def _gpu_chart(
         y_min=y_min,
         y_max=y_max,
         binary=reading.binary,
-        empty=empty,
+        empty="No samples yet." if not ticks else "The GPUs do not report it.",
     )
 
 
@@ -148,21 +145,11 @@ def _run_memory_bytes(tick: Tick) -> float | None:
 MIN_STEP_GAP_NS = 5 * SECOND_NS
 NO_SAMPLES = "The script shows no samples: start it with --samples-per-step N."
 ThroughputUnit = Literal["samples", "tokens"]
-THROUGHPUT_UNITS: tuple[ThroughputUnit, ...] = get_args(ThroughputUnit)
-"""The units of work that throughput counts, in the order in which a key shows them."""
-
-
-def next_throughput_unit(unit: ThroughputUnit) -> ThroughputUnit:
-    """Return the unit after this one; after the last comes the first."""
-    return THROUGHPUT_UNITS[(THROUGHPUT_UNITS.index(unit) + 1) % len(THROUGHPUT_UNITS)]
+OTHER_UNIT: dict[ThroughputUnit, ThroughputUnit] = {"samples": "tokens", "tokens": "samples"}
 
 
 def throughput_chart(
-    snapshot: Snapshot,
-    axis: TimeAxis,
-    unit: ThroughputUnit,
-    uuids: Sequence[str] = (),
-    cache: TickValuesCache | None = None,
+    snapshot: Snapshot, axis: TimeAxis, unit: ThroughputUnit, uuids: Collection[str] = ()
 ) -> ChartData:
     """Return the chart of throughput by step, in samples/s or tokens/s, as `unit` says.
 
@@ -176,22 +163,21 @@ def throughput_chart(
         values = rates.samples_per_s if unit == "samples" else rates.tokens_per_s
         if values and all(value is None for value in values):
             key = key_of("main", "ChartColumn.throughput_unit")
-            values, empty = (), f"This model has no {unit}; {key} shows {next_throughput_unit(unit)}/s."
+            values, empty = (), f"This model has no {unit}; {key} shows {OTHER_UNIT[unit]}/s."
     figures = run_figures(run) if run is not None and values else None
     median = None if figures is None else figures.samples_per_s if unit == "samples" else figures.tokens_per_s
-    times_ns = rates.times_ns if rates is not None and values else ()
     synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",
-        series=(Series(f"{unit}/s", times_ns, values, "success", median),),
+        series=(
+            Series(f"{unit}/s", rates.times_ns if rates is not None and values else (), values, "success", median),
+        ),
         axis=axis,
         gap_ns=_step_gap(run),
         y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",
         format_value=fmt.number,
-        spans=throttled_spans(
-            (cache or TickValuesCache()).values_of(ticks, uuids), gap_ns_of([tick.t_ns for tick in ticks])
-        ),
+        spans=throttled_spans(ticks, uuids, gap_ns_of([tick.t_ns for tick in ticks])),
         empty=empty,
     )
 
@@ -278,70 +264,24 @@ def charted_uuids(run: RunSnapshot | None, tick: Tick) -> list[str]:
     return [uuid for uuid in uuids if uuid in run_uuids] or uuids
 
 
-MAX_LINES = 2
-"""More devices than this are drawn as their highest and lowest reading."""
+def throttled_spans(ticks: Sequence[Tick], uuids: Collection[str], gap_ns: int) -> tuple[ThrottledSpan, ...]:
+    """Return the spans in which one of the GPUs `uuids`, or any without them, was throttled, by cause.
 
-
-class TickValues(msgspec.Struct, frozen=True):
-    """The values of one tick for the charted GPUs."""
-
-    tick: Tick
-    values: tuple[tuple[float | None, ...], ...]
-    """Values of each of `GPU_READINGS` by GPU; with more than `MAX_LINES` GPUs only the highest and lowest."""
-    causes: frozenset[str]
-    """The causes that throttle a charted GPU, or any GPU if none is charted."""
-
-
-class TickValuesCache:
-    """Keeps the values of each tick for the charted GPUs: a chart is drawn from hundreds of ticks."""
-
-    def __init__(self) -> None:
-        self._uuids: Sequence[str] = ()
-        self._by_time: dict[int, TickValues] = {}
-        """The values of the newest ticks, by `t_ns`."""
-
-    def values_of(self, ticks: Sequence[Tick], uuids: Sequence[str]) -> list[TickValues]:
-        """Return the values of these ticks for the GPUs `uuids`, and forget those of other ticks."""
-        if uuids != self._uuids:
-            self._uuids, self._by_time = uuids, {}
-        values = []
-        for tick in ticks:
-            cached = self._by_time.get(tick.t_ns)
-            values.append(cached if cached is not None and cached.tick is tick else _values_of(tick, uuids))
-        self._by_time = {tick_values.tick.t_ns: tick_values for tick_values in values}
-        return values
-
-
-def _values_of(tick: Tick, uuids: Sequence[str]) -> TickValues:
-    by_uuid = {device.uuid: device for device in tick.devices if device.uuid}
-    devices = [by_uuid.get(uuid) for uuid in uuids]
-    values: list[tuple[float | None, ...]] = []
-    for reading in GPU_READINGS:
-        drawn_values = tuple(None if device is None else reading.value_of(device) for device in devices)
-        if len(devices) > MAX_LINES:
-            drawn_values = highest(drawn_values), lowest(drawn_values)
-        values.append(drawn_values)
-    causes: frozenset[str] = frozenset()
-    for device in tick.devices:
-        if device.throttle_reasons and (not uuids or device.uuid in uuids):
-            causes |= causes_of(device.throttle_reasons)
-    return TickValues(tick, tuple(values), causes)
-
-
-def throttled_spans(tick_values: Sequence[TickValues], gap_ns: int) -> tuple[ThrottledSpan, ...]:
-    """Return the spans in which a charted GPU was throttled, by cause; a span ends at a gap of over `gap_ns`."""
+    A span ends at a gap of over `gap_ns`.
+    """
     spans: list[ThrottledSpan] = []
     begun_ns: dict[str, int] = {}
-    last_ns: int | None = None
-    for values in tick_values:
-        t_ns = values.tick.t_ns
-        if last_ns is not None and t_ns - last_ns > gap_ns:
+    last_ns = ticks[0].t_ns if ticks else 0
+    for tick in ticks:
+        causes: set[str] = set()
+        for device in tick.devices:
+            if device.throttle_reasons and (not uuids or device.uuid in uuids):
+                causes |= causes_of(device.throttle_reasons)
+        if tick.t_ns - last_ns > gap_ns:
             spans += [ThrottledSpan(since_ns, last_ns, cause) for cause, since_ns in begun_ns.items()]
             begun_ns = {}
-        last_ns = t_ns
-        if begun_ns.keys() == values.causes:
-            continue
-        spans += [ThrottledSpan(begun_ns.pop(cause), t_ns, cause) for cause in begun_ns.keys() - values.causes]
-        begun_ns.update(dict.fromkeys(values.causes - begun_ns.keys(), t_ns))
-    spans += [ThrottledSpan(since_ns, tick_values[-1].tick.t_ns, cause) for cause, since_ns in begun_ns.items()]
+        spans += [ThrottledSpan(begun_ns.pop(cause), tick.t_ns, cause) for cause in begun_ns.keys() - causes]
+        begun_ns.update(dict.fromkeys(causes - begun_ns.keys(), tick.t_ns))
+        last_ns = tick.t_ns
+    spans += [ThrottledSpan(since_ns, last_ns, cause) for cause, since_ns in begun_ns.items()]
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.cause)))

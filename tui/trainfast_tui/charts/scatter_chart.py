@@ -17,19 +17,21 @@ MAX_LIMIT_RATIO = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class CandidatePoint:
-    """A candidate and its rate in the objective's unit; None stands at the bottom: out of memory, or not measured."""
+class ChartPoint:
+    """One sign in a chart, over its lines."""
 
-    memory_bytes: int
-    rate: float | None
+    x: int
+    """Peak memory in bytes of a candidate, or a batch size."""
+    y: float | None
+    """A candidate's rate in the objective's unit, or a peak in bytes; None stands at the bottom: not measured."""
     sign: str
     tone: Tone
 
 
-def front_of(points: Sequence[CandidatePoint]) -> list[CandidatePoint]:
+def front_of(points: Sequence[ChartPoint]) -> list[ChartPoint]:
     """Return the measured points that no other beats in both rate and memory, the smallest first."""
-    measured = [(point, point.rate) for point in points if point.rate is not None]
-    front = pareto_front([(point.memory_bytes, rate) for point, rate in measured])
+    measured = [(point, point.y) for point in points if point.y is not None]
+    front = pareto_front([(point.x, rate) for point, rate in measured])
     return [measured[index][0] for index in reversed(front)]
 
 
@@ -39,16 +41,16 @@ def drawn_limit(limit_bytes: int | None, largest_bytes: int) -> int | None:
     return limit_bytes if is_near else None
 
 
-def scatter_chart(points: Sequence[CandidatePoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
+def scatter_chart(points: Sequence[ChartPoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
     """Return `height` lines of `width` cells: y the rates, x bytes from zero; empty without room or a rate.
 
     Later points cover earlier ones; the front is a line of dots from each candidate to the next larger and faster one.
     """
-    rates = [point.rate for point in points if point.rate is not None]
+    rates = [point.y for point in points if point.y is not None]
     if width - GUTTER - FRAME_COLUMNS < 16 or height - FRAME_ROWS < 3 or not rates:
         return []
     low, high = YRange().fit(min(rates), max(rates), 0, y_min=None)
-    largest_bytes = max(point.memory_bytes for point in points)
+    largest_bytes = max(point.x for point in points)
     limit_drawn = drawn_limit(limit_bytes, largest_bytes)
     right_bytes = nice_ceiling(float(largest_bytes), binary=True)
     if limit_drawn is not None:
@@ -57,9 +59,8 @@ def scatter_chart(points: Sequence[CandidatePoint], limit_bytes: int | None, wid
     # The front is drawn as steps: up at each of its candidates, level until the next one.
     dots: ColumnRanges = [None] * plot.dot_count
     for point in front_of(points):
-        assert point.rate is not None
-        begin = cell_at(point.memory_bytes / right_bytes, plot.dot_count)
-        dots[begin:] = [(point.rate, point.rate)] * (plot.dot_count - begin)
+        begin, rate = cell_at(point.x / right_bytes, plot.dot_count), point.y or 0.0
+        dots[begin:] = [(rate, rate)] * (plot.dot_count - begin)
     plot.draw_curve(dots)
     limit_column = None
     if limit_drawn is not None:
@@ -67,8 +68,7 @@ def scatter_chart(points: Sequence[CandidatePoint], limit_bytes: int | None, wid
         for row in range(plot.height):
             plot.put(row, limit_column, "┊", "error")
     for point in points:
-        row = plot.row_of(low if point.rate is None else point.rate)
-        plot.put(row, plot.column_of(point.memory_bytes), point.sign, point.tone)
+        plot.put_point(point)
     labels: dict[int, Piece] = {0: (fmt.number(high), "muted"), plot.height - 1: (fmt.number(low), "muted")}
     return plot.lines(GUTTER, labels, _memory_labels(right_bytes, limit_bytes, limit_column, plot.width))
 
@@ -88,18 +88,8 @@ FIT_GUTTER = 10
 """Cells left of the axis, for a size with its unit."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeakPoint:
-    """A measured peak, drawn as one sign over line and limit."""
-
-    batch_size: int
-    peak_bytes: int
-    sign: str
-    tone: Tone
-
-
 def fit_chart(
-    points: Sequence[PeakPoint],
+    points: Sequence[ChartPoint],
     fitted_bytes: Callable[[float], float] | None,
     limit_bytes: int | None,
     largest_batch: int,
@@ -113,7 +103,7 @@ def fit_chart(
     plot_width, plot_height = width - FIT_GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
     if plot_width < 8 or plot_height < 2:
         return []
-    largest_bytes = float(max([limit_bytes or 0, *(point.peak_bytes for point in points), 1]))
+    largest_bytes = float(max([limit_bytes or 0, *(point.y or 0 for point in points), 1]))
     top_bytes = nice_ceiling(largest_bytes, binary=True) if limit_bytes is None else largest_bytes * LIMIT_HEADROOM
     right_batch = max(1, largest_batch)
     plot = FramedPlot(plot_width, plot_height, right_batch, (0.0, top_bytes))
@@ -126,7 +116,7 @@ def fit_chart(
         plot.put_in_free_cells(plot.row_of(limit_bytes), "╌", "error")
         labels[plot.row_of(limit_bytes)] = fmt.size(limit_bytes), "error"
     for point in points:
-        plot.put(plot.row_of(point.peak_bytes), plot.column_of(point.batch_size), point.sign, point.tone)
+        plot.put_point(point)
     return plot.lines(
         FIT_GUTTER, labels, [(fmt.to_width(f"batch_size {right_batch:,}", plot_width - 1, "right"), "muted")]
     )
@@ -163,6 +153,11 @@ class FramedPlot:
         """Return the row of a value of the y axis."""
         low, high = self._y_range
         return self.height - 1 - cell_at((y - low) / (high - low), self.height)
+
+    def put_point(self, point: ChartPoint) -> None:
+        """Put the sign of a point at its place, over any other."""
+        row = self.height - 1 if point.y is None else self.row_of(point.y)
+        self.put(row, self.column_of(point.x), point.sign, point.tone)
 
     def put(self, row: int, column: int, sign: str, tone: Tone) -> None:
         """Put a sign into a cell, over any other."""

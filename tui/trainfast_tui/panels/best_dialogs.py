@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,18 +33,8 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSnapshot
 
 
-@dataclass(frozen=True)
-class InstructionChoice:
-    """An instruction that a person can choose."""
-
-    effect: str
-    """Its effect in words."""
-    give: Callable[[], None]
-    """Gives the instruction to the search."""
-
-
-InstructionChoices = dict[str, InstructionChoice]
-"""Instructions by name."""
+InstructionChoices = dict[str, tuple[str, Callable[[], None]]]
+"""Instructions that a person can choose, by name: the effect in words, and the function that gives the instruction."""
 
 
 def pin_choices(search: BestSnapshot) -> InstructionChoices:
@@ -55,7 +44,7 @@ def pin_choices(search: BestSnapshot) -> InstructionChoices:
     ]
     unpin = partial(give_instruction, search.directory, UNPIN)
     choices: InstructionChoices = {
-        f"unpin {name}": InstructionChoice("try all its values again", partial(unpin, name)) for name in pinned_knobs
+        f"unpin {name}": ("try all its values again", partial(unpin, name)) for name in pinned_knobs
     }
     return choices | _value_choices(search, PIN)
 
@@ -67,7 +56,7 @@ def skip_choices(search: BestSnapshot) -> InstructionChoices:
     if step is not None and step.candidate_number is not None and space is not None:
         words = f"{candidate_words(space, step.candidate_number)}, the one under way"
         skip = partial(skip_candidate, search.directory, step.candidate_number)
-        choices[f"setting {step.candidate_number}"] = InstructionChoice(words, skip)
+        choices[f"setting {step.candidate_number}"] = words, skip
     return choices | _value_choices(search, SKIP)
 
 
@@ -77,7 +66,7 @@ def _value_choices(search: BestSnapshot, do: ValueInstruction) -> InstructionCho
     values = open_values(so_far.candidates, [*so_far.instructions, *search.untaken_instructions], do)
     give = partial(give_instruction, search.directory, do)
     return {
-        f"{name}={value}": InstructionChoice(counted(count, "setting"), partial(give, name, value))
+        f"{name}={value}": (counted(count, "setting"), partial(give, name, value))
         for (name, value), count in values.items()
     }
 
@@ -86,70 +75,54 @@ Fields = dict[str, object]
 """Fields of `BestRequest` by name."""
 
 
-@dataclass(frozen=True)
-class QuestionDialogs:
-    """A dialog for each part of the question of a search."""
+def ask_part(
+    app: App[None],
+    part: str,
+    request: BestRequest,
+    planned: Mapping[str, Sequence[KnobValue]],
+    steps: int,
+    on_request: Callable[[BestRequest], None],
+) -> None:
+    """Ask for `vary`, `batch`, `objective` or `budget` of this question, and pass it on with the answer.
 
-    app: App[None]
-    request: BestRequest
-    """The question before the dialog."""
-    planned: Mapping[str, Sequence[KnobValue]]
-    """The varied values of the present search, where `request` names none."""
-    steps: int
-    """The steps of the next run, proposed as the length of a training run."""
-    on_request: Callable[[BestRequest], None]
-    """Gets the question with the answer."""
+    `planned` are the values of the present search where the question names none; `steps` are those of the next run.
+    """
 
-    def ask(self, part: str) -> None:
-        """Ask for `vary`, `batch`, `objective` or `budget`."""
-        {
-            "vary": self._ask_vary,
-            "batch": self._ask_batch,
-            "objective": self._ask_objective,
-            "budget": self._ask_budget,
-        }[part]()
+    def change(fields: Fields) -> None:
+        on_request(msgspec.structs.replace(request, **fields))
 
-    def _ask_vary(self) -> None:
-        current = vary_text(self.request.vary or self.planned)
-        hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {EVERY_KNOB}."
-        self._ask_part("Knobs to vary", hint, current, lambda text: {} if text.strip() == current else _read_vary(text))
+    def ask(title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
+        ask_text(app, title, hint, value, lambda text: change(read(text)))
 
-    def _ask_batch(self) -> None:
-        current = "" if self.request.global_batch is None else str(self.request.global_batch)
-        hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
+    def on_objective(name: str) -> None:
+        if name != "time":
+            change({"objective": name, "for_steps": None})
+            return
+        hint = "Steps of the real training; a slow start such as compilation pays off only in a long one."
+        value = str(request.for_steps or steps)
+        ask("Optimizer steps", hint, value, lambda text: {"objective": name, "for_steps": _read_count(text, "steps")})
 
-        def read(text: str) -> Fields:
-            return {"global_batch": _read_count(text, "global batch") if text.strip() else None}
+    match part:
+        case "vary":
+            current = vary_text(request.vary or planned)
+            hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {EVERY_KNOB}."
+            ask("Knobs to vary", hint, current, lambda text: {} if text.strip() == current else _read_vary(text))
+        case "batch":
+            current = "" if request.global_batch is None else str(request.global_batch)
+            hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
+            ask("Global batch", hint, current, _read_batch)
+        case "objective":
+            hints = [(name, objective.hint) for name, objective in OBJECTIVES.items()]
+            ask_choice(app, "Search for", hints, on_objective, current=request.objective)
+        case "budget":
+            minutes, seconds = divmod(request.budget_s, 60)
+            current = f"{request.budget_s:g}s" if seconds else f"{minutes:g}m"
+            hint = "Time for finding the best: 90s, 10m, 1.5h."
+            ask("Time budget", hint, current, lambda text: {"budget_s": read_budget(text)})
 
-        self._ask_part("Global batch", hint, current, read)
 
-    def _ask_objective(self) -> None:
-        """Ask for the objective; for the least time also for the number of steps."""
-
-        def read_steps(text: str) -> Fields:
-            return {"objective": "time", "for_steps": _read_count(text, "steps")}
-
-        def on_objective(name: str) -> None:
-            if name == "time":
-                hint = "Steps of the real training; a slow start such as compilation pays off only in a long one."
-                self._ask_part("Optimizer steps", hint, str(self.request.for_steps or self.steps), read_steps)
-            else:
-                self._change({"objective": name, "for_steps": None})
-
-        hints = [(name, objective.hint) for name, objective in OBJECTIVES.items()]
-        ask_choice(self.app, "Search for", hints, on_objective, current=self.request.objective)
-
-    def _ask_budget(self) -> None:
-        minutes, seconds = divmod(self.request.budget_s, 60)
-        current = f"{self.request.budget_s:g}s" if seconds else f"{minutes:g}m"
-        hint = "Time for finding the best: 90s, 10m, 1.5h."
-        self._ask_part("Time budget", hint, current, lambda text: {"budget_s": read_budget(text)})
-
-    def _ask_part(self, title: str, hint: str, value: str, read: Callable[[str], Fields]) -> None:
-        ask_text(self.app, title, hint, value, lambda text: self._change(read(text)))
-
-    def _change(self, fields: Fields) -> None:
-        self.on_request(msgspec.structs.replace(self.request, **fields))
+def _read_batch(text: str) -> Fields:
+    return {"global_batch": _read_count(text, "global batch") if text.strip() else None}
 
 
 def _read_vary(text: str) -> Fields:

@@ -21,24 +21,12 @@ from trainfast_tui.text.memory_words import phase_words
 if TYPE_CHECKING:
     from trainfast_runner.records.run_file import RunFile
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_tui.next_run.next_run import NextRun
     from trainfast_tui.session import Session
 
 
 MAX_REASON_LINES = 4
 CHANGE_KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
 """Keys by the number of changes."""
-
-
-class _AppliedChange(msgspec.Struct, frozen=True):
-    """A change that was applied after the end of a run."""
-
-    run_id: str
-    """The run that ended."""
-    before: NextRun
-    """The next run without the change."""
-    after: NextRun
-    """The next run with the change."""
 
 
 class EndingPanel(GrowingPanel):
@@ -50,8 +38,6 @@ class EndingPanel(GrowingPanel):
         self._ending: Ending | None = None
         self._run_id = ""
         self._run_file: RunFile | None = None
-        self._applied: _AppliedChange | None = None
-        """The change applied last."""
 
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show how this run ended; nothing while it is live."""
@@ -66,7 +52,7 @@ class EndingPanel(GrowingPanel):
             self.set_shown(new_ending is not None)
 
     def action_apply_change(self, index: int) -> None:
-        """Give the next run one of the proposed changes, in place of the one applied before."""
+        """Give the next run one of the proposed changes."""
         next_run = self._session.next_run
         if self._ending is None or self._run_file is None or index >= len(self._ending.changes) or next_run is None:
             return
@@ -75,19 +61,7 @@ class EndingPanel(GrowingPanel):
                 f"The changes are for {self._run_file.name}; the next run is {next_run.spec.name}.", severity="warning"
             )
             return
-        before = self._without_last_change(next_run)
-        self._session.set_knobs(self._ending.changes[index].settings.items(), before)
-        self._applied = _AppliedChange(self._run_id, before, self._session.next_run or before)
-
-    def _without_last_change(self, next_run: NextRun) -> NextRun:
-        """Undo the last change, since one is enough; knobs turned since then stay as they are."""
-        applied = self._applied
-        if applied is None or applied.run_id != self._run_id:
-            return next_run
-        for name, value in applied.after.spec.knobs.items():
-            if value != applied.before.spec.knobs.get(name) and next_run.spec.knobs.get(name) == value:
-                next_run = next_run.with_value_of(name, applied.before)
-        return next_run
+        self._session.set_knobs(self._ending.changes[index].settings.items())
 
     def lines(self, width: int, height: int) -> list[Line]:
         ending = self._ending
@@ -107,20 +81,11 @@ class EndingPanel(GrowingPanel):
 
 
 def with_same_keys(changes: Sequence[OomChange], shown_changes: Sequence[OomChange]) -> tuple[OomChange, ...]:
-    """Return the changes in the order of their keys; a change in `shown_changes` keeps its key.
-
-    The key of a change that is gone goes to a new change, else to the last one: the keys have no gap.
-    """
-    by_settings = {tuple(sorted(change.settings.items())): change for change in changes}
-    kept_changes = [by_settings.pop(tuple(sorted(change.settings.items())), None) for change in shown_changes]
-    added_changes = iter(by_settings.values())
-    by_key = [next(added_changes, None) if change is None else change for change in kept_changes]
-    by_key += added_changes
-    while None in by_key:
-        last = by_key.pop()
-        if last is not None:
-            by_key[by_key.index(None)] = last
-    return tuple(change for change in by_key if change is not None)
+    """Return the changes in the order of their keys: first those that are shown already, in their order."""
+    shown = [change.settings for change in shown_changes]
+    return tuple(
+        sorted(changes, key=lambda change: shown.index(change.settings) if change.settings in shown else len(shown))
+    )
 
 
 def _change_lines(changes: tuple[OomChange, ...], width: int) -> list[Line]:

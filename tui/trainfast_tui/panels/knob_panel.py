@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
 from textual import events
 
 from trainfast_runner.errors import UserError
@@ -18,12 +17,12 @@ from trainfast_tui.next_run.sources import preset_choices
 from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, Section, Tone, has_all_words
+from trainfast_tui.text.format import Line, Piece, Section, Tone, has_all_words
 from trainfast_tui.text.keys import KNOBS_IN_ORDER, SCRIPT_KEY, key_of
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.settings.knob_values import Knob, KnobValue, KnobValues
+    from trainfast_runner.settings.knob_values import KnobValue, KnobValues
     from trainfast_tui.session import Session
 
 
@@ -220,7 +219,7 @@ class KnobPanel(ListWidget, can_focus=True):
             # A refusal and its advice matter more than knobs that were not turned.
             text = _refusal_lines(refusal, width, max(ABOUT_LINES, room // 2, room - MIN_LIST_LINES_BESIDE_REFUSAL))
         else:
-            text = self._knob_text.short(width)
+            text = self._short_text(width)
         room = max(1, room - len(text))
         rows, row_of_knob = self._list_rows(next_run, width)
         cursor = row_of_knob[self._cursor]
@@ -272,20 +271,52 @@ class KnobPanel(ListWidget, can_focus=True):
 
     def about(self, width: int) -> Section:
         """Return the whole text about the knob under the cursor, after the refusal of a value."""
-        return self._knob_text.whole(width, self._shown_refusal)
+        refusal = self._shown_refusal
+        words = "" if refusal is None else f"Refused: {refusal.line_without_option()}"
+        entries = [fmt.paragraph(words, width, "error")]
+        entries += [fmt.labelled(label, text, width, tone) for label, text, tone in self._texts().values()]
+        return Section(self.current, [lines for lines in entries if lines])
 
-    @property
-    def _knob_text(self) -> KnobText:
+    def _short_text(self, width: int) -> list[Line]:
+        """Return a title and `ABOUT_LINES` lines: advice first, then what the knob is, and its effects."""
+        texts = self._texts()
+        parts = {name: fmt.labelled(label, text, width, tone) for name, (label, text, tone) in texts.items()}
+        lines = parts["advice"][:ABOUT_LINES]
+        for part in filter(None, (parts[name] for name in ("way", "here", "what", "speed", "memory"))):
+            if len(lines) < ABOUT_LINES:
+                *before, (last, tone) = part[0]
+                cut = fmt.with_more(last, width - fmt.line_length(before)) if len(part) > 1 else last
+                lines.append([*before, (cut, tone)])
+        return [fmt.rule(self.current, width, f"{key_of('main', 'knob_help')}: all of it"), *lines]
+
+    def _texts(self) -> dict[str, tuple[Piece, str, Tone]]:
+        """Return the texts about the knob under the cursor by name, each with its label and its tone, or empty."""
         next_run, name = self._shown_next_run, self.current
-        if next_run is None:
-            return KnobText(name, None)
-        return KnobText(
-            name,
-            next_run.script,
-            self._advice.get(name, ""),
-            self._auto_choice(next_run, name),
-            tuple(next_run.refused_values(name, self._session.machine).values()),
-        )
+        entry = KNOBS_BY_NAME[name]
+        refused = {} if next_run is None else next_run.refused_values(name, self._session.machine)
+        return {
+            "way": (("script ", "accent"), "" if next_run is None else _way_words(name, next_run.script), "text"),
+            "what": (("", "text"), entry.what, "text"),
+            "advice": (("advice ", "accent"), self._advice.get(name, ""), "text"),
+            "here": (
+                ("here   ", "secondary"),
+                "" if next_run is None else self._auto_choice(next_run, name),
+                "text",
+            ),
+            "speed": (("speed  ", "secondary"), entry.speed, "text"),
+            "memory": (("memory ", "secondary"), entry.memory, "text"),
+            "refused": (("not here ", "muted"), "; ".join(refused.values()), "muted"),
+            "values": (("", "muted"), f"takes {entry.values.describe()}", "muted"),
+            "training": (("trains ", "secondary"), entry.training, "text"),
+        }
+
+
+def _way_words(name: str, script: ScriptPreset | None) -> str:
+    """Return the way of the knob into the user's own script; empty for a model."""
+    if script is None:
+        return ""
+    reach = reach_of(name, script)
+    return f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
 
 
 def _refusal_of_machine(next_run: NextRun | None, machine: Machine | None) -> UserError | None:
@@ -348,66 +379,3 @@ def _other_values(name: str, next_run: NextRun, refused: Container[KnobValue], r
             break
         line.append((words, "muted" if value in refused else "text"))
     return line if len(line) > 1 else []
-
-
-def _effects(entry: Knob) -> tuple[tuple[str, str], ...]:
-    return ("speed  ", entry.speed), ("memory ", entry.memory)
-
-
-class KnobText(msgspec.Struct, frozen=True):
-    """The texts about a knob of the next run."""
-
-    name: str
-    script: ScriptPreset | None
-    """The user's own script; None for a model."""
-    advice: str = ""
-    auto_choice: str = ""
-    """The value that `auto` chose, and the reason; empty for another value."""
-    refusals: tuple[str, ...] = ()
-    """The reason of each value that cannot work on the devices of the run."""
-
-    def whole(self, width: int, refusal: UserError | None) -> Section:
-        """Return all of the text, after the refusal of a value."""
-        entry = KNOBS_BY_NAME[self.name]
-        entries = [
-            fmt.paragraph("" if refusal is None else f"Refused: {refusal.line_without_option()}", width, "error"),
-            self._way(width),
-            fmt.paragraph(entry.what, width, "text"),
-            *self._trade_off(width),
-            fmt.labelled(("trains ", "secondary"), entry.training, width),
-        ]
-        return Section(self.name, [lines for lines in entries if lines])
-
-    def short(self, width: int) -> list[Line]:
-        """Return a title and `ABOUT_LINES` lines: advice first, then what the knob is, and its effects."""
-        entry = KNOBS_BY_NAME[self.name]
-        advice = fmt.labelled(("advice ", "accent"), self.advice, width)
-        parts = [self._way(width), fmt.labelled(("here   ", "secondary"), self.auto_choice, width)]
-        parts += [fmt.paragraph(entry.what, width, "text")]
-        parts += [fmt.labelled((label, "secondary"), text, width) for label, text in _effects(entry)]
-        lines = advice[:ABOUT_LINES]
-        for part in parts:
-            if part and len(lines) < ABOUT_LINES:
-                *before, (last, tone) = part[0]
-                cut = fmt.with_more(last, width - fmt.line_length(before)) if len(part) > 1 else last
-                lines.append([*before, (cut, tone)])
-        return [fmt.rule(self.name, width, f"{key_of('main', 'knob_help')}: all of it"), *lines]
-
-    def _trade_off(self, width: int) -> list[list[Line]]:
-        """Return advice, the choice of `auto`, the effects on speed and memory, and the values; an entry for each."""
-        entry = KNOBS_BY_NAME[self.name]
-        return [
-            fmt.labelled(("advice ", "accent"), self.advice, width),
-            fmt.labelled(("here   ", "secondary"), self.auto_choice, width),
-            *(fmt.labelled((label, "secondary"), text, width) for label, text in _effects(entry)),
-            fmt.labelled(("not here ", "muted"), "; ".join(self.refusals), width, "muted"),
-            fmt.paragraph(f"takes {entry.values.describe()}", width, "muted"),
-        ]
-
-    def _way(self, width: int) -> list[Line]:
-        """Return the way of the knob into the user's own script; empty for a model."""
-        if self.script is None:
-            return []
-        reach = reach_of(self.name, self.script)
-        words = f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
-        return fmt.labelled(("script ", "accent"), words, width)

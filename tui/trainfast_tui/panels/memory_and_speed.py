@@ -36,25 +36,25 @@ OTHER_KNOBS = ("above: the next run, with other knobs", "above: with other knobs
 """Why the next run's prediction, which stands above, differs from that of the measured run: in long and in short."""
 
 
-class MemoryBar(GrowingPanel):
-    """The bar and its legend; hidden while nothing is known of the next run."""
+class Predictions(GrowingPanel):
+    """The memory and the speed of the next run; hidden while neither is known."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._memory: NextRunMemory | None = None
+    _memory: NextRunMemory | None = None
+    _speed: NextRunSpeed | None = None
 
-    def show_memory(self, memory: NextRunMemory | None) -> None:
-        """Show this memory; None hides the panel."""
-        if memory == self._memory and (memory is None or memory.since_ns is None):
-            return
-        self._memory = memory
-        self.set_shown(memory is not None)
+    def show_predictions(self, memory: NextRunMemory | None, speed: NextRunSpeed | None) -> None:
+        """Show this memory and this speed."""
+        # The time of a trace goes on while the rest stays the same.
+        if (memory, speed) != (self._memory, self._speed) or (memory is not None and memory.since_ns is not None):
+            self._memory, self._speed = memory, speed
+            has_speed = speed is not None and (speed.predicted is not None or speed.measured is not None)
+            self.set_shown(memory is not None or has_speed)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        memory = self._memory
-        if memory is None or width <= 0:
+        if width <= 0:
             return []
-        return memory_lines(memory, width, self.screen.size.height)
+        lines = [] if self._memory is None else memory_lines(self._memory, width, self.screen.size.height)
+        return lines if self._speed is None else [*lines, *speed_lines(self._speed, width)]
 
 
 def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[Line]:
@@ -209,23 +209,6 @@ def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int)
         return [bar, figures]
     reasons = CORRECTED if measured.has_same_knobs else OTHER_KNOBS
     return [bar, figures, first_fitting([[(words, "muted")] for words in reasons], width)]
-
-
-class SpeedLines(GrowingPanel):
-    """The predicted and the measured speed; hidden while neither is known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._speed: NextRunSpeed | None = None
-
-    def show_speed(self, speed: NextRunSpeed | None) -> None:
-        """Show this speed; None hides the panel."""
-        if speed != self._speed:
-            self._speed = speed
-            self.set_shown(speed is not None and (speed.predicted is not None or speed.measured is not None))
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        return [] if self._speed is None or width <= 0 else speed_lines(self._speed, width)
 
 
 def speed_lines(speed: NextRunSpeed, width: int) -> list[Line]:

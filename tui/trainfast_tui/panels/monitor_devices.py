@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import NamedTuple, TypeVar
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
 
@@ -12,7 +12,7 @@ from trainfast_runner.machine.device_events import BUSY_PERCENT
 from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.throttle import causes_of
 from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
-from trainfast_runner.results.device_conditions import DeviceConditions
+from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin
 from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting import PaintedWidget
@@ -29,187 +29,100 @@ RATE_TICKS = 5
 """Rates are taken over this many samples."""
 
 
-class MonitorHead(PaintedWidget):
-    """The throttled GPUs, and the cost of a sample."""
-
-    _snapshot: Snapshot | None = None
-
-    def show_snapshot(self, snapshot: Snapshot) -> None:
-        """Show the newest sample of this snapshot."""
-        self._snapshot = snapshot
-        self.repaint()
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        snapshot = self._snapshot
-        tick = snapshot.tick if snapshot is not None else None
-        line: Line = [("monitor", "title")]
-        if tick is None or snapshot is None:
-            return [[*line, ("   looking…", "muted")]]
-        if tick.devices:
-            line += [(f"  {counted(len(tick.devices), 'GPU')}", "text")]
-            worded = [*line, *_throttled(tick, with_words=True)]
-            line = worded if line_length(worded) <= width else [*line, *_throttled(tick, with_words=False)]
-        cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(snapshot)}", "muted")]
-        if (slowed := tick.missing.get("sampler.period")) is not None:
-            cost.append((f"   {slowed}", "warning"))
-        if line_length([*line, *cost]) <= width or slowed is not None:
-            line += cost
-        return [line]
-
-
 class MonitorDevices(PaintedWidget):
-    """A row for each GPU with as many readings as fit; the chosen GPU shows all."""
+    """The throttled GPUs, then a row for each GPU with as many readings as fit; the chosen GPU shows all."""
 
     def __init__(self) -> None:
         super().__init__()
         self._snapshot: Snapshot | None = None
         self._used_uuids: frozenset[str] = frozenset()
-        self._last_minute: Mapping[str, DeviceConditions] = {}
         self._chosen = 0
-        self._view: _MachineView | None = None
-        """The view of this snapshot; None until it is asked for."""
+        self._items: list[list[Item]] | None = None
+        """The readings of each GPU in this snapshot, made once: lines are asked for twice a frame."""
 
-    def set_snapshot(
-        self, snapshot: Snapshot, used_uuids: frozenset[str], last_minute: Mapping[str, DeviceConditions]
-    ) -> None:
-        """Take a snapshot without drawing it: `rows_wanted` comes first.
-
-        `used_uuids` are the UUIDs of a live run's GPUs; `last_minute` is each GPU's last minute, by UUID.
-        """
-        self._snapshot, self._used_uuids, self._last_minute = snapshot, used_uuids, last_minute
-        self._view = None
+    def set_snapshot(self, snapshot: Snapshot, used_uuids: frozenset[str]) -> None:
+        """Take a snapshot without drawing it: `rows_wanted` comes first. `used_uuids` are a live run's GPUs."""
+        self._snapshot, self._used_uuids = snapshot, used_uuids
+        self._items = None
 
     def action_choose(self, by: int) -> None:
         """Show all readings of the next GPU, or of the one before."""
         tick = self._snapshot.tick if self._snapshot is not None else None
-        count = len(tick.devices) if tick is not None else 0
-        self._chosen = moved_cursor(self._chosen, by, count)
+        self._chosen = moved_cursor(self._chosen, by, len(tick.devices) if tick is not None else 0)
         self.repaint()
 
+    def on_resize(self) -> None:
+        self._items = None
+
     def rows_wanted(self, width: int, max_rows: int) -> int:
-        """Return the rows there is content for, at most `max_rows`."""
-        return min(max_rows, len(self.lines(width, max_rows)))
+        """Return the rows there is content for, at most `max_rows`, without the head."""
+        return min(max_rows, len(self.lines(width, 1 + max_rows)) - 1)
 
     def lines(self, width: int, height: int) -> list[Line]:
         snapshot = self._snapshot
         tick = snapshot.tick if snapshot is not None else None
         if snapshot is None or tick is None:
-            return [[("looking at the machine…", "muted")]]
-        view = self._view
-        if view is None or view.width != width:
-            # Asked for twice a frame: for the rows wanted, and to paint.
-            view = self._view = _MachineView(snapshot, tick, self._used_uuids, self._last_minute, width)
-        host = view.host
+            return [[("monitor", "title"), ("   looking…", "muted")], [("looking at the machine…", "muted")]]
+        return [_head_line(snapshot, tick, width), *self._device_lines(snapshot, tick, width, height - 1)]
+
+    def _device_lines(self, snapshot: Snapshot, tick: Tick, width: int, height: int) -> list[Line]:
+        before, seconds = _before(snapshot, tick)
+        host_head = host_line(tick.host, snapshot.cpu_percent, width, bool(tick.devices))
+        rates = host_items(tick.host, before.host if before is not None else None, seconds)
+        host = [host_head, *item_lines(rates, width, INDENT)]
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
-        heads = [*view.heads]
-        details = view.all_details(height - len(heads) - len(host))
-        if details is None:
-            host, chosen = host[:1], min(self._chosen, len(heads) - 1)
-            details = _most_important(view, chosen, height - len(heads) - len(host))
-            heads[chosen] = view.head(chosen, is_chosen=True)
+        if self._items is None:
+            minute = _last_minute(snapshot, tick)
+            self._items = [gpu_items(snapshot, device, minute, width) for device in tick.devices]
+        lost_s, items, chosen = snapshot.lost_s(), self._items, min(self._chosen, len(tick.devices) - 1)
+
+        def head(device: DeviceReading, *, is_chosen: bool = False) -> Line:
+            is_used, since_s = device.uuid in self._used_uuids, lost_s.get(device.index)
+            return gpu_line(device, width, is_used, since_s, tick.missing, is_chosen=is_chosen)
+
+        heads = [head(device) for device in tick.devices]
+        details = [
+            item_lines(own, width, INDENT) if device.error is None else _why_silent(device.error, head, width)
+            for device, head, own in zip(tick.devices, heads, items, strict=True)
+        ]
+        if sum(map(len, [heads, host, *details])) > height:
+            # The chosen GPU shows all that fits, its alarms first, and each other one a line of its alarms.
+            heads[chosen] = head(tick.devices[chosen], is_chosen=True)
+            host, room = host[:1], height - len(heads) - 1
+            for index, own in enumerate(items):
+                if index != chosen:
+                    alarms = [item for item in own if item.is_alarm]
+                    details[index] = item_lines(alarms, width, INDENT)[: 1 if room > 0 else 0]
+                    room -= len(details[index])
+            if len(details[chosen]) > room and items[chosen]:
+                alarms_first = sorted(items[chosen], key=lambda item: item.is_alarm, reverse=True)
+                details[chosen] = item_lines(alarms_first, width, INDENT)
+            details[chosen] = details[chosen][: max(0, room)]
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
 
-class _MachineView:
-    """The lines of `width` cells for the host and the GPUs of a sample; each is made once, when it is asked for."""
-
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        tick: Tick,
-        used_uuids: frozenset[str],
-        last_minute: Mapping[str, DeviceConditions],
-        width: int,
-    ) -> None:
-        """`used_uuids` are the GPUs of a live run; `last_minute` is each GPU's last minute, by UUID."""
-        self.snapshot, self.tick, self.width = snapshot, tick, width
-        self.used_uuids, self.last_minute = used_uuids, last_minute
-        self._details: dict[int, list[Line]] = {}
-        """The details made so far, by GPU."""
-
-    @cached_property
-    def before(self) -> tuple[Tick | None, float]:
-        """An earlier sample and the seconds since it."""
-        return _before(self.snapshot, self.tick)
-
-    @cached_property
-    def host(self) -> list[Line]:
-        """The host's row and its rates."""
-        before, seconds = self.before
-        rates = host_items(self.tick.host, before.host if before is not None else None, seconds)
-        head = host_line(self.tick.host, self.snapshot.cpu_percent, self.width, bool(self.tick.devices))
-        return [head, *item_lines(rates, self.width, INDENT)]
-
-    @cached_property
-    def heads(self) -> list[Line]:
-        """Each GPU's row."""
-        return [self.head(index) for index in range(len(self.tick.devices))]
-
-    @cached_property
-    def alarms(self) -> list[list[Item]]:
-        """Each GPU's readings that need a person."""
-        return [alarm_items(device) if device.error is None else [] for device in self.tick.devices]
-
-    @cached_property
-    def _lost_s(self) -> Mapping[int, float]:
-        """Seconds since the first sample in which each lost GPU did not answer, by its index."""
-        return self.snapshot.lost_s()
-
-    def head(self, index: int, *, is_chosen: bool = False) -> Line:
-        """Return a GPU's row."""
-        device = self.tick.devices[index]
-        is_used, since_s = device.uuid in self.used_uuids, self._lost_s.get(device.index)
-        return gpu_line(device, self.width, is_used, since_s, self.tick.missing, is_chosen=is_chosen)
-
-    def items(self, index: int) -> list[Item]:
-        """Return the readings of a GPU that its row does not have; empty for one that does not answer."""
-        device = self.tick.devices[index]
-        if device.error is not None:
-            return []
-        before, seconds = self.before
-        readings = before.devices if before is not None else []
-        earlier = next(
-            (reading for reading in readings if (reading.uuid or reading.index) == (device.uuid or device.index)), None
-        )
-        last_minute, with_sm_clock = self.last_minute.get(device.uuid or ""), self.width < ROW_HAS_CLOCK_FROM
-        items = device_items(device, earlier, seconds, last_minute, with_sm_clock=with_sm_clock)
-        missing = missing_item(self.tick, device.index, self.width - INDENT)
-        return items if missing is None else [*items, missing]
-
-    def details(self, index: int) -> list[Line]:
-        """Return the lines below a GPU's row: its readings, or its error if the row had no room for it."""
-        if index not in self._details:
-            error = self.tick.devices[index].error
-            self._details[index] = (
-                item_lines(self.items(index), self.width, INDENT)
-                if error is None
-                else _why_silent(error, self.heads[index], self.width)
-            )
-        return self._details[index]
-
-    def all_details(self, room: int) -> list[list[Line]] | None:
-        """Return the lines below each GPU's row; None once they are more than `room`."""
-        all_lines: list[list[Line]] = []
-        for index in range(len(self.tick.devices)):
-            all_lines.append(self.details(index))
-            room -= len(all_lines[-1])
-            if room < 0:
-                return None
-        return all_lines
+def _head_line(snapshot: Snapshot, tick: Tick, width: int) -> Line:
+    """Return the throttled GPUs, and the cost of a sample where there is room."""
+    line: Line = [("monitor", "title")]
+    if tick.devices:
+        line += [(f"  {counted(len(tick.devices), 'GPU')}", "text")]
+        worded = [*line, *_throttled(tick, with_words=True)]
+        line = worded if line_length(worded) <= width else [*line, *_throttled(tick, with_words=False)]
+    cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(snapshot)}", "muted")]
+    if (slowed := tick.missing.get("sampler.period")) is not None:
+        cost.append((f"   {slowed}", "warning"))
+    return [*line, *cost] if line_length([*line, *cost]) <= width or slowed is not None else line
 
 
-def _most_important(view: _MachineView, chosen: int, room: int) -> list[list[Line]]:
-    """Return a line of alarms for each GPU, and for the chosen one all its lines, or its alarms first."""
-    rows: list[list[Line]] = []
-    for index, alarms in enumerate(view.alarms):
-        rows.append(item_lines(alarms, view.width, INDENT)[:1] if index != chosen and room > 0 else [])
-        room -= len(rows[-1])
-    chosen_lines = view.details(chosen)
-    if len(chosen_lines) > room and (items := view.items(chosen)):
-        chosen_lines = item_lines(sorted(items, key=lambda item: item.is_alarm, reverse=True), view.width, INDENT)
-    rows[chosen] = chosen_lines[: max(0, room)]
-    return rows
+def _last_minute(snapshot: Snapshot, tick: Tick) -> dict[str | None, DeviceConditions]:
+    """Return the conditions of each GPU in the minute up to this sample, by UUID."""
+    ticks, begin_ns = snapshot.machine_ticks, tick.t_ns - MINUTE_NS
+    recent = ticks[max(0, bisect_left(ticks, begin_ns, key=lambda sample: sample.t_ns) - 1) :]
+    join = StepJoin([device.uuid for device in tick.devices if device.uuid])
+    for sample in (*recent[: -1 : max(1, len(recent) // MINUTE_SAMPLES)], *recent[-1:]):
+        join.add_tick(sample.t_ns, sample.devices)
+    return {device.uuid: device for device in join.conditions_between(begin_ns, tick.t_ns)}
 
 
 def _why_silent(error: str, head: Line, width: int) -> list[Line]:
@@ -262,15 +175,14 @@ def _why_no_gpu(tick: Tick) -> list[str]:
     return [f"no GPU: {failure}.", advice]
 
 
-ReadingT = TypeVar("ReadingT")
-
 MIN_THROTTLED_SHARE = 0.005
 """A smaller share of throttled time prints as 0 %."""
 MAX_NAMED_READINGS = 4
 """At most this many of the readings that a GPU lacks are named."""
 NEAR_MAX_MEMORY_C = 5
 """Chosen, not measured: memory this near its highest temperature, in degrees Celsius, is a warning."""
-MINUTE_MS = 60_000
+MINUTE_NS, MINUTE_SAMPLES = 60_000_000_000, 6
+"""The time over which throttling is counted, and the samples of it that are joined: counters have the rest."""
 WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
 
 
@@ -293,17 +205,20 @@ class Item(NamedTuple):
         return self.tone in ("warning", "error") and not self.is_throttling
 
 
-def device_items(
-    device: DeviceReading,
-    before: DeviceReading | None,
-    seconds: float,
-    last_minute: DeviceConditions | None,
-    *,
-    with_sm_clock: bool = False,
+def gpu_items(
+    snapshot: Snapshot, device: DeviceReading, last_minute: Mapping[str | None, DeviceConditions], width: int
 ) -> list[Item]:
-    """Return this GPU's readings; `before` is its reading `seconds` earlier, `last_minute` its last minute."""
+    """Return the readings of a GPU that its row does not have; empty for one that does not answer."""
+    tick = snapshot.tick
+    if device.error is not None or tick is None:
+        return []
+    before_tick, seconds = _before(snapshot, tick)
+    readings = before_tick.devices if before_tick is not None else []
+    key = device.uuid or device.index
+    before = next((reading for reading in readings if (reading.uuid or reading.index) == key), None)
+    with_sm_clock = width < ROW_HAS_CLOCK_FROM
     items = [
-        *_throttled_items(last_minute),
+        *_throttled_items(last_minute.get(device.uuid)),
         _limits(device),
         _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
         _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
@@ -311,10 +226,8 @@ def device_items(
         _memory_temperature(device),
         _item("fan", fmt.percent(device.fan_percent), "100 %"),
         # The driver's counters of PCIe bytes wrap after 4 GiB, perhaps more than once between two samples.
-        _gpu_rates(
-            "PCIe at least", device, before, seconds, lambda gpu: gpu.pcie_tx_bytes, lambda gpu: gpu.pcie_rx_bytes
-        ),
-        _gpu_rates("NVLink", device, before, seconds, lambda gpu: gpu.nvlink_tx_bytes, lambda gpu: gpu.nvlink_rx_bytes),
+        _rates("PCIe at least", device, before, seconds, {"out ": "pcie_tx_bytes", "in ": "pcie_rx_bytes"}),
+        _rates("NVLink", device, before, seconds, {"out ": "nvlink_tx_bytes", "in ": "nvlink_rx_bytes"}),
         _power(device),
         *_memory_health(device),
         _mig(device),
@@ -323,16 +236,11 @@ def device_items(
             fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
             "99.9 MJ",
         ),
-        # Last: its length changes with the link.
+        # Last: the length of the link changes, and that of the missing readings.
         _pcie(device),
+        missing_item(tick, device.index, width - INDENT),
     ]
     return [item for item in items if item is not None]
-
-
-def alarm_items(device: DeviceReading) -> list[Item]:
-    """Return the items of `device_items` that a person should see even in little room."""
-    items = [_memory_temperature(device), *_memory_health(device), _mig(device), _pcie(device)]
-    return [item for item in items if item is not None and item.is_alarm]
 
 
 def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
@@ -343,10 +251,10 @@ def host_items(host: HostReading, before: HostReading | None, seconds: float) ->
         None
         if host.swap_used_bytes is None
         else Item("swap", fmt.size(host.swap_used_bytes), "warning" if host.swap_used_bytes else "text", WIDEST_SIZE),
-        _host_rate("storage read", host, before, seconds, lambda reading: reading.disk_read_bytes),
-        _host_rate("written", host, before, seconds, lambda reading: reading.disk_write_bytes),
-        _host_rate("network in", host, before, seconds, lambda reading: reading.network_received_bytes),
-        _host_rate("out", host, before, seconds, lambda reading: reading.network_sent_bytes),
+        _rates("storage read", host, before, seconds, {"": "disk_read_bytes"}),
+        _rates("written", host, before, seconds, {"": "disk_write_bytes"}),
+        _rates("network in", host, before, seconds, {"": "network_received_bytes"}),
+        _rates("out", host, before, seconds, {"": "network_sent_bytes"}),
     ]
     return [item for item in items if item is not None]
 
@@ -392,12 +300,10 @@ def _item(label: str, text: str, widest: str = "") -> Item | None:
 
 def _throttled_items(last_minute: DeviceConditions | None) -> list[Item]:
     """Return the throttled shares of the last minute, by cause."""
-    if last_minute is None:
-        return []
+    throttled_ms = {} if last_minute is None else last_minute.throttled_ms
     items: list[Item] = []
     for shade in SHADES:
-        share = (last_minute.throttled_ms.get(shade.cause) or 0.0) / MINUTE_MS
-        if share >= MIN_THROTTLED_SHARE:
+        if (share := (throttled_ms.get(shade.cause) or 0.0) * 1e6 / MINUTE_NS) >= MIN_THROTTLED_SHARE:
             text = f"{fmt.fraction(share)} of the last minute"
             label, widest = f"{shade.letter} {shade.words}", "100 % of the last minute"
             items.append(Item(label, text, shade.tone, widest, is_throttling=True))
@@ -480,40 +386,24 @@ def _memory_health(device: DeviceReading) -> list[Item]:
     return items
 
 
-def _gpu_rates(
+def _rates(
     label: str,
-    device: DeviceReading,
-    before: DeviceReading | None,
+    newest: DeviceReading | HostReading,
+    before: DeviceReading | HostReading | None,
     seconds: float,
-    sent: Callable[[DeviceReading], int | None],
-    received: Callable[[DeviceReading], int | None],
+    counters: Mapping[str, str],
 ) -> Item | None:
-    """Return the rates of two of a GPU's counters; None if it has neither."""
-    if sent(device) is None and received(device) is None:
+    """Return the growth a second of these counters, each after its word; None if none is read.
+
+    `before` is the reading `seconds` earlier. A rate is absent until the next sample if its counter was reset or
+    wrapped.
+    """
+    values = {word: getattr(newest, counter) for word, counter in counters.items()}
+    if all(value is None for value in values.values()):
         return None
-    out, back = _per_second(device, before, seconds, sent), _per_second(device, before, seconds, received)
-    text = f"out {fmt.bytes_per_second(out)}, in {fmt.bytes_per_second(back)}"
-    return Item(label, text, "text", f"out {WIDEST_RATE}, in {WIDEST_RATE}")
-
-
-def _host_rate(
-    label: str,
-    host: HostReading,
-    before: HostReading | None,
-    seconds: float,
-    counter: Callable[[HostReading], int | None],
-) -> Item | None:
-    """Return the rate of one of the host's counters; None if it has no such counter."""
-    if counter(host) is None:
-        return None
-    return Item(label, fmt.bytes_per_second(_per_second(host, before, seconds, counter)), "text", WIDEST_RATE)
-
-
-def _per_second(
-    newest: ReadingT, before: ReadingT | None, seconds: float, counter: Callable[[ReadingT], int | None]
-) -> float | None:
-    """Return a counter's growth per second; None until the next sample if it was reset or wrapped."""
-    last, first = counter(newest), None if before is None else counter(before)
-    if last is None or first is None or seconds <= 0 or last < first:
-        return None
-    return (last - first) / seconds
+    rates: list[str] = []
+    for word, last in values.items():
+        first = getattr(before, counters[word], None)
+        is_known = last is not None and first is not None and seconds > 0 and last >= first
+        rates.append(word + fmt.bytes_per_second((last - first) / seconds if is_known else None))
+    return Item(label, ", ".join(rates), "text", ", ".join(word + WIDEST_RATE for word in values))

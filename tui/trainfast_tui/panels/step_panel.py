@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from trainfast_runner.errors import mean_of_known
 from trainfast_tui.live.figures import (
     Figures,
@@ -111,8 +109,8 @@ def _speed_line(figures: Figures, width: int, *, is_doubtful: bool) -> Line:
 
 def _steadiness_pieces(run: RunSnapshot, width: int) -> Line:
     """Return the steadiness of the step time, for runs without a line about the devices."""
-    mark = steadiness(run) if width >= LONG_STEP_WORDS_FROM else None
-    return [("   ", "text"), (mark.words, mark.tone)] if mark is not None else []
+    mark = steadiness(run) if width >= LONG_STEP_WORDS_FROM else []
+    return [("   ", "text"), *mark] if mark else []
 
 
 def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
@@ -188,8 +186,7 @@ def has_conditions(run: RunSnapshot) -> bool:
 def conditions_line(run: RunSnapshot, width: int) -> Line:
     """Return the line under a run's figures; the least important parts are left out where `width` is too small."""
     conditions, long_words = counted_steps(run), width >= LONG_STEP_WORDS_FROM
-    mark = steadiness(run)
-    warming: Line = [(mark.words if long_words else mark.short_words, mark.tone)] if mark is not None else []
+    warming = steadiness(run, short=not long_words)
     if not conditions:
         return warming
     indexes = silent_gpus(run.conditions) if run.is_live else []
@@ -220,29 +217,21 @@ def _joined(parts: Iterable[Line], gap: str) -> Line:
     return line
 
 
-class Steadiness(msgspec.Struct, frozen=True):
-    """A drift of temperature and step time, or its absence, in words."""
-
-    words: str
-    short_words: str
-    tone: Tone
-
-
-def steadiness(run: RunSnapshot) -> Steadiness | None:
-    """Return words for a drift of temperature and step time, now or at the end; None if the steps are too few."""
+def steadiness(run: RunSnapshot, *, short: bool = False) -> Line:
+    """Return words for a drift of temperature and step time, now or at the end; empty if the steps are too few."""
     steady = run.steady
     if steady.still_warming is None:
-        return None
-    if steady.still_warming:
-        # Importing the runner's diagnosis would delay the first frame, which has no steps.
-        from trainfast_runner.results.distributions import drift_text, is_cooling_down
+        return []
+    if not steady.still_warming:
+        # A live run may drift again.
+        return [(f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}", "success")]
+    # Importing the runner's diagnosis would delay the first frame, which has no steps.
+    from trainfast_runner.results.distributions import drift_text, is_cooling_down
 
-        slope = steady.temperature_slope_c_per_min
-        words, short_words = drift_text(slope), "still cooling" if is_cooling_down(slope) else "still warming"
-        return Steadiness(words if run.is_live else f"{words} at the end", short_words, "warning")
-    # A live run may drift again.
-    words = f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}"
-    return Steadiness(words, words, "success")
+    slope = steady.temperature_slope_c_per_min
+    if short:
+        return [("still cooling" if is_cooling_down(slope) else "still warming", "warning")]
+    return [(f"{drift_text(slope)}{'' if run.is_live else ' at the end'}", "warning")]
 
 
 def _no_reading_line(indexes: Sequence[int | None]) -> Line:

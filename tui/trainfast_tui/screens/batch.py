@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from textual.app import ComposeResult
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import ANSWERED_STATES
 from trainfast_runner.records.run_directory import state_text
@@ -17,7 +16,7 @@ from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, C
 from trainfast_runner.search.fitted_memory import MemoryFit
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter_chart import PeakPoint, fit_chart
+from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.search_control import BatchControl
 from trainfast_tui.next_run.next_run import NextRun, has_same_settings
@@ -27,7 +26,7 @@ from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_words import batch_question_rows, batch_search_words, limit_notice, limits_words
 from trainfast_tui.text.format import DOUBT_SIGN, STRICT_MALLOC_NOTE, LabelledText, Line, Piece, Tone
-from trainfast_tui.text.keys import RUN_KEY, key_of
+from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.memory_words import effect_words, phase_words
 from trainfast_tui.text.search_words import REFUTED, outcome_of
 
@@ -46,10 +45,6 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         search = self._search_of_same_settings()
         has_answer = search is not None and search.state in ANSWERED_STATES
         self._is_asking = not (self.search_control.is_active or has_answer)
-        """True while the screen asks whether to start a search; `_search` is None then.
-
-        With neither a question nor a search on the screen, the search is starting.
-        """
 
     def content(self) -> ComposeResult:
         yield BatchView(self._next_run.spec.name)
@@ -71,22 +66,10 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
             return spec.name, batch_question_rows(spec, self._limit, self._search_of_same_settings())
         return spec.name, [self.starting_row(), ("", self._limit, "warning")]
 
-    def show_refusal(self, error: UserError) -> None:
-        """Show why the search cannot be started; without a search on the screen, ask again."""
-        if self._search is None:
-            self._is_asking = True
-            self.show_search(None)
-        super().show_refusal(error)
-
     def _search_of_same_settings(self) -> BatchSnapshot | None:
         """Return the followed search if it has the next run's settings; else None."""
         search = self.search_control.current
         return search if search is not None and has_same_settings(search, self._next_run.spec) else None
-
-    def show_newest(self) -> None:
-        if self.search_control.is_active:
-            self._is_asking = False
-        self.show_search(None if self._is_asking else self.search_control.current)
 
     def answer_run_id(self) -> str | None:
         answer = self._search.answer if self._search is not None else None
@@ -123,22 +106,15 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         return spec, self._has_answer
 
     def action_apply(self) -> None:
-        session, offer, search = self.session, self.view.offer, self._search
+        offer, search = self.view.offer, self._search
         if self._is_asking:
             self.start_search()
         elif offer is not None and search is not None and search.question is not None:
-            next_run = self.next_run_of(search.question)
-            if next_run is None:
-                return
-            is_other_model = next_run is not session.next_run
-            if session.set_knobs(offer.knob_texts, next_run):
-                if is_other_model:
-                    words = f"The next run is now {search.question.name} with its search's answer; {RUN_KEY} runs it"
-                    session.post(Notified(words))
-                elif not has_same_settings(search, next_run.spec):
-                    words = "Applied, but the search had other knobs: this may not fit with these."
-                    session.post(Notified(words, "warning"))
-            self.dismiss()
+            is_applied = self.apply_knobs(search.question, offer.knob_texts, "answer")
+            next_run = self.session.next_run
+            if is_applied and next_run is not None and not has_same_settings(search, next_run.spec):
+                words = "Applied, but the search had other knobs: this may not fit with these."
+                self.session.post(Notified(words, "warning"))
         elif not self.search_control.is_active:
             words = f"There is no answer to apply; {key_of('batch', 'again')} continues the search."
             self.notify(words, severity="warning")
@@ -320,23 +296,23 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     points += [point for run in search.confirmations if (point := _confirmed_point(run, fit)) is not None]
     if fit is None and all(probe.outcome == "oom" for probe in search.probes):
         return []
-    largest = max([point.batch_size for point in points] + [next_size or 0, 1])
+    largest = max([point.x for point in points] + [next_size or 0, 1])
     if next_size is not None and fit is not None:
-        points.append(PeakPoint(next_size, int(fit.need_bytes(next_size)), "○", "accent"))
+        points.append(ChartPoint(next_size, int(fit.need_bytes(next_size)), "○", "accent"))
     across = max(largest + max(1, largest // 8), 2)
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _confirmed_point(confirmation: ConfirmationRun, fit: MemoryFit | None) -> PeakPoint | None:
+def _confirmed_point(confirmation: ConfirmationRun, fit: MemoryFit | None) -> ChartPoint | None:
     """Return the peak of a confirmation run that finished, drawn over the probe of its size."""
     rank_peaks = next((peaks for peaks in confirmation.ranks if fit is not None and peaks.rank == fit.rank), None)
     peak = rank_peaks.peak_allocated_bytes if rank_peaks is not None else confirmation.peak_allocated_bytes
     if confirmation.state != "finished" or peak is None:
         return None
-    return PeakPoint(confirmation.batch_size, peak, CONFIRMED_SIGN, "success")
+    return ChartPoint(confirmation.batch_size, peak, CONFIRMED_SIGN, "success")
 
 
-def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> PeakPoint | None:
+def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> ChartPoint | None:
     outcome = outcome_of(probe.outcome)
     sign, tone = outcome.sign, outcome.tone
     if probe.outcome == "oom":
@@ -344,12 +320,12 @@ def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> PeakPoint 
         needed = max(
             int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * OOM_ABOVE_LIMIT)
         )
-        return PeakPoint(probe.batch_size, needed, sign, tone) if needed else None
+        return ChartPoint(probe.batch_size, needed, sign, tone) if needed else None
     rank = fit.rank if fit is not None else probe.rank
     rank_peaks = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)
     peak = (rank_peaks.limit_peak_bytes or rank_peaks.peak_allocated_bytes) if rank_peaks is not None else None
     peak = peak or probe.peak_allocated_bytes
-    return None if peak is None else PeakPoint(probe.batch_size, peak, sign, tone)
+    return None if peak is None else ChartPoint(probe.batch_size, peak, sign, tone)
 
 
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))

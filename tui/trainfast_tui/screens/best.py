@@ -14,17 +14,15 @@ from trainfast_runner.records.home import UNFINISHED_STATES
 from trainfast_runner.search.best.person_instructions import instructions_in_force
 from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.settings.knob_values import whole_number
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
+from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter_chart import CandidatePoint, front_of, scatter_chart
-from trainfast_tui.control.messages import Notified
+from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned, request_of
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.next_run import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
 from trainfast_tui.panels.ask import ask_choice
-from trainfast_tui.panels.best_dialogs import InstructionChoices, QuestionDialogs, pin_choices, skip_choices
-from trainfast_tui.panels.devices import bar
+from trainfast_tui.panels.best_dialogs import InstructionChoices, ask_part, pin_choices, skip_choices
 from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.screens.search import SearchScreen, SearchView
 from trainfast_tui.session import Session
@@ -32,8 +30,10 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_words import (
     ABOUT_SCRIPT_SEARCH,
     ABOUT_SEARCH,
+    EFFECT_HEADER,
     NAMED_BY_KEYS,
     START_HINT,
+    best_answer_rows,
     best_label,
     best_question_rows,
     best_search_words,
@@ -41,29 +41,37 @@ from trainfast_tui.text.best_words import (
     candidate_knob_texts,
     candidate_words,
     chance_words,
+    count_rows,
+    effect_rows,
     figure_with_interval_text,
-    gain_text,
     instruction_words,
     is_doubtful,
     objective_of,
-    precision_words,
     question_lines,
     unit_of,
-    verdict_counts,
 )
-from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, Tone, labelled, paragraph, state_sign
-from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, RUN_KEY, key_of
+from trainfast_tui.text.format import (
+    DOUBT_SIGN,
+    LabelledText,
+    Line,
+    Piece,
+    Tone,
+    labelled,
+    paragraph,
+    state_sign,
+    table,
+)
+from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
 from trainfast_tui.text.search_words import outcome_of, role_of
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSnapshot, BestSoFar
-    from trainfast_runner.search.best_journal import BestAnswer, ColdRun, Effect, Trial
+    from trainfast_runner.search.best_journal import ColdRun, Trial
     from trainfast_runner.settings.spec import RunSpec
+    from trainfast_tui.live.snapshot import Snapshot
 
 
 PLANNING_NOTICE = "Listing the settings that can run here…"
-MAX_NAMED = 3
-"""The status line names at most this many knobs."""
 QUESTION_ACTIONS = (ASK_VARY, ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET, "fresh")
 """The actions that change the question of the next search."""
 
@@ -78,8 +86,10 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self._planned = BestPlanned(session.searches.best.options, [])
         self._plans_after_run = False
         """True while the plan waits for the end of a live run."""
-        self._shows_new_question = False
-        """True while a new question is on the screen in place of a search that has ended; `_search` is None then."""
+        current, next_run = self.search_control.current, session.next_run
+        question = current.so_far.question if current is not None else None
+        is_same_model = question is not None and next_run is not None and has_same_model(question, next_run.spec)
+        self._is_asking = not (self.search_control.is_active or is_same_model)
 
     def content(self) -> ComposeResult:
         yield BestView()
@@ -88,18 +98,13 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def search_control(self) -> BestControl:
         return self.session.searches.best
 
-    @property
-    def _is_asking(self) -> bool:
-        """True while the screen asks whether to start a search: it shows none, and none is starting."""
-        return self._search is None and not self.search_control.is_active
-
     def on_mount(self) -> None:
-        self._show_search_or_plan()
+        self.show_newest()
         if self._is_asking:
             self._make_plan()
 
-    def show_newest(self) -> None:
-        self._show_search_or_plan()
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        super().show_snapshot(snapshot)
         if self._plans_after_run and self._is_asking and self.session.live_run is None:
             self._make_plan()
 
@@ -115,7 +120,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         else:
             control.plan(next_run.spec, self.post)
             self._planned = BestPlanned(control.options, [(PLANNING_NOTICE, "muted")])
-        self._show_search_or_plan()
+        self.show_newest()
 
     def on_posted_message(self, message: PostedMessage) -> None:
         """Take in the plan; leave other messages to the app."""
@@ -123,30 +128,10 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         # The plan of an earlier question may come late.
         if isinstance(planned, BestPlanned) and planned.options == self.search_control.options:
             self._planned = planned
-            self._show_search_or_plan()
+            self.show_newest()
 
     def on_unmount(self) -> None:
         self.search_control.give_up_plan()
-
-    def _show_search_or_plan(self) -> None:
-        """Paint the search as of the newest snapshot, or the plan of one."""
-        current = self.search_control.current
-        if current is not None and current.is_live:
-            self._shows_new_question = False
-        self.show_search(self._search_to_show(current))
-
-    def _search_to_show(self, current: BestSnapshot | None) -> BestSnapshot | None:
-        """Return the followed search.
-
-        None if it has ended and trains another model, or if a new question is on the screen.
-        """
-        if current is None or current.is_live:
-            return current
-        if self._shows_new_question:
-            return None
-        question, next_run = current.so_far.question, self.session.next_run
-        is_same_model = question is not None and next_run is not None and has_same_model(question, next_run.spec)
-        return current if is_same_model or self._search is not None else None
 
     def question(self) -> tuple[str, list[LabelledText]]:
         next_run, control = self.session.next_run, self.search_control
@@ -190,11 +175,10 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         }
 
     def show_refusal(self, error: UserError) -> None:
-        super().show_refusal(error)
         if not self._planned.vary:
             # The plan was refused for the same reason, which the notice gives.
             self._planned = BestPlanned(self._planned.options, [])
-        self._show_search_or_plan()
+        super().show_refusal(error)
 
     def action_leave(self) -> None:
         if self._is_asking:
@@ -202,38 +186,14 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         super().action_leave()
 
     def action_apply(self) -> None:
-        search = self._search
-        if search is None:
+        so_far = self._search.so_far if self._search is not None else None
+        if so_far is None:
             self.start_search()
-        elif search.so_far.best is None:
+        elif so_far.best is None or so_far.question is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
-            self._apply_best(search, search.so_far.best.number)
-
-    def _apply_best(self, search: BestSnapshot, best: int) -> None:
-        """Give this candidate's knobs to the next run, which becomes one of the search's preset; close the screen."""
-        session, question = self.session, search.so_far.question
-        assert question is not None
-        next_run = self.next_run_of(question)
-        if next_run is None:
-            return
-        is_other_model = next_run is not session.next_run
-        if is_other_model:
-            next_run = session.set_next_run(next_run)
-        knob_texts = [
-            (name, text) for name, text in candidate_knob_texts(search.so_far, best) if next_run.text_of(name) != text
-        ]
-        if not knob_texts:
-            session.post(Notified(f"The next run has the best setting already; {RUN_KEY} runs it"))
-        elif not session.set_knobs(knob_texts):
-            self.dismiss()
-            return
-        if is_other_model:
-            words = f"The next run is now {question.name} with its search's best setting; {RUN_KEY} runs it"
-            session.post(Notified(words))
-        elif len(knob_texts) > MAX_NAMED:
-            session.post(Notified(f"{len(knob_texts)} knobs have the values of the best setting; {RUN_KEY} runs it"))
-        self.dismiss()
+            knob_texts = candidate_knob_texts(so_far, so_far.best.number)
+            self.apply_knobs(so_far.question, knob_texts, "best setting")
 
     def action_pin(self) -> None:
         self._ask_instruction("Pin a knob to one value from now on", pin_choices)
@@ -256,9 +216,9 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             return
 
         def give_chosen(name: str) -> None:
-            start_thread("instruction", choices[name].give, self.session.post)
+            start_thread("instruction", choices[name][1], self.session.post)
 
-        ask_choice(self.app, title, [(name, choice.effect) for name, choice in choices.items()], give_chosen)
+        ask_choice(self.app, title, [(name, effect) for name, (effect, _) in choices.items()], give_chosen)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
@@ -266,18 +226,14 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         if request is not None:
             assert next_run is not None
             steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
-            QuestionDialogs(self.app, request, self._planned.vary, steps, self._plan_request).ask(part)
+            ask_part(self.app, part, request, self._planned.vary, steps, self._plan_request)
 
     def action_fresh(self) -> None:
         """Toggle whether the next search ignores earlier ones; after an answer, plan a fresh search of its question."""
-        request, control = self._request_to_change(), self.search_control
-        if request is None:
-            return
-        if self._search is None:
-            control.options = BestOptions(request, not control.options.is_fresh)
-            self._make_plan()
-        else:
-            self._plan_question(BestOptions(request, is_fresh=True))
+        request = self._request_to_change()
+        if request is not None:
+            is_fresh = self._search is not None or not self.search_control.options.is_fresh
+            self._plan_question(BestOptions(request, is_fresh))
 
     def _request_to_change(self) -> BestRequest | None:
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
@@ -296,7 +252,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
     def _plan_question(self, options: BestOptions) -> None:
         """Show the plan of a search with these options, in place of a search that has ended."""
         self.search_control.options = options
-        self._shows_new_question = True
+        self._is_asking = True
         self.notify("")
         self._make_plan()
 
@@ -326,11 +282,10 @@ SIGN_MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "n
 """The signs of the chart; a measured candidate on the line is ● instead of •."""
 MIN_TABLE_LINES = 4
 """Lines of the table that the chart leaves."""
-MAX_TIES, MAX_TIES_IN_FEW_LINES = 6, 2
-MANY_TIES_FROM = 40
-"""Settings within the noise that an answer names, and the lines of the screen from which it names the more."""
-MIN_EFFECT_LINES, LINES_BESIDE_ANSWER = 4, 6
-"""The least lines of the effects, and those that the answer leaves to the rest of the screen."""
+ANSWER_ROWS = ("baseline", "trains", "note", "within the noise", "settings", "stopped because")
+"""The rows of the command's answer that the screen shows; its head has the others."""
+LABEL_CELLS = 18
+"""Cells of the labels of these rows."""
 
 
 class BestView(SearchView["BestSnapshot"]):
@@ -341,17 +296,17 @@ class BestView(SearchView["BestSnapshot"]):
     def search_lines(self, search: BestSnapshot, width: int, height: int) -> list[Line]:
         name = search.so_far.question.name if search.so_far.question is not None else self._spec_name
         head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width), *_varied_lines(search, width)]
-        foot = [*_answer_lines(search, width, height), *_instruction_lines(search, width)]
-        table = trial_lines(search.so_far, width) if search.so_far.space is not None else []
+        foot = [*_answer_lines(search.so_far, width), *_instruction_lines(search, width)]
+        trials = trial_lines(search.so_far, width) if search.so_far.space is not None else []
         line = waiting_line(search.so_far, width) if search.is_live else []
         step_lines = [line] if line else []
         end = [[], *foot] if foot else []
         room = height - len(head) - len(end)
         if room < 0:
-            text = [*head, [], *foot, [], *table, *step_lines]
+            text = [*head, [], *foot, [], *trials, *step_lines]
             return self.scrolled_text(text, height)
         self._top = 0
-        table_rows = len(table) + len(step_lines) + 1 if len(table) > 1 or step_lines else 0
+        table_rows = len(trials) + len(step_lines) + 1 if len(trials) > 1 or step_lines else 0
         points = candidate_points(search.so_far, is_live=search.is_live)
         max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
         chart = (
@@ -362,7 +317,7 @@ class BestView(SearchView["BestSnapshot"]):
         if chart:
             chart = [[], _chart_title(search.so_far, points), *chart]
         room -= len(chart) + 1 + len(step_lines)
-        shown, hidden = self.scrolled_table(table, room) if len(table) > 1 and room >= 2 else ([], [])
+        shown, hidden = self.scrolled_table(trials, room) if len(trials) > 1 and room >= 2 else ([], [])
         body = [hidden, *shown, *step_lines] if shown or step_lines else []
         return [*head, *chart, *body, *end]
 
@@ -384,7 +339,7 @@ def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     return [*lines, *paragraph(words, width, "muted", 2)]
 
 
-def _chart_title(so_far: BestSoFar, points: list[CandidatePoint]) -> Line:
+def _chart_title(so_far: BestSoFar, points: list[ChartPoint]) -> Line:
     """Return the axes, and the meaning of each sign on the chart."""
     title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
     title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
@@ -414,18 +369,17 @@ def _time_words(search: BestSnapshot, now_ns: int) -> str:
     return f"{counts}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
 
 
-def _answer_lines(search: BestSnapshot, width: int, height: int) -> list[Line]:
-    """Return the effects, the runner-ups and the verdict counts; empty before there is an answer."""
-    ended = search.so_far.ended
-    if ended is None or ended.answer is None or search.so_far.space is None:
+def _answer_lines(so_far: BestSoFar, width: int) -> list[Line]:
+    """Return the rows of the command's answer that the head lacks; empty before there is an answer."""
+    answer = so_far.answer
+    if answer is None or so_far.space is None or so_far.ended is None:
         return []
-    effects = effect_lines(ended.answer, width)
-    max_ties = MAX_TIES if height >= MANY_TIES_FROM else MAX_TIES_IN_FEW_LINES
-    rest = footnote_lines(search.so_far, ended.answer, width, max_ties)
-    max_rows = max(MIN_EFFECT_LINES, height - LINES_BESIDE_ANSWER - len(rest))
-    if len(effects) > max_rows:
-        effects = [*effects[: max_rows - 1], [(f"and {len(effects) - max_rows + 1} values that gave less", "muted")]]
-    return [*effects, *rest]
+    effects = table(EFFECT_HEADER, effect_rows(answer)) if answer.effects else []
+    lines: list[Line] = [[(text, "text" if index else "muted")] for index, text in enumerate(effects)]
+    for label, words in (*best_answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)):
+        if label in ANSWER_ROWS:
+            lines += labelled((f"{label:<{LABEL_CELLS}}", "muted"), words, width)
+    return lines
 
 
 def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
@@ -439,7 +393,7 @@ def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
     return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
 
 
-def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint]:
+def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[ChartPoint]:
     """Return the candidates as points of the chart, the best last; the one under way stands at the bottom."""
     rates: dict[int, float | None] = {}
     signs: dict[int, Piece] = {}
@@ -469,7 +423,7 @@ def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[CandidatePoint
     for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best.number):
         needed = so_far.memory_bytes(number)
         if needed is not None:
-            points.append(CandidatePoint(needed, rate, *signs[number]))
+            points.append(ChartPoint(needed, rate, *signs[number]))
     front = front_of(points)
     return [
         replace(point, sign="●", tone="success") if point.sign == "•" and point in front else point for point in points
@@ -481,13 +435,6 @@ RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS = 26, 6, 12, 11
 NARROW_RATE_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS = 22, 9, 9
 WIDE_COLUMNS_FROM = 100
 """Width of the table from which its columns are wide and its words long."""
-MIN_EFFECT_CELLS, GAIN_CELLS = 16, 50
-"""The least cells of the names of effects, and those that names leave to the bars and gains."""
-MIN_BAR_CELLS, MAX_BAR_CELLS = 6, 40
-BASIS_CELLS = 18
-"""Cells that the bar of an effect leaves to its basis and to gaps."""
-LABEL_CELLS = 18
-"""Cells of the labels below the answer."""
 
 
 def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
@@ -556,66 +503,3 @@ def waiting_line(so_far: BestSoFar, width: int) -> Line:
         (candidate_words(space, step.candidate_number, short=width < WIDE_COLUMNS_FROM), "title"),
         (f"  {step.why}", "muted"),
     ]
-
-
-def effect_lines(answer: BestAnswer, width: int) -> list[Line]:
-    """Return a row for each value of a knob: a bar of its gain over the baseline's value, and the gain's interval."""
-    if not answer.effects:
-        return []
-    names = [_effect_name(effect) for effect in answer.effects]
-    label_width = min(max(map(len, names)), max(MIN_EFFECT_CELLS, width - GAIN_CELLS))
-    gains = [effect.gain_percent for effect in answer.effects]
-    words = [gain_text(gain) for gain in gains]
-    bar_room = width - label_width - max(map(len, words)) - BASIS_CELLS
-    bar_width = max(MIN_BAR_CELLS, min(MAX_BAR_CELLS, bar_room))
-    largest = max(gain.median for gain in gains)
-    largest = largest if largest > 0 else 1.0
-    rows: list[Line] = [[("gained over the baseline's value (95 % CI)", "muted")]]
-    for name, text, effect in sorted(
-        zip(names, words, answer.effects, strict=True), key=lambda row: -row[2].gain_percent.median
-    ):
-        gain = effect.gain_percent
-        tone: Tone = "success" if gain.low > 0 else "error" if gain.high < 0 else "secondary"
-        basis = "  in a run" if effect.measured else ""
-        # Only a gain has a bar: one as long for a loss would look like a gain.
-        share = max(gain.median, 0.0) / largest
-        rows.append(
-            [
-                (fmt.to_width(name, label_width + 1), "text"),
-                *bar(share, bar_width, tone),
-                (f" {text}", tone),
-                (basis, "muted"),
-            ]
-        )
-    return rows
-
-
-def _effect_name(effect: Effect) -> str:
-    text_of = KNOBS_BY_NAME[effect.knob].text_of
-    return f"{effect.knob}={text_of(effect.value)} for {text_of(effect.before)}"
-
-
-def footnote_lines(so_far: BestSoFar, answer: BestAnswer, width: int, max_ties: int) -> list[Line]:
-    """Return the runner-ups within the noise, the verdict counts, and the notes on the claim."""
-    assert so_far.space is not None
-    rows: list[Line] = []
-    for number in answer.tied_numbers[:max_ties]:
-        rows.append([_label("within the noise"), (candidate_words(so_far.space, number), "text")])
-    if len(answer.tied_numbers) > max_ties:
-        rows.append([_label("within the noise"), (f"and {len(answer.tied_numbers) - max_ties} more", "text")])
-    counts = verdict_counts(verdict.verdict for verdict in answer.verdicts)
-    rows += labelled(_label("settings"), f"{len(answer.verdicts):,}: {counts}", width)
-    if so_far.ended is not None:
-        rows += labelled(_label("stopped because"), so_far.ended.stopped_because, width)
-    if answer.changes_training:
-        words = f"trains differently from the baseline, by {', '.join(answer.changes_training)}"
-        rows += labelled(_label("note", "warning"), words, width)
-    elif words := precision_words(so_far, answer):
-        rows += labelled(_label("note"), f"trains the same as the baseline, {words}", width)
-    for note in answer.notes:
-        rows += labelled(_label("note"), note, width)
-    return rows
-
-
-def _label(text: str, tone: Tone = "muted") -> Piece:
-    return f"{text:<{LABEL_CELLS}}", tone

@@ -16,21 +16,22 @@ from trainfast_runner.records.run_directory import state_text
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.snapshot import SearchKind, Snapshot
 from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.devices import DevicesPanel
 from trainfast_tui.panels.ending_panel import EndingPanel
 from trainfast_tui.panels.header_footer import FilterLine, Header, StatusLine
 from trainfast_tui.panels.knob_panel import KnobPanel
-from trainfast_tui.panels.log_pane import LogPane
-from trainfast_tui.panels.memory_and_speed import MemoryBar, SpeedLines
+from trainfast_tui.panels.memory_and_speed import Predictions
 from trainfast_tui.panels.step_panel import DiagnosisLine, StepPanel
 from trainfast_tui.panels.welcome import MIN_HEIGHT, MIN_WIDTH, TooSmall, Welcome
 from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.text.format import with_sizes
+from trainfast_tui.text.format import Line, clamp_scroll, rule, with_sizes
 from trainfast_tui.text.keys import PRESET_KEY, RUN_KEY, STOP_KEY, key_of
 from trainfast_tui.text.memory_words import swap_notice
 
 if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.session import Session
 
 WIDE_SIDE_FROM = 120
@@ -54,8 +55,6 @@ class MainScreen(AppScreen):
         """Id and state of the run that the status line is about."""
         self._trouble: str | None = None
         """The reading error that was shown last; None without one."""
-        self._search_to_open: SearchKind | None = None
-        """The search to open once a snapshot tells whether one is live; None without one."""
 
     @property
     def is_ready(self) -> bool:
@@ -77,8 +76,7 @@ class MainScreen(AppScreen):
                 yield StepPanel()
             with Vertical(id="side"):
                 yield KnobPanel(self.session)
-                yield MemoryBar()
-                yield SpeedLines()
+                yield Predictions()
         yield LogPane()
 
     def on_mount(self) -> None:
@@ -117,12 +115,8 @@ class MainScreen(AppScreen):
         self.query_one(StepPanel).show_run(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_predictions()
-        self.query_one(LogPane).show_log(run.log if run is not None else (), run is not None and not run.is_live)
-        if self._search_to_open is not None:
-            self.notify("")  # "Looking for a live search…" is outdated
+        self.query_one(LogPane).show_run(run)
         self._show_status(snapshot)
-        if self._search_to_open is not None:
-            self._open_search(self._search_to_open)
 
     def show_next_run(self, knob: str = "") -> None:
         """Paint the next run's knobs, with the cursor on `knob` where one is named."""
@@ -141,8 +135,7 @@ class MainScreen(AppScreen):
         if not self.is_ready:
             return
         memory = self.session.next_run_memory()
-        self.query_one(MemoryBar).show_memory(memory)
-        self.query_one(SpeedLines).show_speed(self.session.next_run_speed())
+        self.query_one(Predictions).show_predictions(memory, self.session.next_run_speed())
         fit = memory.fit if memory is not None else None
         self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 
@@ -206,20 +199,17 @@ class MainScreen(AppScreen):
         self.session.start_run(next_run, run_to_stop)
 
     def action_batch(self) -> None:
-        # Clear a notice that named this key.
-        self.notify("")
         self._open_search(SearchKind.BATCH)
 
     def action_best(self) -> None:
-        self.notify("")
         self._open_search(SearchKind.BEST)
 
     def _open_search(self, kind: SearchKind) -> None:
-        """Open the screen of a search, once a snapshot tells whether one is live."""
+        """Open the screen of a search, if a snapshot has told whether one is live."""
         session = self.session
-        self._search_to_open = kind if session.snapshot is None else None
-        if self._search_to_open is not None:
-            self.notify("Looking for a live search…")
+        self.notify("")  # a notice that named this key
+        if session.snapshot is None:
+            self.notify(f"Looking for a live search; press {kind.key} again.")
         elif (running_kind := session.searches.running_kind) is not None and running_kind is not kind:
             self._notify_device_used(running_kind)
         elif session.next_run is None:
@@ -333,3 +323,46 @@ class MainScreen(AppScreen):
 
         panel = self.query_one(KnobPanel)
         self.app.push_screen(HelpScreen(self.session, lambda width: [panel.about(width)]))
+
+
+class LogPane(ListWidget):
+    """The last lines of the training's output; it scrolls by pages."""
+
+    def __init__(self) -> None:
+        super().__init__(classes="-empty")
+        self._run_id: str | None = None
+        self._output: tuple[str, ...] = ()
+        self._has_ended = False
+        self._lines_back = 0
+
+    def show_run(self, run: RunSnapshot | None) -> None:
+        """Show the log of this run; while a person reads earlier lines, those of the same run stay as they are."""
+        run_id, output = (None, ()) if run is None else (run.run_id, run.log)
+        has_ended = run is not None and not run.is_live
+        if run_id != self._run_id:
+            self._run_id, self._lines_back = run_id, 0
+        if not self._lines_back and (output is not self._output or has_ended != self._has_ended):
+            self._output, self._has_ended = output, has_ended
+            self.set_class(not output, "-empty")
+            if self.display:
+                self.repaint()
+
+    def action_log(self) -> None:
+        """Show or hide the log, with its newest lines."""
+        self._lines_back = 0
+        self.toggle_class("-open")
+
+    def action_move(self, by: int) -> None:
+        """Scroll to newer (1) or older (-1) lines."""
+        self._lines_back = clamp_scroll(self._lines_back - by, len(self._output), self.page_rows)
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        room = height - 1
+        self._lines_back = clamp_scroll(self._lines_back, len(self._output), room)
+        end = len(self._output) - self._lines_back
+        visible_lines = self._output[max(0, end - room) : end]
+        title = "log" if not self._lines_back else f"log, {self._lines_back} lines back"
+        body: list[Line] = [[(line, "text")] for line in visible_lines]
+        nothing = "The training printed nothing." if self._has_ended else "Nothing printed yet."
+        return [rule(title, width), *(body or [[(nothing, "muted")]])]

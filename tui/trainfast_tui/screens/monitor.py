@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from textual.app import ComposeResult
@@ -13,8 +13,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.process_list import ProcessRow, check_endable, end_process
 from trainfast_runner.machine.processes import Identity, is_running
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
-from trainfast_runner.records.tick import Tick
-from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin
 from trainfast_runner.running.present_state import Membership, run_of_process
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.control.messages import ScreenMessage
@@ -22,7 +20,7 @@ from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import SearchKind, Snapshot, used_uuids
 from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.header_footer import FilterLine, StatusLine
-from trainfast_tui.panels.monitor_devices import MonitorDevices, MonitorHead
+from trainfast_tui.panels.monitor_devices import MonitorDevices
 from trainfast_tui.panels.sorted_table import Columns, SortedTable, SortOrder
 from trainfast_tui.screens.base import AppScreen, PageScreen, PostedMessage
 from trainfast_tui.session import Session
@@ -65,7 +63,6 @@ class MonitorScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._snapshot: Snapshot | None = None
-        self._last_minute = LastMinute()
         self._charts_ns = 0
         """The time of the charted snapshot."""
         self._reserved_rows = (0, 0)
@@ -76,7 +73,6 @@ class MonitorScreen(AppScreen):
         """The process that SIGTERM was sent to last."""
 
     def content(self) -> ComposeResult:
-        yield MonitorHead()
         yield MonitorDevices()
         yield ChartColumn(with_run=False)
         yield ProcessTable()
@@ -102,10 +98,8 @@ class MonitorScreen(AppScreen):
         """Paint the machine of this snapshot."""
         self._snapshot = snapshot
         tick = snapshot.tick
-        run_uuids = used_uuids(snapshot.live_run)
-        self.query_one(MonitorHead).show_snapshot(snapshot)
         devices = self.query_one(MonitorDevices)
-        devices.set_snapshot(snapshot, run_uuids, self._last_minute.update(snapshot.machine_ticks))
+        devices.set_snapshot(snapshot, used_uuids(snapshot.live_run))
         self.query_one(ProcessTable).show_rows(snapshot.processes, tick is not None and bool(tick.devices))
         self._divide_rows()
         devices.repaint()
@@ -138,7 +132,7 @@ class MonitorScreen(AppScreen):
         if chart_rows < MIN_ROWS_FOR_CHARTS:
             # The words of an event need one row.
             chart_rows = int(rows_left > MIN_ROWS_WITH_EVENTS)
-        devices.set_height(device_rows)
+        devices.set_height(1 + device_rows)
         self.query_one(ChartColumn).set_class(not chart_rows, "-away")
         table.set_height(rows_left - chart_rows)
 
@@ -180,7 +174,7 @@ class MonitorScreen(AppScreen):
 
     def filter_rows(self, words: str) -> None:
         table = self.query_one(ProcessTable)
-        table.filter_processes(words)
+        table.filter_rows(words)
         self.query_one(FilterLine).show_count(fmt.count(len(table.listed)))
         self._divide_rows()
 
@@ -217,55 +211,6 @@ def _described(row: ProcessRow) -> str:
     )
 
 
-MINUTE_NS = 60_000_000_000
-JOIN_EVERY_NS = 900_000_000
-"""Shares of a minute in whole percent need no more than a sample a second."""
-CONDITIONS_EVERY_NS = 2_700_000_000
-"""Time between two counts of the last minute, at least."""
-TICKS_KEPT = 300
-"""More than the joined ticks of two minutes."""
-
-
-class LastMinute:
-    """Joins the newest ticks, about one a second."""
-
-    def __init__(self) -> None:
-        self._join: StepJoin | None = None
-        self._uuids: tuple[str, ...] = ()
-        self._joined_ns = 0
-        """Time of the newest joined tick."""
-        self._counted_ns = 0
-        """Time of the newest tick that was counted."""
-        self._conditions: dict[str, DeviceConditions] = {}
-
-    def update(self, ticks: Sequence[Tick]) -> dict[str, DeviceConditions]:
-        """Return the conditions in the minute up to the last of these ticks, by UUID; empty without GPUs."""
-        if not ticks or not ticks[-1].devices:
-            return {}
-        uuids = tuple(device.uuid for device in ticks[-1].devices if device.uuid)
-        if self._join is None or not set(uuids) <= set(self._uuids):
-            self._join, self._uuids, self._joined_ns = StepJoin(uuids, keep=TICKS_KEPT), uuids, 0
-        if ticks[-1].t_ns - self._joined_ns < JOIN_EVERY_NS:
-            return self._conditions
-        for tick in reversed([*self._unjoined(ticks)]):
-            if tick.t_ns - self._joined_ns >= JOIN_EVERY_NS:
-                self._join.add_tick(tick.t_ns, tick.devices)
-                self._joined_ns = tick.t_ns
-        if self._conditions and self._joined_ns - self._counted_ns < CONDITIONS_EVERY_NS:
-            return self._conditions
-        self._counted_ns = self._joined_ns
-        conditions = self._join.conditions_between(self._joined_ns - MINUTE_NS, self._joined_ns)
-        self._conditions = {device.uuid: device for device in conditions if device.uuid is not None}
-        return self._conditions
-
-    def _unjoined(self, ticks: Sequence[Tick]) -> Iterator[Tick]:
-        """Yield the ticks of the last two minutes that were not joined yet, newest first."""
-        for tick in reversed(ticks):
-            if tick.t_ns <= self._joined_ns or tick.t_ns < ticks[-1].t_ns - 2 * MINUTE_NS:
-                return
-            yield tick
-
-
 NARROW_COLUMNS: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))
 WIDE_COLUMNS: Columns = (("pid", 10), ("owner", 12), ("GPU memory", 20), ("CPU", 9), ("memory", 11), ("age", 13))
 WIDE_COLUMNS_FROM = 120
@@ -292,8 +237,6 @@ class ProcessTable(SortedTable[ProcessRow]):
         super().__init__()
         self._newest: tuple[ProcessRow, ...] | None = None
         """The newest look at the processes, as it was handed over."""
-        self._all_rows: list[ProcessRow] = []
-        self._words = ""
         self._has_looked = False
         self._has_gpu = False
 
@@ -302,23 +245,11 @@ class ProcessTable(SortedTable[ProcessRow]):
         if rows is not None and rows == self._newest:
             return
         self._newest, self._has_looked, self._has_gpu = rows, rows is not None, has_gpu
-        self._all_rows = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
-        self.filter_processes(self._words)
-
-    def filter_processes(self, words: str) -> None:
-        """List only the processes whose pid, owner or command contains all of these words."""
-        self._words = words
-        self._listed_rows = [
-            row
-            for row in self._all_rows
-            if not words or fmt.has_all_words(f"{row.pid} {row.owner} {row.command}", words)
-        ]
+        self.all_rows = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
         self.reorder()
 
-    @property
-    def listed(self) -> Sequence[ProcessRow]:
-        """The listed processes."""
-        return self._listed_rows
+    def text_of(self, row: ProcessRow) -> str:
+        return f"{row.pid} {row.owner} {row.command}"
 
     def action_sort(self) -> None:
         """Order by the next column, with a notice."""
@@ -328,14 +259,14 @@ class ProcessTable(SortedTable[ProcessRow]):
     @property
     def rows_wanted(self) -> int:
         """Rows for the heading and every process."""
-        return 1 + max(1, len(self._ordered_rows))
+        return 1 + max(1, len(self.listed))
 
     def lines(self, width: int, height: int) -> list[Line]:
         heading = self.heading(width)
-        if not self._ordered_rows:
+        if not self.listed:
             words = "Nothing keeps this machine busy." if self._has_looked else "looking at the processes…"
             return [heading, [(words, "muted")]]
-        heading.append((f"   of {fmt.count(len(self._ordered_rows))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
+        heading.append((f"   of {fmt.count(len(self.listed))}" if width >= WIDE_COLUMNS_FROM else "", "muted"))
         return [heading, *self.visible_rows(width, height - 1)]
 
     def identity(self, row: ProcessRow) -> object:

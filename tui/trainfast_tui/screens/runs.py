@@ -77,12 +77,7 @@ class RunsScreen(AppScreen):
         super().__init__(session)
         self._home = session.home
         self._all_rows: list[RunRow] | None = None
-        """All runs of the newest listing; None before the first."""
-        self._rows: list[RunRow] = []
-        """The runs without the warm processes of searches, which their search shows."""
-        self._matching: list[RunRow] = []
-        """The runs that the filter lets through."""
-        self._filter = ""
+        """All runs of the newest listing, with the warm processes of searches; None before the first."""
         self._is_listing = False
         self._request_id = 0
         """Number of the newest listing."""
@@ -126,11 +121,8 @@ class RunsScreen(AppScreen):
 
     def _show_runs(self, rows: list[RunRow]) -> None:
         self._all_rows = rows
-        self._rows = [row for row in rows if row.role not in WARM_ROLES]
-        self._matching = [row for row in self._rows if row_matches(row, self._filter)] if self._filter else self._rows
-        listed_ids = {row.run_id for row in self._rows}
-        self.table.marked = [run_id for run_id in self.table.marked if run_id in listed_ids]
-        self.table.show_rows(self._matching, is_filtered=bool(self._filter))
+        # The search of a warm process shows it.
+        self.table.show_rows([row for row in rows if row.role not in WARM_ROLES])
 
     @property
     def table(self) -> RunsTable:
@@ -140,20 +132,17 @@ class RunsScreen(AppScreen):
         self.query_one(RunDetail).show_row(self.table.current)
         if self._all_rows is not None:
             self.query_one(RunsHead).show_text(self._head())
-            self.query_one(FilterLine).show_count(f"{len(self._matching):,} of {len(self._rows):,}")
+            self.query_one(FilterLine).show_count(f"{len(self.table.listed):,} of {len(self.table.all_rows):,}")
 
     def _head(self) -> str:
         order = self.table.order
-        head = f"runs   {len(self._matching):,}   by {order.name}, {order.direction_labels[self.table.reverse]}"
-        return head + (", each seq_len apart" if self.table.is_grouped else "")
+        return f"runs   {len(self.table.listed):,}   by {order.name}, {order.direction_labels[self.table.reverse]}"
 
     def on_sorted_table_opened(self) -> None:
         self.action_open()
 
     def filter_rows(self, words: str) -> None:
-        self._filter = words.strip()
-        if self._all_rows is not None:
-            self._show_runs(self._all_rows)
+        self.table.filter_rows(words)
 
     def answer_run_id(self) -> str | None:
         return self.table.current.run_id if self.table.current is not None else None
@@ -225,34 +214,16 @@ ALL_COLUMNS: Columns = (
 FEWER_COLUMNS: Columns = (("run", 6), ("preset", 15), ("state", 17), ("samples/s", 12))
 ALL_COLUMNS_FROM = 110
 """The width from which the table has all columns."""
-SEQ_LEN = "seq_len"
 ID_TIME_LETTERS = len("20261121-054455")
 """The letters of a run's id that are its start."""
 
 ORDERS: tuple[SortOrder[RunRow], ...] = (
     SortOrder("run", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
-    # Samples of different lengths are different work, so samples/s rank within one seq_len.
-    SortOrder(
-        "samples/s",
-        lambda row: row.samples_per_s if row.measured_under is None else None,
-        group_by=lambda row: _seq_len_text(row),
-    ),
+    SortOrder("samples/s", lambda row: row.samples_per_s if row.measured_under is None else None),
     SortOrder("peak memory", lambda row: row.peak_allocated_bytes),
     SortOrder("preset", lambda row: row.name, largest_first=False, direction_labels=("a to z", "z to a")),
     SortOrder("state", lambda row: row.state, largest_first=False, direction_labels=("a to z", "z to a")),
 )
-
-
-def row_matches(row: RunRow, words: str) -> bool:
-    """True if every word stands in the row: its id, preset, state, reason, a `knob=value` or a `model.FIELD=value`."""
-    field_overrides = {key: value for key, value in row.overrides.items() if "." in key}
-    text = " ".join(
-        [row.run_id, _run_words(row), row.name, row.state, state_text(row.state), row.reason]
-        + typed_overrides(row.knobs)
-        + typed_overrides(field_overrides)
-        + ([SYNTHETIC_MARK] if row.synthetic_data else [])
-    )
-    return fmt.has_all_words(text, words)
 
 
 class RunsTable(SortedTable[RunRow]):
@@ -268,27 +239,28 @@ class RunsTable(SortedTable[RunRow]):
         self.marked: list[str] = []
         """Ids of marked runs, first marked first; at most two."""
         self._empty_words = "listing the runs…"
-        self.is_grouped = False
-        """True if the order is by a figure that ranks among the runs of one seq_len alone, and there are several."""
 
     @property
     def below(self) -> RunRow | None:
         """The run one row below the cursor."""
-        return self._ordered_rows[self._cursor + 1] if self._cursor + 1 < len(self._ordered_rows) else None
+        return self.listed[self._cursor + 1] if self._cursor + 1 < len(self.listed) else None
 
-    def show_rows(self, rows: list[RunRow], *, is_filtered: bool) -> None:
-        """Show these rows; if there are none, `is_filtered` tells a filter from a home without runs."""
-        self._listed_rows = rows
-        first_steps = f"No run yet; {key_of('runs', 'back')}, then {RUN_KEY} starts one."
-        self._empty_words = "No matching runs." if is_filtered else first_steps
+    def show_rows(self, rows: list[RunRow]) -> None:
+        """Show these rows; a mark goes with its run."""
+        self.all_rows, ids = rows, {row.run_id for row in rows}
+        self.marked = [run_id for run_id in self.marked if run_id in ids]
+        self._empty_words = f"No run yet; {key_of('runs', 'back')}, then {RUN_KEY} starts one."
         self.reorder()
 
-    def reorder(self) -> None:
-        """Put the listed rows in order and draw them; the cursor stays on its run."""
-        order = self.order
-        ranked = [row for row in self._listed_rows if order.group_by is not None and order.key(row) is not None]
-        self.is_grouped = len(set(map(_seq_len_text, ranked))) > 1
-        super().reorder()
+    def text_of(self, row: RunRow) -> str:
+        """Return id, preset, state, reason, each `knob=value` and each `model.FIELD=value`."""
+        field_overrides = {key: value for key, value in row.overrides.items() if "." in key}
+        return " ".join(
+            [row.run_id, _run_words(row), row.name, row.state, state_text(row.state), row.reason]
+            + typed_overrides(row.knobs)
+            + typed_overrides(field_overrides)
+            + ([SYNTHETIC_MARK] if row.synthetic_data else [])
+        )
 
     def action_mark(self) -> None:
         """Mark or unmark the run under the cursor; a third mark replaces the oldest."""
@@ -302,8 +274,8 @@ class RunsTable(SortedTable[RunRow]):
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        if not self._ordered_rows:
-            return [[(self._empty_words, "muted")]]
+        if not self.listed:
+            return [[("No matching runs." if self.all_rows else self._empty_words, "muted")]]
         return [self.heading(width), *self.visible_rows(width, height - 1)]
 
     def identity(self, row: RunRow) -> str:
@@ -329,9 +301,6 @@ class RunsTable(SortedTable[RunRow]):
             for name, column_width in self.columns(width)
         ]
         overrides = without_search_settings(row.overrides, row.role)
-        if self.is_grouped and self.order.key(row) is not None and (length := _seq_len_text(row)):
-            overrides.pop(SEQ_LEN, None)
-            line.append((f"{length}  ", "title"))
         changed = fmt.plain(short_overrides(overrides, width - fmt.line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
@@ -349,12 +318,6 @@ def _speed(row: RunRow) -> Piece:
     if row.doubts and row.samples_per_s is not None:
         return f"{DOUBT_SIGN} {fmt.number(row.samples_per_s)}", "warning"
     return fmt.number(row.samples_per_s), "text"
-
-
-def _seq_len_text(row: RunRow) -> str:
-    """Return the seq_len as it is typed; empty for a script without a mapped seq_len."""
-    length = row.knobs.get(SEQ_LEN)
-    return "" if length is None else fmt.plain(f"{SEQ_LEN}={length}")
 
 
 def _started(row: RunRow) -> str:

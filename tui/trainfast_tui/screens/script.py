@@ -6,8 +6,8 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,11 +65,7 @@ class ScriptScreen(AppScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._command: tuple[str, ...] = ()
-        self._discovered: Discovered | None = None
-        self._mapping: dict[str, FlagMapping] = {}
-        self._refusal = ""
-        self._discovery_began_ns = 0
+        self._findings = ScriptFindings(cwd=session.cwd)
 
     def content(self) -> ComposeResult:
         yield ScriptView()
@@ -92,30 +88,27 @@ class ScriptScreen(AppScreen):
         """Take in the result of discovery; leave other messages to the app."""
         # The result of an earlier discovery may come late.
         match message.content:
-            case ScriptDiscovered(command, discovered) if command == self._command:
-                self._discovered = discovered
-                self._mapping = {flag_mapping.knob: flag_mapping for flag_mapping in propose(discovered.flags)}
+            case ScriptDiscovered(command, discovered) if command == self._findings.command:
+                mapping = {flag_mapping.knob: flag_mapping for flag_mapping in propose(discovered.flags)}
+                self._findings = replace(self._findings, discovered=discovered, mapping=mapping)
                 self._show_findings()
-            case DiscoveryRefused(command, error) if command == self._command:
-                self._refusal = error.line_without_option()
+            case DiscoveryRefused(command, error) if command == self._findings.command:
+                self._findings = replace(self._findings, refusal=error.line_without_option())
                 self._show_findings()
 
     def _show_findings(self, knob: str = "") -> None:
-        waited = fmt.elapsed(self._discovery_began_ns, time.monotonic_ns())
-        waiting = f"running the script up to its argument parser… {waited} of at most {LIMIT_S:.0f} s"
-        mapping = tuple(self._mapping.values())
-        findings = ScriptFindings(self._command, self.session.cwd, self._discovered, mapping, waiting, self._refusal)
+        findings = self._findings
         self.view.show_findings(findings, knob)
         hidden: set[str] = set()
-        if self._discovered is None:
+        if findings.discovered is None:
             hidden |= {"save", "add", "filter"}
-        if not self._mapping:
+        if not findings.mapping:
             hidden.add("remove")
-            if self._command:
+            if findings.command:
                 hidden.add("map")
-        if not self._command:
+        if not findings.command:
             hidden |= {"command", "again"}
-        self.query_one(Footer).set_actions(hidden, {"map": "flag" if self._command else "command"})
+        self.query_one(Footer).set_actions(hidden, {"map": "flag" if findings.command else "command"})
 
     def filter_rows(self, words: str) -> None:
         self.view.filter_flags(words)
@@ -126,12 +119,12 @@ class ScriptScreen(AppScreen):
         def on_command(text: str) -> None:
             self._look_into(tuple(split_command(text)))
 
-        title, typed = "The command that starts your script", shlex.join(self._command)
+        title, typed = "The command that starts your script", shlex.join(self._findings.command)
         ask_text(self.app, title, COMMAND_HINT, typed, split_command, on_command)
 
     def action_again(self) -> None:
-        if self._command:
-            self._look_into(self._command)
+        if self._findings.command:
+            self._look_into(self._findings.command)
         else:
             self.action_command()
 
@@ -139,20 +132,20 @@ class ScriptScreen(AppScreen):
         """Have the flags of this command's script found, unless a run or a search is being measured."""
         session = self.session
         session.script_control.cancel()
-        self._command, self._discovered, self._mapping, self._refusal = command, None, {}, ""
+        refusal = ""
         if session.is_device_used:
             run_id = session.live_run.run_id if session.live_run is not None else session.other_live_run_id
             is_searching = session.searches.running_kind is not None
             user = "a search" if is_searching or run_id is None else run_id
-            self._refusal = f"{user} is being measured, and starting the script would slow it; look again when it ends"
+            refusal = f"{user} is being measured, and starting the script would slow it; look again when it ends"
         else:
-            self._discovery_began_ns = time.monotonic_ns()
             session.script_control.discover(command, self.post)
-        self.notify("" if self._refusal else warning_words(command))
+        self._findings = ScriptFindings(command, session.cwd, time.monotonic_ns(), refusal=refusal)
+        self.notify("" if refusal else warning_words(command))
         self._show_findings()
 
     def action_map(self) -> None:
-        if not self._command:
+        if not self._findings.command:
             self.action_command()
         elif self.view.current is not None:
             self._ask_flag(self.view.current)
@@ -160,24 +153,27 @@ class ScriptScreen(AppScreen):
             self.notify(f"No knob is mapped; {key_of('script', 'add')} maps one.", severity="warning")
 
     def action_add(self) -> None:
-        if self._discovered is None:
+        if self._findings.discovered is None:
             self.notify(NO_SCRIPT_NOTICE, severity="warning")
             return
         unmapped = [
-            (knob.name, knob.what) for knob in KNOBS if knob.name not in self._mapping and knob.name not in LAUNCH_KNOBS
+            (knob.name, knob.what)
+            for knob in KNOBS
+            if knob.name not in self._findings.mapping and knob.name not in LAUNCH_KNOBS
         ]
         ask_choice(self.app, "Map which knob", unmapped, self._ask_flag)
 
     def _ask_flag(self, name: str) -> None:
         """Ask for the flag of a knob; the dialog stays open while the script does not have it."""
-        assert self._discovered is not None
-        flags = self._discovered.flags
-        before = flag_words_text(self._mapping[name].flag_words) if name in self._mapping else ""
+        findings = self._findings
+        assert findings.discovered is not None
+        flags = findings.discovered.flags
+        before = flag_words_text(findings.mapping[name].flag_words) if name in findings.mapping else ""
 
         def set_flag(text: str) -> None:
             flag_mapping = mapping_typed(name, text, flags, GIVEN_REASON)
             if text != before:
-                self._mapping[name] = flag_mapping
+                self._findings = replace(self._findings, mapping={**self._findings.mapping, name: flag_mapping})
                 self._show_findings(name)
 
         ask_text(self.app, f"The flag of {name}", FLAG_HINT, before, set_flag)
@@ -185,25 +181,27 @@ class ScriptScreen(AppScreen):
     def action_remove(self) -> None:
         name = self.view.current
         if name is not None:
-            del self._mapping[name]
+            mapping = {knob: flag for knob, flag in self._findings.mapping.items() if knob != name}
+            self._findings = replace(self._findings, mapping=mapping)
             self._show_findings()
             self.notify(f"{name} has no flag now; {key_of('script', 'add')} maps it again.")
 
     def action_save(self) -> None:
         """Ask for a name, save the preset, and choose it as the next run."""
-        if self._discovered is None:
+        if self._findings.discovered is None:
             self.notify(NO_SCRIPT_NOTICE, severity="warning")
             return
         hint = f"A name; command, folder and mapping become a file in {user_directory()}. {PRESET_KEY} lists it."
-        ask_preset_name(self.app, "Save this script as", hint, _name_for(self._command), self._save)
+        ask_preset_name(self.app, "Save this script as", hint, _name_for(self._findings.command), self._save)
 
     def _save(self, name: str) -> None:
         from trainfast_runner.running.scripts.discovery import preset_of
 
-        assert self._discovered is not None
-        mapping = self._mapping.values()
+        findings = self._findings
+        assert findings.discovered is not None
+        mapping = findings.mapping.values()
         try:
-            preset = preset_of(self._command, self._discovered, mapping, name=name, cwd=self.session.cwd)
+            preset = preset_of(findings.command, findings.discovered, mapping, name=name, cwd=findings.cwd)
             path = save_script_preset(
                 preset, {flag_mapping.knob: flag_mapping.reason for flag_mapping in mapping}, overwrite=True
             )
@@ -242,12 +240,12 @@ class ScriptFindings:
     command: tuple[str, ...] = ()
     cwd: str = ""
     """The folder that the command starts in."""
+    began_ns: int = 0
+    """The start of discovery (CLOCK_MONOTONIC)."""
     discovered: Discovered | None = None
     """The flags of the script; None before discovery has found them."""
-    mapping: Sequence[FlagMapping] = ()
+    mapping: Mapping[str, FlagMapping] = field(default_factory=dict)
     """The flag of each mapped knob."""
-    waiting: str = ""
-    """Describes discovery while it is under way."""
     refusal: str = ""
     """The reason discovery failed."""
 
@@ -276,15 +274,15 @@ class ScriptView(ListWidget):
     @property
     def current(self) -> str | None:
         """The knob under the cursor; None if none is mapped."""
-        mapping = self._findings.mapping
-        return mapping[self._cursor].knob if mapping else None
+        mapped = list(self._findings.mapping)
+        return mapped[self._cursor] if mapped else None
 
     def show_findings(self, findings: ScriptFindings, knob: str = "") -> None:
         """Show this script, with the cursor on `knob` where one is named."""
         if findings.discovered is not self._findings.discovered:
             self._cursor = self._first_flag = 0
         self._findings = findings
-        rows = (row for row, flag_mapping in enumerate(findings.mapping) if flag_mapping.knob == knob)
+        rows = (row for row, mapped in enumerate(findings.mapping) if mapped == knob)
         self._cursor = fmt.moved_cursor(next(rows, self._cursor), 0, len(findings.mapping))
         self.repaint()
 
@@ -307,8 +305,9 @@ class ScriptView(ListWidget):
         discovered = self._findings.discovered
         if discovered is None:
             return []
-        ways = _way_lines(discovered, self._findings.mapping, width)
-        flags = [_flag_line(flag, self._findings.mapping, width) for flag in self._flags()]
+        mapping = self._findings.mapping.values()
+        ways = _way_lines(discovered, mapping, width)
+        flags = [_flag_line(flag, mapping, width) for flag in self._flags()]
         rows, reason = self._mapping_lines(width)
         row_room = room - 2 - len(reason) - len(ways) - min(MIN_FLAG_LINES, len(flags))
         top = max(0, self._cursor + 1 - max(MIN_KNOB_LINES, row_room))
@@ -324,7 +323,7 @@ class ScriptView(ListWidget):
 
     def _mapping_lines(self, width: int) -> tuple[list[Line], list[Line]]:
         """Return a row for each mapped knob, and the reason of the one under the cursor."""
-        mapping = self._findings.mapping
+        mapping = list(self._findings.mapping.values())
         if not mapping:
             words = f"No flag was recognised; {key_of('script', 'add')} maps a knob to one."
             return fmt.paragraph(words, width, "warning"), []
@@ -349,11 +348,11 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
         command_key, again_key = key_of("script", "command"), key_of("script", "again")
         next_steps = f"{command_key} types another command; {again_key} looks again after a change."
         return [*lines, [], *fmt.paragraph(next_steps, width, "title")]
-    text = findings.waiting if findings.discovered is None else discovery_words(findings.discovered)
-    return [
-        *lines,
-        *fmt.labelled(("found   ", "muted"), text, width, "muted" if findings.discovered is None else "text"),
-    ]
+    if findings.discovered is not None:
+        return [*lines, *fmt.labelled(("found   ", "muted"), discovery_words(findings.discovered), width)]
+    waited = fmt.elapsed(findings.began_ns, time.monotonic_ns())
+    waiting = f"running the script up to its argument parser… {waited} of at most {LIMIT_S:.0f} s"
+    return [*lines, *fmt.labelled(("found   ", "muted"), waiting, width, "muted")]
 
 
 def _knob_line(flag_mapping: FlagMapping, is_current: bool, width: int) -> Line:
@@ -363,7 +362,7 @@ def _knob_line(flag_mapping: FlagMapping, is_current: bool, width: int) -> Line:
     return [(f"{knob}{words} {value}", "cursor" if is_current else "text")]
 
 
-def _way_lines(discovered: Discovered, mapping: Sequence[FlagMapping], width: int) -> list[Line]:
+def _way_lines(discovered: Discovered, mapping: Collection[FlagMapping], width: int) -> list[Line]:
     """Return the knobs that reach the script without a flag, a paragraph a way."""
     ways = ways_without_flag(discovered.framework or "", [flag_mapping.knob for flag_mapping in mapping])
     return [
@@ -373,7 +372,7 @@ def _way_lines(discovered: Discovered, mapping: Sequence[FlagMapping], width: in
     ]
 
 
-def _flag_line(flag: Flag, mapping: Sequence[FlagMapping], width: int) -> Line:
+def _flag_line(flag: Flag, mapping: Collection[FlagMapping], width: int) -> Line:
     names = set(flag.names)
     knobs = [flag_mapping.knob for flag_mapping in mapping if names & flag_tokens(flag_mapping.flag_words)]
     name_room, default_room = WIDE_FLAG_CELLS if width >= WIDE_NAMES_FROM else NARROW_FLAG_CELLS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic
@@ -20,12 +20,11 @@ from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.format import LabelledText, Line, clamp_scroll, elapsed, hidden_words, labelled, rule
-from trainfast_tui.text.keys import key_of
+from trainfast_tui.text.keys import RUN_KEY, key_of
 
 if TYPE_CHECKING:
     from trainfast_runner.search.journal import SearchQuestion
     from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.next_run.next_run import NextRun
     from trainfast_tui.session import Session
 
 
@@ -36,6 +35,11 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         super().__init__(session)
         self._search: SearchSnapshotT | None = None
         """The search on the screen; None while the screen asks whether to start one, and while one is starting."""
+        self._is_asking = False
+        """True while the screen asks whether to start a search; `_search` is None then.
+
+        With neither a question nor a search on the screen, the search is starting.
+        """
         self._now_ns = session.snapshot.taken_ns if session.snapshot is not None else 0
         """CLOCK_MONOTONIC of the newest snapshot."""
 
@@ -51,7 +55,9 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def show_newest(self) -> None:
         """Paint the followed search as of the newest snapshot, or the question of the next one."""
-        raise NotImplementedError
+        if self.search_control.is_active:
+            self._is_asking = False
+        self.show_search(None if self._is_asking else self.search_control.current)
 
     def question(self) -> tuple[str, list[LabelledText]]:
         """Return the name of what the next search trains, and the rows that ask for it or say that it is starting."""
@@ -114,23 +120,35 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         self.query_one(Footer).set_actions(hidden, {**labels, **self.action_labels()})
 
     def show_refusal(self, error: UserError) -> None:
-        """Show why the search cannot be started."""
+        """Show why the search cannot be started; without a search on the screen, ask again."""
+        if self._search is None:
+            self._is_asking = True
+            self.show_newest()
         self.notify(f"Refused: {error.line_without_option()}", severity="error")
         self.show_useful_keys()
 
-    def next_run_of(self, question: SearchQuestion) -> NextRun | None:
-        """Return the next run, or one of the search's preset if the next run trains another.
+    def apply_knobs(self, question: SearchQuestion, knob_texts: Iterable[tuple[str, str]], answer_words: str) -> bool:
+        """Give these values to the next run, which becomes one of the search's preset if it trains another; close.
 
-        None, with a notice, if that preset is gone.
+        Return False, with a notice, if that preset is gone or a value is refused. `answer_words` name the values.
         """
-        next_run = self.session.next_run
-        if next_run is not None and has_same_model(question, next_run.spec):
-            return next_run
-        try:
-            return next_run_from_search(question)
-        except UserError as error:
-            self.notify(f"This search trains {question.name}: {error.line_without_option()}", severity="error")
-            return None
+        session, next_run = self.session, self.session.next_run
+        if is_other_model := next_run is None or not has_same_model(question, next_run.spec):
+            try:
+                next_run = session.set_next_run(next_run_from_search(question))
+            except UserError as error:
+                self.notify(f"This search trains {question.name}: {error.line_without_option()}", severity="error")
+                return False
+        assert next_run is not None
+        changed = [(name, text) for name, text in knob_texts if next_run.text_of(name) != text]
+        is_applied = not changed or session.set_knobs(changed)
+        if is_applied and is_other_model:
+            words = f"The next run is now {question.name} with its search's {answer_words}; {RUN_KEY} runs it"
+            session.post(Notified(words))
+        elif not changed:
+            session.post(Notified(f"The next run has the {answer_words} already; {RUN_KEY} runs it"))
+        self.dismiss()
+        return is_applied
 
     def start_search(self) -> None:
         """Start or continue the search; a live run is stopped first if the person agrees."""
@@ -222,6 +240,7 @@ class SearchView(ListWidget, Generic[SearchSnapshotT]):
         return self._visible_rows
 
     def action_page(self, by: int) -> None:
+        # A page is one of the table, also where the arrows move a cursor.
         self.scroll_lines(by * self.page_rows)
 
     def scroll_lines(self, by: int) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress, count, repeat
 from operator import ne
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from rich.cells import cell_len
-from rich.color import ColorSystem
-from rich.console import COLOR_SYSTEMS, Console
+from rich.console import Console
+from rich.segment import Segment
 from rich.style import Style
 from textual import _compositor
 from textual._compositor import ChopsUpdate, LayoutUpdate
@@ -25,53 +24,46 @@ CLEAR_SCREEN = "\x1b[m\x1b[r\x1b[?25l\x1b[2J"
 """Reset colours, scroll region and cursor and clear the screen: another program may have changed any of them."""
 
 
-class Ink(NamedTuple):
-    """The SGR codes of a cell (ECMA-48, 8.3.117); an empty code is the terminal's own colour."""
-
-    attributes: str = ""
-    foreground: str = ""
-    background: str = ""
-    is_lined: bool = False
-    """True if a blank shows more than its background: an underline, a strike or reversed colours."""
-
-
-PLAIN_INK = Ink()
-Cell = tuple[str, Ink]
+Cell = tuple[str, Style]
 """A character of one cell; a blank that is not lined keeps only its background."""
 Row = list[Cell | None]
 """None is a cell with unknown content."""
+PLAIN = Style.null()
 
 
 @lru_cache(maxsize=1024)
-def _inks(style: Style | None, system: ColorSystem) -> tuple[Ink, Ink]:
-    """Return the codes of a style for letters and for blanks, in the colours the terminal has."""
-    if style is None:
-        return PLAIN_INK, PLAIN_INK
-    lined = style.underline or style.underline2 or style.overline or style.strike or style.reverse
-    ink = Ink(
-        Strip.render_ansi(style.without_color, system),
-        Strip.render_ansi(Style(color=style.color), system),
-        Strip.render_ansi(Style(bgcolor=style.bgcolor), system),
-        bool(lined or style.frame or style.encircle),
-    )
-    return ink, ink if ink.is_lined else Ink(background=ink.background)
+def _blank_style(style: Style) -> Style:
+    """Return the visible part of a style of blanks: the background, or all of an underline, a strike or a reverse."""
+    is_lined = style.underline or style.underline2 or style.overline or style.strike or style.reverse
+    if is_lined or style.frame or style.encircle:
+        return style
+    return PLAIN if style.bgcolor is None else Style(bgcolor=style.bgcolor)
 
 
-def cells_of(strip: Strip, console: Console) -> list[Cell] | None:
+def cells_of(strip: Strip) -> list[Cell] | None:
     """Return the cells of a strip, or None if a character takes two cells or none, or a link belongs to it."""
-    system = COLOR_SYSTEMS[console.color_system or "truecolor"]
     cells: list[Cell] = []
-    for text, style, _ in strip:
-        if cell_len(text) != len(text) or (style is not None and style.link is not None):
+    for text, own_style, _ in strip:
+        style = own_style or PLAIN
+        if cell_len(text) != len(text) or style.link is not None:
             return None
-        ink, blank = _inks(style, system)
-        if ink is blank or " " not in text:
-            cells += zip(text, repeat(ink))
-        elif not text.strip(" "):
-            cells += [(" ", blank)] * len(text)
+        blank = _blank_style(style)
+        if blank is style or " " not in text:
+            cells += zip(text, repeat(style))
         else:
-            cells += [(character, blank if character == " " else ink) for character in text]
+            cells += [(character, blank if character == " " else style) for character in text]
     return cells
+
+
+def as_strip(cells: Iterable[Cell]) -> Strip:
+    """Return the cells in few pieces: a blank continues its neighbour's style where only its background shows."""
+    pieces: list[tuple[list[str], Style]] = []
+    for character, style in cells:
+        if pieces and (style == pieces[-1][1] or (character == " " and _blank_style(pieces[-1][1]) == style)):
+            pieces[-1][0].append(character)
+        else:
+            pieces.append(([character], style))
+    return Strip([Segment("".join(characters), style) for characters, style in pieces])
 
 
 def changed_ranges(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[int, int]]:
@@ -89,64 +81,6 @@ def changed_ranges(before: Sequence[Cell | None], after: Sequence[Cell]) -> list
     return [*spans, (start, end)]
 
 
-class Pen:
-    """Control sequences and text of one update; it begins and ends with the terminal's own colours."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._ink = PLAIN_INK
-        self._y = -1
-
-    def move(self, x: int, y: int) -> None:
-        """Go to a cell, counted from 0."""
-        self._parts.append(f"\x1b[{x + 1}G" if y == self._y else f"\x1b[{y + 1};{x + 1}H")
-        self._y = y
-
-    def write(self, cells: Iterable[Cell]) -> None:
-        """Draw these cells at the pen's position."""
-        parts, ink = self._parts, self._ink
-        for character, cell_ink in cells:
-            if cell_ink is not ink and cell_ink != ink:
-                if character == " " and not cell_ink.is_lined and not ink.is_lined:
-                    # A blank does not show the colour and weight of letters.
-                    same = cell_ink.background == ink.background
-                    cell_ink = ink if same else ink._replace(background=cell_ink.background)
-                if cell_ink != ink:
-                    parts.append(_change(ink, cell_ink))
-                    ink = cell_ink
-            parts.append(character)
-        self._ink = ink
-
-    def write_whole(self, text: str) -> None:
-        """Append text with its own colours; the position after it is unknown."""
-        self._reset()
-        self._parts.append(text)
-        self._y = -1
-
-    def text(self) -> str:
-        """Return the whole update."""
-        self._reset()
-        return "".join(self._parts)
-
-    def _reset(self) -> None:
-        if self._ink != PLAIN_INK:
-            self._parts.append("\x1b[0m")
-            self._ink = PLAIN_INK
-
-
-def _change(old: Ink, new: Ink) -> str:
-    """Return the shortest sequence from one ink to another."""
-    is_dropped = (old.foreground and not new.foreground) or (old.background and not new.background)
-    if old.attributes != new.attributes or is_dropped:
-        codes = ["0" if old != PLAIN_INK else "", new.attributes, new.foreground, new.background]
-    else:
-        codes = [
-            new.foreground if new.foreground != old.foreground else "",
-            new.background if new.background != old.background else "",
-        ]
-    return f"\x1b[{';'.join(filter(None, codes))}m"
-
-
 class SentCells:
     """The cells that a terminal was sent last."""
 
@@ -162,38 +96,33 @@ class SentCells:
     def draw_all(self, rows: Iterable[Iterable[Strip]], console: Console) -> str:
         """Draw every row, whatever the terminal shows."""
         self._rows = []
-        pen = Pen()
+        pieces: list[tuple[int, int, Strip]] = []
         for y, strips in enumerate(rows):
             x = 0
             for strip in strips:
-                self._draw(pen, x, y, strip, console)
+                pieces.append((x, y, strip))
                 x += strip.cell_length
-        return self._cleared() + pen.text()
+        return self.draw(pieces, console)
 
     def draw(self, pieces: Iterable[tuple[int, int, Strip]], console: Console) -> str:
         """Draw strips, each with its column and row, sending only the cells that differ from the terminal's."""
-        pen = Pen()
+        parts, self._clear = [self._clear], ""
+        last_y = -1
         for x, y, strip in pieces:
-            self._draw(pen, x, y, strip, console)
-        return self._cleared() + pen.text()
-
-    def _cleared(self) -> str:
-        clear, self._clear = self._clear, ""
-        return clear
-
-    def _draw(self, pen: Pen, x: int, y: int, strip: Strip, console: Console) -> None:
-        end = x + strip.cell_length
-        row = self._row(y, end)
-        cells = cells_of(strip, console)
-        if cells is None:
-            row[x:end] = [None] * (end - x)
-            pen.move(x, y)
-            pen.write_whole(strip.render(console))
-            return
-        for first, last in changed_ranges(row[x:end], cells):
-            pen.move(x + first, y)
-            pen.write(cells[first:last])
-        row[x:end] = cells
+            end = x + strip.cell_length
+            row, cells = self._row(y, end), cells_of(strip)
+            if cells is None:
+                row[x:end] = [None] * (end - x)
+                parts.append(f"\x1b[{y + 1};{x + 1}H{strip.render(console)}")
+                last_y = -1
+                continue
+            for first, last in changed_ranges(row[x:end], cells):
+                column = x + first + 1
+                parts.append(f"\x1b[{column}G" if y == last_y else f"\x1b[{y + 1};{column}H")
+                parts.append(as_strip(cells[first:last]).render(console))
+                last_y = y
+            row[x:end] = cells
+        return "".join(parts)
 
     def _row(self, y: int, width: int) -> Row:
         """Return row `y`, at least `width` cells wide."""
