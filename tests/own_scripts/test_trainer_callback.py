@@ -20,7 +20,7 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path, gpus, sample
         recorded.append(samples)
         return False
 
-    turns = SimpleNamespace(restart=lambda: None, batch_size=samples)
+    turns = SimpleNamespace(batch_size=samples)
     steps = SimpleNamespace(
         count_steps_of=lambda source: None, turns=turns, samples_beside=lambda asked: asked, record_step=record_step
     )

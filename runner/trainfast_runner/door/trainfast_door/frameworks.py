@@ -105,8 +105,6 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
             # The loss of a step is logged after its end.
             run.steps.waits_for_loss = True
             run.ran.update(knobs_of_arguments(args))
-            # `auto_find_batch_size` begins again with a smaller batch.
-            run.steps.turns.restart()
             batch = getattr(state, "train_batch_size", None) or args.train_batch_size
             self.asked_samples = batch * args.gradient_accumulation_steps
             # Under DataParallel the batch is split among the GPUs.

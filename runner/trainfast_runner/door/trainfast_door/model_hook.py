@@ -89,6 +89,9 @@ def hook_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
     count, model = max(counts, key=lambda pair: pair[0], default=(0, None))
     if model is None or not count:
         return
+    # A script may divide the model among several optimizers.
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    run.actual["parameters"] = max(run.actual["parameters"], trained)
     kind = type(model).__name__
     compiled = kind == "OptimizedModule"
     run.actual.update(
@@ -152,7 +155,7 @@ class ForwardTimes:
                 return
             if self.is_first:
                 self.begin_first()
-            rows = (leading_size(args) or leading_size(kwargs) or 0) if steps.turns.counts_rows else 0
+            rows = leading_size(args) or leading_size(kwargs) or 0
             steps.turns.add_forward(rows, module.training, now_ns)
         except Exception as error:
             note_error("model forward hook", error)
