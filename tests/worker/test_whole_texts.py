@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerFast
 
 from trainfast_runner.worker.data.batches import GlobalOrder
 from trainfast_runner.worker.data.corpus import CorpusRequest, build, open_corpus
-from trainfast_runner.worker.data.samples import IGNORED_LABEL, CountedBatches, Masking, WholeTexts, pieces_of
+from trainfast_runner.worker.data.samples import IGNORED_LABEL, CountedBatches, Masking, TextSamples, pieces_of
 
 
 def texts(lengths, seq_len, **more):
     ids = np.arange(1, sum(lengths) + 1, dtype=np.uint16)
-    return WholeTexts(ids, pieces_of(np.array(lengths), seq_len), pad_id=0, **more)
+    return TextSamples(ids, pieces_of(np.array(lengths), seq_len), pad_id=0, **more)
 
 
 def test_a_long_text_is_several_samples_and_one_token_is_none():

@@ -193,10 +193,11 @@ class Turns:
         self._turns = [Turn(None, monotonic_ns())]
 
     def _is_new_attempt(self, reached: Iterable[Source]) -> bool:
-        """True if the script has left its training midway for new loaders: another batch size is tried."""
+        """True if an iterator has gone midway and all loaders are new: the script tries another batch size."""
         training = self.training
-        goes_on = any(source is training or self._is_trained(source) for source in reached)
-        return training is not None and not training.ended and not goes_on
+        if training is None or training.ended or training.iterator() is not None:
+            return False
+        return not any(source is training or self._is_trained(source) for source in reached)
 
     @property
     def is_evaluating(self) -> bool:

@@ -18,8 +18,9 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ import numpy as np
 
 from ..invalid import InvalidInput, one_line
 from ..shared.host import make_private, wait_for_lock
-from ..shared.words import SMALLEST_VOCAB
 
 ENTRY_VERSION = 3
 """The version of an entry, a part of its key: entries of another version are made again."""
@@ -82,12 +82,6 @@ def stdlib_files() -> list[Path]:
             if total > TEXT_LIMIT_BYTES:
                 break
             chosen_files.append(path)
-    if not chosen_files:
-        raise InvalidInput(
-            f"this Python has no sources of its standard library in {root}; use data.kind = 'files' or 'random'",
-            key="data.kind",
-            allowed=["files", "hub", "random"],
-        )
     return chosen_files
 
 
@@ -198,8 +192,6 @@ def _key(request: CorpusRequest) -> str:
     if request.kind == "text":
         parts["python"] = [sys.version, sysconfig.get_paths()["stdlib"], TEXT_LIMIT_BYTES]
     if request.kind == "files":
-        if not request.paths:
-            raise InvalidInput("data.kind = 'files' names no file", key="data.paths")
         parts["paths"] = [_stamp(Path(path)) for path in request.paths]
     if request.tokenizer is not None and Path(request.tokenizer).is_dir():
         parts["tokenizer_files"] = [
@@ -214,8 +206,6 @@ def _stamp(path: Path) -> list[Any]:
         status = path.stat()
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", key="data.paths") from error
-    if not path.is_file():
-        raise InvalidInput(f"{path} is not a file", key="data.paths")
     return [str(path), status.st_size, status.st_mtime_ns]
 
 
@@ -228,33 +218,12 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def build_in_child(request: CorpusRequest, folder: Path) -> None:
-    """Run `build` in a fresh process; an error raised there is raised here.
-
-    Not in a pool: it needs threads of its own, and waits for ever where a limit on processes allows none.
-    """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_build_and_send, args=(request, folder, sender))
-    child.start()
-    sender.close()
-    with receiver:
+    """Run `build` in a fresh process; an error raised there is raised here."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as executor:
         try:
-            error = receiver.recv()
-        except EOFError:
-            child.join()
-            error = RuntimeError(f"tokenizing ended with exit code {child.exitcode}; more in output.log")
-    child.join()
-    if error is not None:
-        raise error
-
-
-def _build_and_send(request: CorpusRequest, folder: Path, sender: Connection) -> None:
-    error: Exception | None = None
-    try:
-        build(request, folder)
-    except BaseException as raised:  # a panic of the tokenizers' Rust is no Exception
-        error = raised if isinstance(raised, Exception) else RuntimeError(one_line(raised))
-    sender.send(error)
+            executor.submit(build, request, folder).result()
+        except BrokenProcessPool as error:
+            raise RuntimeError("the process that tokenizes was killed; more in output.log") from error
 
 
 def build(request: CorpusRequest, folder: Path) -> None:
@@ -292,16 +261,9 @@ def build(request: CorpusRequest, folder: Path) -> None:
 
 
 def _train_bpe(contents: list[str], vocab: int, folder: Path) -> tuple[Encode, dict[str, Any]]:
-    """Train a byte-level BPE of at most `vocab` ids on these texts."""
+    """Train a byte-level BPE of at most `vocab` ids, which the launch has checked, on these texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if vocab < SMALLEST_VOCAB:
-        raise InvalidInput(
-            f"the model's vocab_size is {vocab}; a byte-level BPE needs at least {SMALLEST_VOCAB}",
-            key="model.vocab_size",
-            allowed=[f"{SMALLEST_VOCAB} or more"],
-            nearest=str(SMALLEST_VOCAB),
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

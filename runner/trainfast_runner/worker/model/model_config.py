@@ -137,16 +137,8 @@ def active_share(text: Any) -> float:
 
 
 def vocab_size(config: Any) -> int:
-    """Number of token ids of a model. Raises InvalidInput for one that reads no text."""
-    size = getattr(text_part(config), "vocab_size", None)
-    if size is None:
-        raise InvalidInput(
-            f"{config.model_type} reads no text: it has no vocab_size",
-            key="data.kind",
-            allowed=["jpeg"],
-            nearest="jpeg",
-        )
-    return int(size)
+    """Number of token ids of a model that reads text."""
+    return int(text_part(config).vocab_size)
 
 
 def image_part(config: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..catalog import OPTIMIZERS, OptimizerEntry
-from ..invalid import InvalidInput
 from ..spec import Knobs
 
 
@@ -33,22 +31,10 @@ def optimizer_class(entry: OptimizerEntry) -> Any:
 
 
 def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
-    """The optimizer over `model`'s trainable parameters. Raises InvalidInput when its package is missing."""
+    """The optimizer over `model`'s trainable parameters; the launch has refused one whose package is missing."""
     entry = OPTIMIZERS[knobs.optimizer]
     groups = parameter_groups(model, knobs.weight_decay)
-    try:
-        make_optimizer = optimizer_class(entry)
-    except ImportError as error:
-        if entry.package is None:
-            raise
-        raise InvalidInput(
-            f"optimizer={entry.name} needs the package {entry.package}: {sys.executable} -m pip install"
-            f" {entry.package}",
-            key="optimizer",
-            allowed=[name for name, other_entry in OPTIMIZERS.items() if other_entry.package != entry.package],
-            nearest=entry.fallback,
-        ) from error
-    optimizer: Optimizer = make_optimizer(groups, lr=knobs.lr, **dict(entry.arguments))
+    optimizer: Optimizer = optimizer_class(entry)(groups, lr=knobs.lr, **dict(entry.arguments))
     return optimizer
 
 

@@ -168,15 +168,10 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
 
 def live_stage(optimizer: Any) -> int | None:
     """ZeRO stage by the class of the engine's optimizer; None for another optimizer."""
-    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        return 3
-    if isinstance(optimizer, DeepSpeedZeroOptimizer):
+    name = type(optimizer).__name__
+    if name == "DeepSpeedZeroOptimizer":
         return 2 if optimizer.partition_gradients else 1
-    return 1 if isinstance(optimizer, BF16_Optimizer) else None
+    return {"DeepSpeedZeroOptimizer_Stage3": 3, "BF16_Optimizer": 1}.get(name)
 
 
 def _import_deepspeed() -> Any:
