@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value[:MAX_ITEMS]]
-    if callable(value) or type(value).__name__ == "Sentinel" or value is argparse.SUPPRESS:
+    if callable(value) or value is argparse.SUPPRESS:
         return None
     return plain(getattr(value, "value", None)) if hasattr(value, "value") else _cut(str(value))
 
@@ -186,9 +186,6 @@ class Discovery:
 
         @functools.wraps(parse)
         def followed(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            # Hydra parses its own options first; the configuration comes later.
-            if _caller().startswith("hydra."):
-                return parse(parser, *args, **kwargs)
             outermost = not self._parsers
             self._parsers.append(parser)
             try:
@@ -211,7 +208,7 @@ class Discovery:
                 "argparse",
             )
             # The script refuses leftover words next, or hands them to a second parser. A parser without --help usually
-            # reads only the name of a configuration file.
+            # reads only the name of a configuration file, and Hydra's only its own options.
             if unparsed or not parser.add_help:
                 self.report("a first parser")
             else:
@@ -255,11 +252,3 @@ def frameworks_of(names: dict[str, Any]) -> list[str] | None:
         if any(module.startswith(f"{prefix}.") for module in modules)
     ]
     return list(dict.fromkeys(used_frameworks))
-
-
-def _caller() -> str:
-    """The module that called argparse."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in ("argparse", __name__):
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__"))

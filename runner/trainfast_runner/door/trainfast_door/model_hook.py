@@ -155,7 +155,7 @@ class ForwardTimes:
                 return
             if self.is_first:
                 self.begin_first()
-            rows = leading_size(args) or leading_size(kwargs) or 0
+            rows = (leading_size(args) or leading_size(kwargs) or 0) if steps.turns.counts_rows else 0
             steps.turns.add_forward(rows, module.training, now_ns)
         except Exception as error:
             note_error("model forward hook", error)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 from .memory_limit import MemoryLimit
-from .notes import RUN_VARIABLE, RankFiles, append_line, never_raises
+from .notes import RUN_VARIABLE, RankFiles, never_raises, write_door_line
 from .step_log import StepLog, settings_of
 
 PRECISION_BY_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -59,8 +58,7 @@ class ScriptRun:
     def record_opening(self) -> None:
         """Append to `door.jsonl` that this process has imported torch."""
         torch = str(getattr(sys.modules.get("torch"), "__version__", None))
-        line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "opened", "rank": self.files.rank}
-        append_line(self.files.directory, "door.jsonl", {**line, "torch": torch})
+        write_door_line(self.files.directory, "opened", rank=self.files.rank, torch=torch)
 
     @never_raises
     def write_facts(self) -> None:

@@ -200,6 +200,11 @@ class Turns:
         return not any(source is training or self._is_trained(source) for source in reached)
 
     @property
+    def counts_rows(self) -> bool:
+        """True unless a batch of known size is being trained on, as in nearly all steps."""
+        return self.batch_size is None or self._turns[-1].source is not self.training
+
+    @property
     def is_evaluating(self) -> bool:
         """True if the script evaluates now, as far as known."""
         turn = self._turns[-1]
