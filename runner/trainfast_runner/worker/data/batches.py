@@ -17,7 +17,7 @@ from ..invalid import InvalidInput
 from ..model.model_config import text_part, tokens_per_sample, vocab_size
 from ..shared.words import split_tokens
 from ..spec import Knobs, RankSpec
-from .corpus import Corpus, CorpusRequest, build_in_child, describe, open_corpus
+from .corpus import Corpus, CorpusRequest, open_corpus
 from .images import ImageSamples, image_samples
 from .samples import (
     Batch,
@@ -90,14 +90,13 @@ def open_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None], wr
     samples: Samples
     if spec.data.kind == "jpeg":
         samples = image_samples(spec.data.paths, config, spec.knobs.seed, spec.cache_dir, on_make)
-        synthetic, source = samples.synthetic, samples.source
     else:
-        samples, synthetic, source = _token_samples(spec, config, on_make)
+        samples = _token_samples(spec, config, on_make)
     write(
         "data",
         data_kind=spec.data.kind,
-        synthetic=synthetic,
-        source=source,
+        synthetic=samples.synthetic,
+        source=samples.source,
         samples=len(samples),
         tokens=round(len(samples) * mean_tokens(samples, config, spec)),
     )
@@ -111,25 +110,16 @@ def mean_tokens(samples: Samples, config: Any, spec: RankSpec) -> float:
     return tokens_per_sample(config, spec.data.objective, spec.knobs.seq_len)
 
 
-def _token_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None]) -> tuple[TextSamples, bool, str]:
-    """Samples of token ids, True if they are synthetic, and their source in words."""
+def _token_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None]) -> TextSamples:
     data, knobs = spec.data, spec.knobs
     split = _encoder_decoder_split(config, knobs.seq_len) if data.objective == "seq2seq" else None
     vocab = vocab_size(config)
     if data.kind == "random":
-        return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, split), True, "seeded random token ids"
+        return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, split)
     tokenizer = data.tokenizer or _model_tokenizer(spec.model)
     is_lines = data.samples == "lines"
     request = CorpusRequest(data.kind, data.paths, vocab, tokenizer, data.name, data.split, is_lines)
-    source = describe(request)
-
-    def build(folder: Path) -> None:
-        name = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
-        on_make(f"tokenizing {source} with {name}, once")
-        build_in_child(request, folder)
-
-    corpus = open_corpus(request, spec.cache_dir, build, on_make)
-    return _corpus_samples(corpus, spec, config, split), False, source
+    return _corpus_samples(open_corpus(request, spec.cache_dir, on_make), spec, config, split)
 
 
 def _corpus_samples(corpus: Corpus, spec: RankSpec, config: Any, split: EncoderDecoderSplit | None) -> TextSamples:
@@ -158,7 +148,7 @@ def _corpus_samples(corpus: Corpus, spec: RankSpec, config: Any, split: EncoderD
     classes = None
     if data.objective == "sequence-classification":
         classes = corpus_classes(corpus, pieces.starts, getattr(config, "num_labels", 2))
-    return TextSamples(ids, pieces, pad_id, width, masking, classes, split)
+    return TextSamples(ids, pieces, pad_id, width, masking, classes, split, corpus.source, synthetic=False)
 
 
 def _encoder_decoder_split(config: Any, seq_len: int) -> EncoderDecoderSplit:

@@ -56,6 +56,15 @@ class CorpusRequest:
     split: str = "train"
     lines: bool = False
 
+    @property
+    def source(self) -> str:
+        """The source in words, for the record and the screen."""
+        if self.kind == "text":
+            return f"Python {sys.version_info.major}.{sys.version_info.minor} standard library sources"
+        if self.kind == "hub":
+            return f"Hub dataset {self.name}, split {self.split}"
+        return f"{len(self.paths)} text file{'s' if len(self.paths) != 1 else ''}"
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -85,12 +94,16 @@ def stdlib_files() -> list[Path]:
     return chosen_files
 
 
-def open_corpus(
-    request: CorpusRequest, cache_dir: Path, build: Callable[[Path], None], on_wait: Callable[[str], None] = print
-) -> Corpus:
-    """Return the cache's entry for `request`; `build(folder)` makes a missing one, `on_wait` as for `make_once`."""
+def open_corpus(request: CorpusRequest, cache_dir: Path, on_make: Callable[[str], None]) -> Corpus:
+    """Return the cache's entry for `request`; a missing one is made, after a call of `on_make` with the detail."""
     folder = cache_dir / "tokens" / _key(request)
-    make_once(folder, "meta.json", build, on_wait)
+
+    def make(half_made: Path) -> None:
+        tokenizer = f"the tokenizer of {request.tokenizer}" if request.tokenizer else "a byte-level BPE trained on it"
+        on_make(f"tokenizing {request.source} with {tokenizer}, once")
+        build_in_child(request, half_made)
+
+    make_once(folder, "meta.json", make, on_make)
     meta = json.loads((folder / "meta.json").read_text())
     return Corpus(folder=folder, **{**meta, "sections": [tuple(section) for section in meta["sections"]]})
 
@@ -117,15 +130,6 @@ def make_once(folder: Path, last_file: str, make: Callable[[Path], None], on_wai
             half_made.rename(folder)
         finally:
             shutil.rmtree(half_made, ignore_errors=True)
-
-
-def describe(request: CorpusRequest) -> str:
-    """The source in words, for the record and the screen."""
-    if request.kind == "text":
-        return f"Python {sys.version_info.major}.{sys.version_info.minor} standard library sources"
-    if request.kind == "hub":
-        return f"Hub dataset {request.name}, split {request.split}"
-    return f"{len(request.paths)} text file{'s' if len(request.paths) != 1 else ''}"
 
 
 def texts(request: CorpusRequest) -> Iterator[tuple[str, int]]:
@@ -232,7 +236,7 @@ def build(request: CorpusRequest, folder: Path) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     labelled_texts = list(texts(request))
     if not labelled_texts:
-        raise InvalidInput(f"{describe(request)}: no text in it", key="data.paths")
+        raise InvalidInput(f"{request.source}: no text in it", key="data.paths")
     contents, labels = [text for text, _ in labelled_texts], [label for _, label in labelled_texts]
     if request.tokenizer is None:
         encode, meta = _train_bpe(contents, request.vocab, folder)
@@ -256,7 +260,7 @@ def build(request: CorpusRequest, folder: Path) -> None:
                 tokens += document.size
                 out.write(document.tobytes())
     np.asarray(lengths, dtype="<u4").tofile(folder / "lengths.bin")
-    meta.update(source=describe(request), dtype=dtype, tokens=tokens, sections=sections)
+    meta.update(source=request.source, dtype=dtype, tokens=tokens, sections=sections)
     (folder / "meta.json").write_text(json.dumps(meta))
 
 

@@ -148,6 +148,8 @@ class TextSamples(Dataset[Batch]):
     masking: Masking | None = None
     classes: NDArray[np.int64] | None = None
     split: EncoderDecoderSplit | None = None
+    source: str = "seeded random token ids"
+    synthetic: bool = True
 
     def __len__(self) -> int:
         return len(self.pieces.lengths)
