@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
+from .catalog import OPTIMIZERS
 from .data.batches import Samples, batches_of, is_padded, mean_tokens
 from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
@@ -21,7 +22,7 @@ from .model.compilation import CompileWatch, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
 from .model.objective import Objective, logits_of
-from .model.optimizer import class_name, dtype_name, implementation, import_optimizer_code
+from .model.optimizer import class_name, dtype_name, implementation, optimizer_class
 from .records.record_file import WorkerLog
 from .records.step_log import StepLog
 from .spec import RankSpec
@@ -75,7 +76,7 @@ class TrainState:
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
-        import_optimizer_code(spec.knobs.optimizer)
+        optimizer_class(OPTIMIZERS[spec.knobs.optimizer])  # imports its library before memory is counted
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
         self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from ..invalid import InvalidInput
 from ..model.optimizer import HALF_DTYPE, dtype_name
 from ..model.weights import Part, init_in_turn, transformer_blocks
 from ..spec import Knobs
@@ -64,22 +63,11 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
     In mixed precision the gathered weights are in half precision already, and gradients are reduced in fp32; autocast
     stays for the operations that it keeps in fp32.
     """
-    try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    except ImportError as error:
-        raise InvalidInput(
-            f"strategy={knobs.strategy} needs torch 2.6 or later, and this is {torch.__version__}",
-            key="strategy",
-            allowed=["ddp", "zero2", "zero3"],
-            nearest="ddp",
-        ) from error
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     transformer_blocks(model)
     half_dtype = HALF_DTYPE.get(knobs.precision)
-    policy = (
-        MixedPrecisionPolicy(param_dtype=half_dtype, reduce_dtype=torch.float32)
-        if half_dtype
-        else MixedPrecisionPolicy()
-    )
+    policy = MixedPrecisionPolicy(param_dtype=half_dtype, reduce_dtype=torch.float32 if half_dtype else None)
     for part in parts:
         if part.block is not None:
             fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
