@@ -73,7 +73,7 @@ def orders(control: Path, search_lock: Path) -> Iterator[Order]:
 
 
 def _is_free(lock: Path) -> bool:
-    """True if no process holds the lock; it is gone with its search too."""
+    """True if no process holds the lock, or if its file is gone with the search."""
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

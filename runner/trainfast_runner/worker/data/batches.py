@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Generator
 from torch.utils.data import DataLoader, Sampler
 
 from ..catalog import STRATEGIES
@@ -71,6 +72,8 @@ def batches_of(
         persistent_workers=knobs.workers > 0,
         worker_init_fn=worker_init_fn,
         pin_memory=knobs.pin_memory == "on",
+        # A loader draws a seed for its processes: not from the generator that dropout uses.
+        generator=Generator(),
     )
     return map(_readable, iter(loader))
 
