@@ -25,7 +25,7 @@ from trainfast_runner.worker.warm import trial_fields
 
 SMALL = (
     *("data.kind=random", "model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=1024"),
-    *("seq_len=64", "lr=1e-3"),
+    *("seq_len=64", "lr=1e-3", "model.attention_dropout=0.1"),
 )
 AS_FIRST = {
     "batch_size": 8,
