@@ -190,19 +190,6 @@ def test_default_that_is_no_unicode_has_question_marks(cli, tmp_path):
     assert found["flags"][0]["default"] == "a?"
 
 
-@pytest.mark.skipif(find_spec("click") is None, reason="click is not installed")
-def test_click(cli, tmp_path):
-    lines = (
-        "import click\n@click.command()\n@click.option('--batch-size', default=32, show_default=True)\n"
-        "@click.option('--bf16/--no-bf16', default=False)\n@click.argument('data')\n"
-        "def train(batch_size, bf16, data):\n    raise RuntimeError('trained')\ntrain()\n"
-    )
-    found = discovered(cli, *written(tmp_path, lines), "data", "--bf16")
-    assert found["parser"] == "click"
-    assert mapping(found) == {"batch_size": "--batch-size {}", "precision": {"bf16": "--bf16", "fp32": "--no-bf16"}}
-    assert found["mapping"][1]["value"] == "bf16"
-
-
 @pytest.mark.skipif(find_spec("hydra") is None, reason="Hydra is not installed")
 def test_hydra(cli, tmp_path):
     (tmp_path / "config.yaml").write_text("data:\n  batch_size: 8\n  workers: 2\noptimizer:\n  lr: 0.1\n")

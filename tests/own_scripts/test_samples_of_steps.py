@@ -221,15 +221,6 @@ for n in range(6):
 """,
         [32] * 6,
     ),
-    "losses_summed_before_one_backward": (
-        """
-batches = iter(DataLoader(rows(96), batch_size=4))
-for n in range(6):
-    sum(model(next(batches)[0]).mean() for _ in range(4)).backward()
-    optimizer.step()
-""",
-        [16] * 6,
-    ),
     "persistent_workers": (
         """
 loader = DataLoader(rows(20), batch_size=8, num_workers=1, persistent_workers=True)

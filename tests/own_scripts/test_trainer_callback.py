@@ -1,6 +1,7 @@
 """The knobs that the hooks read from the Hugging Face Trainer."""
 
 import importlib
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -8,30 +9,25 @@ from transformers import TrainerCallback, TrainingArguments
 
 from trainfast_runner.door.trainfast_door import frameworks
 from trainfast_runner.door.trainfast_door.import_hooks import hook_modules
+from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 
 @pytest.mark.parametrize(("gpus", "samples"), [(0, 8), (1, 8), (2, 16)])
 def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path, gpus, samples):
     arguments = TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
     arguments._n_gpu = gpus
-    recorded = []
-
-    def record_step(samples):
-        recorded.append(samples)
-        return False
-
-    turns = SimpleNamespace(restart=lambda: None, batch_size=samples)
-    steps = SimpleNamespace(
-        count_steps_of=lambda source: None, turns=turns, samples_beside=lambda asked: asked, record_step=record_step
-    )
-    run = SimpleNamespace(steps=steps, ran={}, actual={})
+    (tmp_path / "run.json").write_text(json.dumps({"script": None, "device": "cpu"}))
+    run = ScriptRun(str(tmp_path))
     module = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
     frameworks.install_trainer(module, run)
     callback = module.DEFAULT_CALLBACKS[0]()
     callback.on_train_begin(arguments, None, None)
     callback.on_step_end(arguments, None, None)
     assert run.ran["batch_size"] == 8
-    assert recorded == [samples]
+    assert run.steps.samples_beside(callback.asked_samples) == samples
+    run.steps.turns.batch_size = samples
+    run.write_facts()
+    assert run.ran["batch_size"] == 8
 
 
 def test_each_hook_of_a_module_under_way_gets_the_whole_module(tmp_path, monkeypatch):

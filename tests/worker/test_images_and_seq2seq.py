@@ -1,5 +1,8 @@
 """Images that are really decoded, and text for an encoder and a decoder."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -80,10 +83,10 @@ def test_an_unreadable_image_is_named_in_one_line(train, tmp_path, workers):
 
 @pytest.mark.ci
 def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths):
-    from trainfast_runner.worker.data.images import ImageSamples, user_images
+    from trainfast_runner.worker.data.images import image_samples
 
-    found = user_images(image_paths)
-    samples = ImageSamples(found, 16, 3, seed=3)
+    config = SimpleNamespace(model_type="vit", image_size=16, num_channels=3, num_labels=2)
+    samples, others = (image_samples(image_paths, config, seed, Path(), print) for seed in (3, 4))
     first, other = samples.__getitems__([2, 7]), samples.__getitems__([7, 2])
     assert first["pixel_values"].shape == (2, 3, 16, 16)
     assert torch.equal(first["pixel_values"], other["pixel_values"].flip(0))
@@ -92,9 +95,7 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(image_paths):
     next_epoch = samples.__getitems__([2 + len(samples)])
     assert not torch.equal(next_epoch["pixel_values"][0], first["pixel_values"][0])
     assert next_epoch["labels"].tolist() == [0]
-    assert not torch.equal(
-        ImageSamples(found, 16, 3, seed=4).__getitems__([2])["pixel_values"][0], first["pixel_values"][0]
-    )
+    assert not torch.equal(others.__getitems__([2])["pixel_values"][0], first["pixel_values"][0])
 
 
 @pytest.mark.ci
@@ -103,11 +104,12 @@ def test_images_are_drawn_alike_and_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(images, "IMAGE_COUNT", 12)
     notices = []
-    drawn = images.drawn_images(tmp_path, notices.append)
+    config = SimpleNamespace(model_type="vit", image_size=16, num_channels=3, num_labels=1000)
+    drawn = images.image_samples([], config, 0, tmp_path, notices.append)
     assert drawn.synthetic
     assert [path.read_bytes()[:3] for path in drawn.paths] == [b"\xff\xd8\xff"] * 12
     assert sorted(set(drawn.classes.tolist())) == list(range(10))
-    assert images.drawn_images(tmp_path, notices.append).paths == drawn.paths
+    assert images.drawn_images(tmp_path, notices.append)[0] == drawn.paths
     assert notices == ["drawing 12 JPEG files of 320x240, once"]
     assert images.draw_image(5).tobytes() == images.draw_image(5).tobytes()
     # Too smooth an image would cost nothing to decode.

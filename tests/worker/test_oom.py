@@ -9,7 +9,7 @@ import torch
 from trainfast_runner.worker.memory.allocator import fullest_device_memory
 from trainfast_runner.worker.records.record_file import WorkerLog
 from trainfast_runner.worker.shared.memory_limit import is_out_of_memory
-from trainfast_runner.worker.warm import TrialOrder, TrialRunner
+from trainfast_runner.worker.warm import TrialRunner
 
 SPELLINGS = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -119,7 +119,6 @@ def test_the_error_of_a_trial_is_judged_by_all_gpus_of_its_strategy(tmp_path, mo
     runner = TrialRunner(device=torch.device("cpu"), log=WorkerLog(tmp_path, 0), **parts)
     state = SimpleNamespace(strategy=SimpleNamespace(devices=gpus, all_reduce=fail))
     runner._state = state
-    orders = SimpleNamespace(next=iter([TrialOrder(knobs={}, untimed=0, steps=1, more=True)]).__next__)
     with pytest.raises(RuntimeError, match="CUDNN"):
-        runner.run(orders)
+        runner.run([{"do": "trial", "steps": 1, "more": True}])
     assert json.loads((tmp_path / "worker.jsonl").read_text())["outcome"] == "oom"

@@ -4,7 +4,6 @@ import pytest
 import torch
 from worker_knobs import worker_knobs
 
-from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.model.build import build_model
 from trainfast_runner.worker.model.model_config import resolve_config
 from trainfast_runner.worker.model.weights import init_weights
@@ -129,10 +128,3 @@ def test_stages_cost_about_the_same():
     assert balance([1.0] * 8, 0.0, 4) == (0, 2, 4, 6, 8)
     assert balance([1.0] * 8, 3.0, 2) == (0, 5, 8), "the logits cost as much as layers"
     assert balance([1.0] * 4, 50.0, 3) == (0, 1, 3, 4) or balance([1.0] * 4, 50.0, 3) == (0, 2, 3, 4)
-
-
-def test_a_family_that_cannot_be_cut_is_named():
-    config = resolve_config({"family": "gpt_neox", **SMALL, "intermediate_size": 128})
-    whole = build_model(config, "causal-lm", worker_knobs(), torch.device("cpu"))
-    with pytest.raises(InvalidInput, match="gpt_neox"):
-        cut(whole, 2, 32)

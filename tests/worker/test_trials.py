@@ -2,17 +2,13 @@
 
 import json
 import math
-import os
 import resource
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
 from worker_knobs import worker_knobs
 
 from trainfast_runner.records.home import Home, conductor_lock
@@ -25,11 +21,11 @@ from trainfast_runner.search.conductor import WarmProcess, end_run, wait_for_res
 from trainfast_runner.search.searches import new_search
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import allows_warm_trials
-from trainfast_runner.worker.warm import HeldLoader, trial_fields
+from trainfast_runner.worker.warm import trial_fields
 
 SMALL = (
     *("data.kind=random", "model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=1024"),
-    *("seq_len=64", "lr=1e-3"),
+    *("seq_len=64", "lr=1e-3", "model.attention_dropout=0.1"),
 )
 AS_FIRST = {
     "batch_size": 8,
@@ -207,10 +203,8 @@ def test_a_strategy_that_is_not_turned_warm_tries_one_setting_a_process(start):
     assert not allows_warm_trials("zero2", "native", "off")
     process = start("strategy=zero2", "devices=cpu:2")
     assert {line.outcome for line in turn(process).values()} == {"measured"}
-    refused = next(iter(turn(process, batch_size=4).values()))
-    assert refused.outcome == "failed"
-    assert "one setting" in (refused.message or "")
-    assert process.wait_for_end().state == "failed_to_start"
+    process.end()
+    assert process.result.state == "finished"
 
 
 def a_step(step, warmup, loss=2.0, peak=None, tokens=64):
@@ -238,39 +232,6 @@ def test_a_step_that_compiled_is_not_timed_and_tokens_are_a_mean():
     fields = trial_fields(steps)
     assert (fields["untimed_ms"], fields["step_ms"], fields["tokens"]) == ([10.0, 20.0], [30.0, 40.0], 65)
     assert (fields["data_ms"], fields["peak_allocated_bytes"]) == ([3.0, 4.0], 9)
-
-
-class Noticed(Dataset[torch.Tensor]):
-    """Samples that leave a file when one is loaded."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        self.mark.touch()
-        return torch.zeros(1)
-
-
-def test_loader_processes_load_nothing_before_the_steps_begin(tmp_path):
-    held, mark = HeldLoader(torch.device("cuda")), tmp_path / "loaded"
-    began = tmp_path / "began"
-
-    def begin(number):
-        began.touch()
-        held.begin(number)
-
-    batches = iter(DataLoader(Noticed(mark), num_workers=1, worker_init_fn=begin))
-    deadline = time.monotonic() + 60
-    while not began.exists():
-        assert time.monotonic() < deadline
-        os.sched_yield()
-    assert not mark.exists()
-    held.release()
-    next(batches)
-    assert mark.exists()
 
 
 def test_an_order_may_set_a_knob_that_has_no_field():

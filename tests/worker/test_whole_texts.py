@@ -9,13 +9,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trainfast_runner.worker.data.batches import GlobalOrder
-from trainfast_runner.worker.data.corpus import CorpusRequest, build, open_corpus
-from trainfast_runner.worker.data.samples import IGNORED_LABEL, CountedBatches, Masking, WholeTexts, pieces_of
+from trainfast_runner.worker.data.corpus import CorpusRequest, open_corpus
+from trainfast_runner.worker.data.samples import IGNORED_LABEL, CountedBatches, Masking, TextSamples, pieces_of
 
 
 def texts(lengths, seq_len, **more):
     ids = np.arange(1, sum(lengths) + 1, dtype=np.uint16)
-    return WholeTexts(ids, pieces_of(np.array(lengths), seq_len), pad_id=0, **more)
+    return TextSamples(ids, pieces_of(np.array(lengths), seq_len), pad_id=0, **more)
 
 
 def test_a_long_text_is_several_samples_and_one_token_is_none():
@@ -149,7 +149,7 @@ def test_a_text_ends_with_the_end_token_that_its_tokenizer_has(tmp_path, special
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "text.txt").write_text("a b a")
     request = CorpusRequest("files", [str(tmp_path / "text.txt")], vocab=8, tokenizer=str(tmp_path / "tokenizer"))
-    corpus = open_corpus(request, tmp_path / "cache", lambda folder: build(request, folder))
+    corpus = open_corpus(request, tmp_path / "cache", print)
     assert (corpus.special_ids, corpus.tokens) == (end, 3 + len(end))
     ids = (corpus.folder / "ids.bin").read_bytes()
     assert ids == b"".join(token.to_bytes(2, "little") for token in [0, 1, 0, *end])

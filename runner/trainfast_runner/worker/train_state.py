@@ -11,21 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
-from torch.optim import Optimizer
 
-from .data.batches import Samples, batches_of, mean_tokens
-from .data.samples import Batch, CountedBatches, WholeTexts
+from .catalog import OPTIMIZERS
+from .data.batches import Samples, batches_of, is_padded, mean_tokens
+from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
+from .memory.allocator import use_ordinary_thresholds
 from .model.build import SdpaBackend, attention_of, attention_reason, build_model
 from .model.compilation import CompileWatch, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
 from .model.objective import Objective, logits_of
-from .model.optimizer import class_name, dtype_name, implementation, import_optimizer_code
+from .model.optimizer import class_name, dtype_name, implementation, optimizer_class
 from .records.record_file import WorkerLog
 from .records.step_log import StepLog
 from .spec import RankSpec
-from .strategies.base import Strategy, make_strategy
+from .strategies.base import make_strategy
 
 NULL_UNLESS_READ = dict.fromkeys(("reduce_dtype", "zero_stage", "mesh", "pipeline_stages"))
 """Fields of the record that only some strategies read from their live objects."""
@@ -63,40 +64,6 @@ def whole_size(parameter: torch.Tensor) -> int:
     return int(getattr(parameter, "ds_numel", getattr(parameter, "whole_numel", parameter.numel())))
 
 
-def actual_fields(
-    model: nn.Module,
-    module: nn.Module,
-    optimizer: Optimizer,
-    strategy: Strategy,
-    flops: SampleFlops | None,
-) -> dict[str, Any]:
-    """Fields of an `actual` record; `model` is the built model, `module` the wrapped one."""
-    config: Any = model.config
-    text, device = text_part(config), strategy.device
-    return {
-        **NULL_UNLESS_READ,
-        **strategy.actual_fields(unwrap(module)),
-        "optimizer": class_name(optimizer),
-        "optimizer_implementation": implementation(optimizer),
-        "param_dtype": dtype_name(next(module.parameters()).dtype),
-        "attention": attention_of(model),
-        "checkpointing": "full" if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()) else "off",
-        "world_size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "compiled": isinstance(module, OptimizedModule),
-        "model_type": config.model_type,
-        "parameters": sum(whole_size(p) for p in model.parameters()),
-        "model_flops_per_sample": flops.model if flops else None,
-        "recomputed_flops_per_sample": flops.recomputed if flops else None,
-        "notebook_flops_per_sample": flops.notebook if flops else None,
-        "layers": getattr(text, "num_hidden_layers", None),
-        "hidden_size": getattr(text, "hidden_size", None),
-        "vocab_size": getattr(text, "vocab_size", None),
-        "loader_workers_alive": len(multiprocessing.active_children()),
-    }
-
-
 class TrainState:
     """Strategy and engine that the knobs of `spec` name; the loader from `load` on, the model from `build` on."""
 
@@ -109,7 +76,7 @@ class TrainState:
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
-        import_optimizer_code(spec.knobs.optimizer)
+        optimizer_class(OPTIMIZERS[spec.knobs.optimizer])  # imports its library before memory is counted
         self.strategy = make_strategy(spec.knobs, device)
         # One process loads for all of its devices.
         self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.batch_shares)
@@ -118,11 +85,12 @@ class TrainState:
         self._spec = replace(spec, knobs=self.knobs)
         self._config = config
 
-    def load(self, samples: Samples, steps: int, worker_init_fn: Callable[[int], None] | None) -> None:
-        """Start the loader for `steps` steps; each loader process first calls `worker_init_fn` with its number."""
-        knobs = replace(self.knobs, steps=steps)
-        self.batches = batches_of(samples, knobs, self.strategy.dp_rank, self.strategy.dp_degree, worker_init_fn)
-        if isinstance(samples, WholeTexts):
+    def load(self, samples: Samples, steps: int) -> None:
+        """Start the loader for `steps` steps; no memory of its processes is measured."""
+        knobs, strategy = replace(self.knobs, steps=steps), self.strategy
+        worker_init_fn = use_ordinary_thresholds if strategy.device.type == "cpu" else None
+        self.batches = batches_of(samples, knobs, strategy.dp_rank, strategy.dp_degree, worker_init_fn)
+        if is_padded(samples):
             self.batches = CountedBatches(self.batches)
 
     def build(self, samples: Samples) -> None:
@@ -159,11 +127,35 @@ class TrainState:
 
     def write_actual(self, log: WorkerLog) -> None:
         """Write the `actual` record, read from the live objects."""
+        model, strategy, flops = self.model, self.strategy, self._flops
+        module, optimizer = self.engine.live()
+        config: Any = model.config
+        text, device = text_part(config), strategy.device
+        is_checkpointed = any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+        read_fields = {**NULL_UNLESS_READ, **strategy.actual_fields(unwrap(module))}
         log.write(
             "actual",
+            **read_fields,
             engine=self.engine.name,
-            sdpa_backend=self._sdpa.name,
-            attention_reason=attention_reason(self.model, self.knobs),
+            optimizer=class_name(optimizer),
+            optimizer_implementation=implementation(optimizer),
+            param_dtype=dtype_name(next(module.parameters()).dtype),
             compute_dtype=self._compute_dtype.name,
-            **actual_fields(self.model, *self.engine.live(), self.strategy, self._flops),
+            attention=attention_of(model),
+            attention_reason=attention_reason(model, self.knobs),
+            sdpa_backend=self._sdpa.name,
+            checkpointing="full" if is_checkpointed else "off",
+            world_size=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
+            device=device.type,
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            compiled=isinstance(module, OptimizedModule),
+            model_type=config.model_type,
+            parameters=sum(whole_size(parameter) for parameter in model.parameters()),
+            model_flops_per_sample=flops.model if flops else None,
+            recomputed_flops_per_sample=flops.recomputed if flops else None,
+            notebook_flops_per_sample=flops.notebook if flops else None,
+            layers=getattr(text, "num_hidden_layers", None),
+            hidden_size=getattr(text, "hidden_size", None),
+            vocab_size=getattr(text, "vocab_size", None),
+            loader_workers_alive=len(multiprocessing.active_children()),
         )

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from .data.batches import open_samples
 from .exit_now import exit_now
 from .invalid import InvalidInput
-from .memory.allocator import Allocator, fullest_device_memory, use_ordinary_thresholds
+from .memory.allocator import Allocator, fullest_device_memory
 from .memory.memory_meter import make_memory_meter
 from .model.build import import_model_code
 from .model.model_config import check_seq_len, resolve_config
@@ -29,7 +30,7 @@ from .shared.process import rank_suffix
 from .shared.words import CONTROL_FILE, PROBE, TRIAL
 from .spec import RankSpec
 from .train_state import TrainState
-from .warm import Order, Orders, ProbeOrder, ProbeRunner, TrialOrder, TrialRunner
+from .warm import Order, ProbeRunner, TrialRunner, orders
 
 NO_THREAD = "can't start new thread"
 """Python's error when the memory limit leaves no room for a thread stack; treated as out of memory."""
@@ -58,8 +59,7 @@ class Training:
         self.strategy = self.state.strategy
         self.samples = open_samples(spec, self.config, partial(log.enter, "data"), log.write)
         if spec.role not in (PROBE, TRIAL):  # these open loaders for settings of their own
-            worker_init_fn = use_ordinary_thresholds if self.device.type == "cpu" else None
-            self.state.load(self.samples, spec.knobs.steps, worker_init_fn)
+            self.state.load(self.samples, spec.knobs.steps)
         self.strategy.enter_phase = log.enter
         self.strategy.start()
         self.memory = make_memory_meter(self.strategy.devices, spec.memory_limit_bytes, allocator)
@@ -126,7 +126,7 @@ class Training:
         self.log.enter("train", "trying batch sizes")
         # From here on the parent may order.
         self.log.write("ready", room_bytes=self.memory.available_bytes())
-        ProbeRunner(self.state, self.samples, self.memory, self.log).run(self._orders(ProbeOrder))
+        ProbeRunner(self.state, self.samples, self.memory, self.log).run(self._orders())
         self.log.write("finished", steps=0)
 
     def _try_settings(self) -> None:
@@ -134,12 +134,12 @@ class Training:
         keep_last_step_on_sigterm(None, self.log, self.device)
         self.log.write("ready")
         trials = TrialRunner(self.spec, self.config, self.device, self.samples, self.memory, self.log)
-        trials.run(self._orders(TrialOrder))
+        trials.run(self._orders())
         self.log.write("finished", steps=0)
 
-    def _orders(self, kind: type[Order]) -> Orders[Order]:
+    def _orders(self) -> Iterator[Order]:
         """The orders from the search that this run belongs to."""
-        return Orders(self.run_dir / CONTROL_FILE, search_lock(self.run_dir, str(self.spec.search_id)), kind)
+        return orders(self.run_dir / CONTROL_FILE, search_lock(self.run_dir, str(self.spec.search_id)))
 
 
 def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:

@@ -10,29 +10,24 @@ a run does, so that its figures are a run's; only its learning rate stays consta
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import gc
 import json
 import math
-import multiprocessing
-import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
-from .catalog import allows_warm_trials
 from .data.batches import Samples, batches_of
 from .data.samples import Batch
-from .invalid import InvalidInput
-from .memory.allocator import fullest_device_memory, use_ordinary_thresholds
+from .memory.allocator import fullest_device_memory
 from .memory.memory_meter import MemoryMeter
 from .records.record_file import WorkerLog, chain_is_oom
 from .records.step_log import StepRecorder, make_clock
@@ -47,83 +42,46 @@ PARENT_CHECK_S = 1.0
 """Seconds between checks that the parent lives."""
 
 
-@dataclass(frozen=True)
-class ProbeOrder:
-    """An order to take `steps` optimizer steps at this batch size."""
-
-    batch_size: int
-    steps: int
+Order = dict[str, Any]
+"""A line of `control.jsonl`, with the fields of `worker_lines.ProbeOrder` or `TrialOrder` of the runner."""
 
 
-@dataclass(frozen=True)
-class TrialOrder:
-    """An order to try settings, or to take more steps of the last ones."""
-
-    knobs: dict[str, Any]
-    """Values of the knobs that are tried."""
-    untimed: int
-    """Steps before the timed ones, in which the memory is measured."""
-    steps: int
-    """Timed steps."""
-    more: bool
-    """True to continue the last trial with `steps` more timed steps; `untimed` and `knobs` are ignored."""
-
-
-Order = TypeVar("Order", bound=ProbeOrder | TrialOrder)
-
-
-class Orders(Generic[Order]):
-    """The parent's orders of one kind, one line of `control.jsonl` for each.
+def orders(control: Path, search_lock: Path) -> Iterator[Order]:
+    """Wait for each of the parent's orders and yield it, until the parent ends the process or is gone.
 
     The parent holds `search_lock` for as long as it lives, and nobody else writes here: once the lock is free no
     further line comes, so all ranks read the same orders.
     """
-
-    def __init__(self, control: Path, search_lock: Path, kind: type[Order]) -> None:
-        self._kind = kind
-        self._control = control
-        self._search_lock = search_lock
-        self._taken = 0
-
-    def next(self) -> Order | None:
-        """Wait for the next order and return it; None when the parent ends the process or is gone."""
-        last_check = time.monotonic()
-        while True:
-            parent_is_gone = False
-            if time.monotonic() - last_check > PARENT_CHECK_S:
-                last_check = time.monotonic()
-                parent_is_gone = self._parent_is_gone()
-            # Read after that check, because the parent may have written its last line just before it ended.
-            line = self._next_line()
-            if line is not None:
-                self._taken += 1
-                if line["do"] == "end":
-                    return None
-                return self._kind(**{field.name: line[field.name] for field in dataclasses.fields(self._kind)})
-            if parent_is_gone:
-                return None
+    taken, last_check = 0, time.monotonic()
+    while True:
+        parent_is_gone = False
+        if time.monotonic() - last_check > PARENT_CHECK_S:
+            last_check = time.monotonic()
+            parent_is_gone = _is_free(search_lock)
+        # Read after that check, because the parent may have written its last line just before it ended.
+        lines = control.read_bytes().split(b"\n")[:-1] if control.exists() else []
+        if len(lines) > taken:
+            order: Order = json.loads(lines[taken])
+            if order["do"] == "end":
+                return
+            taken += 1
+            yield order
+        elif parent_is_gone:
+            return
+        else:
             time.sleep(POLL_S)
 
-    def _next_line(self) -> dict[str, Any] | None:
-        try:
-            lines = self._control.read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return None
-        line: dict[str, Any] | None = json.loads(lines[self._taken]) if len(lines) > self._taken else None
-        return line
 
-    def _parent_is_gone(self) -> bool:
-        try:
-            fd = os.open(self._search_lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(fd)
+def _is_free(lock: Path) -> bool:
+    """True if no process holds the lock, or if its file is gone with the search."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
         return True
+    return True
 
 
 MAX_SKIPPED_STEPS = 20
@@ -139,17 +97,17 @@ class ProbeRunner:
     memory: MemoryMeter
     log: WorkerLog
 
-    def run(self, orders: Orders[ProbeOrder]) -> None:
-        """Try sizes until there is no further order. Raises a step's error, after recording the phases it reached."""
-        number, retries = 0, 0
-        while (order := orders.next()) is not None:
-            batch_size, number = order.batch_size, number + 1
+    def run(self, orders: Iterable[Order]) -> None:
+        """Try the sizes ordered. Raises a step's error, after recording the phases it reached."""
+        retries = 0
+        for number, order in enumerate(orders, start=1):
+            batch_size = order["batch_size"]
             self.forget_last_probe()
             probe_fields = {"number": number, "batch_size": batch_size, "room_bytes": self.memory.available_bytes()}
             peak_before_bytes = self.memory.limit_peak_bytes() or 0
             began_s = time.monotonic()
             try:
-                records = self.take_steps(batch_size, order.steps, is_first=number == 1)
+                records = self.take_steps(batch_size, order["steps"], is_first=number == 1)
             except Exception as error:
                 self.record_if_oom(error, {**probe_fields, "seconds": time.monotonic() - began_s})
                 raise
@@ -161,7 +119,6 @@ class ProbeRunner:
                 outcome="fits",
                 seconds=time.monotonic() - began_s,
                 limit_peak_bytes=peak_bytes if peak_bytes > peak_before_bytes else None,
-                room_after_bytes=self.memory.available_bytes(),
                 samples=batch_size * self.state.knobs.grad_accum,
                 step_ms=[record["step_ms"] for record in records],
                 alloc_retries=retries - retries_before,
@@ -188,8 +145,9 @@ class ProbeRunner:
             next_steps = min(wanted_updates - updates, max_steps - attempted)
             knobs = replace(state.knobs, batch_size=batch_size, steps=next_steps)
             # Which objects really ran is recorded after the first step of the first size.
-            write_actual = partial(state.write_actual, self.log) if is_first and attempted == 0 else None
-            recorder = StepRecorder(make_clock(state.strategy.device), self.memory, step_log, self.log, write_actual)
+            recorder = StepRecorder(make_clock(state.strategy.device), self.memory, step_log, self.log)
+            if is_first and attempted == 0:
+                recorder.write_actual = partial(state.write_actual, self.log)
             state.engine.train(knobs, self._longest(knobs), recorder)
             step_log.flush()
             attempted += next_steps
@@ -226,9 +184,7 @@ class ProbeRunner:
             return
         self.memory.free_reserve()
         fields: dict[str, Any] = {}
-        available_after_bytes = None
         with suppress(RuntimeError):
-            available_after_bytes = self.memory.available_bytes()
             in_optimizer = self.log.phase == "optimizer"
             self.memory.end_phase("optimizer" if in_optimizer else "forward_backward")
             fields = dict(self.memory.end_step_fields())
@@ -242,37 +198,12 @@ class ProbeRunner:
             phase=self.log.phase,
             message=chain[0]["message"],
             rank=self.log.rank,
-            room_after_bytes=available_after_bytes,
             **fields,
         )
 
 
 LOADER_STEPS = 1_000_000
 """Length of a trial's loader: `more` steps may be ordered again and again."""
-
-
-class HeldLoader:
-    """Holds a trial's loader processes back until its steps begin.
-
-    With the head start of a model's build a slow loader would look fast for as long as a trial takes.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._is_on_cpu = device.type == "cpu"
-        self._released = multiprocessing.Event()
-
-    def begin(self, number: int) -> None:
-        """Wait in a loader process until `release`; end it if the training process is gone."""
-        parent = multiprocessing.parent_process()
-        while not self._released.wait(PARENT_CHECK_S):
-            if parent is not None and not parent.is_alive():
-                os._exit(0)
-        if self._is_on_cpu:
-            use_ordinary_thresholds(number)
-
-    def release(self) -> None:
-        """Let the loader processes load."""
-        self._released.set()
 
 
 @dataclass
@@ -287,11 +218,9 @@ class TrialRunner:
     log: WorkerLog
     _state: TrainState | None = field(default=None, init=False)
 
-    def run(self, orders: Orders[TrialOrder]) -> None:
-        """Take trials until there is no further order. Raises a trial's error, after recording it."""
-        number = 0
-        while (order := orders.next()) is not None:
-            number += 1
+    def run(self, orders: Iterable[Order]) -> None:
+        """Take the trials ordered. Raises a trial's error, after recording it."""
+        for number, order in enumerate(orders, start=1):
             began_s = time.monotonic()
             try:
                 fields = self._take(order)
@@ -300,49 +229,46 @@ class TrialRunner:
                 raise
             self.log.write("trial", number=number, rank=self.log.rank, seconds=time.monotonic() - began_s, **fields)
 
-    def _take(self, order: TrialOrder) -> dict[str, Any]:
-        """Take the steps of an order and return the fields of its record."""
+    def _take(self, order: Order) -> dict[str, Any]:
+        """Take the steps of an order and return the fields of its record.
+
+        An order for `more` steps goes on with the last setting, and has no untimed steps.
+        """
         began_s = time.monotonic()
-        untimed = 0 if order.more else order.untimed
-        state = self._same_setting() if order.more else self._next_setting(order.knobs, untimed)
+        is_more = order["more"]
+        untimed = 0 if is_more else order["untimed"]
+        state = self._same_setting() if is_more else self._next_setting(order["knobs"], untimed)
         records: list[dict[str, Any]] = []
         step_log = state.step_log(records.append, self.log, untimed)
-        write_actual = None if order.more else partial(state.write_actual, self.log)
-        recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
+        recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log)
+        if not is_more:
+            recorder.write_actual = partial(state.write_actual, self.log)
         switch_s = time.monotonic() - began_s
-        state.engine.train(replace(state.knobs, steps=untimed + order.steps), state.batches, recorder)
+        state.engine.train(replace(state.knobs, steps=untimed + order["steps"]), state.batches, recorder)
         step_log.flush()
         return {"switch_s": switch_s, **trial_fields(records)}
 
     def _same_setting(self) -> TrainState:
         """Return the last trial's setting once all ranks have read the order for more steps."""
-        if self._state is None:
-            raise ValueError("more steps were ordered before any trial")
+        assert self._state is not None
         # Ranks read the order up to 20 ms apart: without this sum the first timed step would be that much longer.
         self._state.strategy.all_reduce(torch.zeros((), device=self.device))
         return self._state
 
     def _next_setting(self, overrides: dict[str, Any], untimed: int) -> TrainState:
-        """Drop the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
+        """Drop the last setting and build the next one, which the parent orders only where the catalog allows it."""
         # A schedule would end with each order. At one rate the losses of trials of any length compare step by step.
         knobs = self.spec.knobs.with_values({**overrides, "lr_schedule": "constant"})
-        if self._state is not None and not allows_warm_trials(knobs.strategy, knobs.engine, knobs.compile):
-            raise InvalidInput(
-                f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
-                " setting of these",
-                key="strategy",
-            )
         self.log.enter("model", " ".join(f"{name}={value}" for name, value in overrides.items()))
         self._state = None
         gc.collect()
         self.memory.return_freed()
         self._state = state = TrainState(replace(self.spec, knobs=knobs), self.config, self.device)
-        loader = HeldLoader(self.device)
-        state.load(self.samples, LOADER_STEPS, loader.begin)
         state.strategy.start()
         self.memory.start(untimed)
         state.build(self.samples)
-        loader.release()
+        # Only now: with the head start of a model's build a slow loader would look fast for as long as a trial takes.
+        state.load(self.samples, LOADER_STEPS)
         self.log.enter("train")
         return state
 

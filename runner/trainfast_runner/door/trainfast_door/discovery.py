@@ -2,7 +2,7 @@
 
 The end is the earliest of the parser's return, TrainingArguments, a Lightning Trainer, the first optimizer and the
 first forward pass. The script's own clean-up does not run: until then the script has done no more than imports. Flags
-are JSON objects, from argparse, click or Hydra.
+are JSON objects, from argparse, Hydra or nanoGPT's `configurator.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .import_hooks import hook_modules
@@ -26,8 +26,6 @@ MAX_ITEMS = 200
 """Chosen, not measured: the most items kept of a list."""
 MAX_CHOICES = 100
 """Choices listed for a flag; `choices=range(...)` may have millions."""
-CLICK_TYPES = {"integer": "int", "float": "float", "boolean": "bool"}
-"""Types of click's parameters by the first word of their names; all others are read as text."""
 
 
 def argparse_flags(parsers: Iterable[argparse.ArgumentParser], namespace: Any) -> list[dict[str, Any]]:
@@ -35,39 +33,23 @@ def argparse_flags(parsers: Iterable[argparse.ArgumentParser], namespace: Any) -
     return [_of_action(action, namespace) for parser in parsers for action in parser._actions if _is_option(action)]
 
 
-def click_flags(command: Any, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The options of a `click.Command`, with the values of its context."""
-    return [
-        {
-            "names": [*parameter.opts, *parameter.secondary_opts],
-            "type": _click_type(parameter),
-            "default": plain(parameter.default),
-            "value": plain(values.get(parameter.name)),
-            "choices": _choices(getattr(parameter.type, "choices", ())),
-            "off": next((name for name in parameter.secondary_opts if name.startswith("--")), None),
-            "help": _text(getattr(parameter, "help", None)),
-        }
-        for parameter in command.params
-        if parameter.param_type_name == "option" and parameter.name != "help"
-    ]
-
-
-def config_flags(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The leaves of a Hydra configuration by their dotted names, as the command line overrides them."""
-    return [
-        {"names": [name], "type": _type_of(value), "default": plain(value), "value": plain(value), "assigned": True}
-        for name, value in _leaves(config, "")
-    ]
+def config_flags(values: Mapping[str, Any], prefix: str = "") -> list[dict[str, Any]]:
+    """The leaves of nested values by their dotted names after `prefix`, as the command line assigns them."""
+    flags: list[dict[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flags += config_flags(value, f"{name}.")
+        else:
+            shown = plain(value)
+            flags.append({"names": [name], "type": _type_of(value), "default": shown, "value": shown, "assigned": True})
+    return flags
 
 
 def configurator_flags(names: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The globals that nanoGPT's `configurator.py` takes from the command line, listed in `config_keys`; else empty."""
     keys = names.get("config_keys")
-    values = {f"--{key}": names.get(key) for key in keys} if isinstance(keys, list) else {}
-    return [
-        {"names": [flag], "type": _type_of(value), "default": plain(value), "value": plain(value), "assigned": True}
-        for flag, value in values.items()
-    ]
+    return config_flags({f"--{key}": names.get(key) for key in keys}) if isinstance(keys, list) else []
 
 
 def plain(value: Any) -> Any:
@@ -78,7 +60,7 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value[:MAX_ITEMS]]
-    if callable(value) or type(value).__name__ == "Sentinel" or value is argparse.SUPPRESS:
+    if callable(value) or value is argparse.SUPPRESS:
         return None
     return plain(getattr(value, "value", None)) if hasattr(value, "value") else _cut(str(value))
 
@@ -119,27 +101,11 @@ def _choices(choices: Iterable[Any]) -> list[str]:
     return [str(plain(choice)) for choice in itertools.islice(choices, MAX_CHOICES)]
 
 
-def _click_type(option: Any) -> str:
-    if option.is_flag:
-        return "switch"
-    if option.multiple or option.nargs != 1:
-        return "list"
-    return CLICK_TYPES.get(option.type.name.partition(" ")[0], "str")
-
-
 def _type_of(value: Any) -> str:
     for kind in (bool, int, float, list):
         if isinstance(value, kind):
             return kind.__name__
     return "str"
-
-
-def _leaves(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _text(help: Any) -> str:
@@ -185,7 +151,6 @@ class Discovery:
             module: functools.partial(_stop_before, method=method, stop=stop)
             for module, method, stop in (
                 ("transformers.training_args", "TrainingArguments.__post_init__", self._stop_at_arguments),
-                ("click.core", "Command.invoke", self._stop_at_command),
                 ("lightning.pytorch.trainer.trainer", "Trainer.__init__", self._stopping("a Lightning Trainer")),
                 ("pytorch_lightning.trainer.trainer", "Trainer.__init__", self._stopping("a Lightning Trainer")),
                 ("torch.optim.optimizer", "Optimizer.__init__", self._stopping("the first optimizer")),
@@ -221,9 +186,6 @@ class Discovery:
 
         @functools.wraps(parse)
         def followed(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            # Hydra parses its own options first; the configuration comes later.
-            if _caller().startswith("hydra."):
-                return parse(parser, *args, **kwargs)
             outermost = not self._parsers
             self._parsers.append(parser)
             try:
@@ -246,18 +208,13 @@ class Discovery:
                 "argparse",
             )
             # The script refuses leftover words next, or hands them to a second parser. A parser without --help usually
-            # reads only the name of a configuration file.
+            # reads only the name of a configuration file, and Hydra's only its own options.
             if unparsed or not parser.add_help:
                 self.report("a first parser")
             else:
                 self._stop("the parser")
 
         argparse.ArgumentParser.parse_known_args = followed  # type: ignore[method-assign, assignment]
-
-    def _stop_at_command(self, command: Any, context: Any) -> None:
-        if not hasattr(command, "list_commands"):
-            self._flags, self._parser = click_flags(command, context.params), "click"
-            self._stop("the parser")
 
     def _stop_at_config(self, config: Any, *_args: Any, **_kwargs: Any) -> None:
         values = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
@@ -295,11 +252,3 @@ def frameworks_of(names: dict[str, Any]) -> list[str] | None:
         if any(module.startswith(f"{prefix}.") for module in modules)
     ]
     return list(dict.fromkeys(used_frameworks))
-
-
-def _caller() -> str:
-    """The module that called argparse."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in ("argparse", __name__):
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__"))

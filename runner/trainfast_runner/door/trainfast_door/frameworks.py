@@ -14,7 +14,6 @@ from .import_hooks import hook_modules, sandbox_fields
 from .model_hook import leading_size
 from .notes import follow, never_raises, note
 from .script_run import ScriptRun, current_run
-from .step_log import FACTS_AFTER
 
 
 def install(run: ScriptRun) -> None:
@@ -97,7 +96,7 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
     class TrainerSteps(module.TrainerCallback):  # type: ignore[misc]
         """Counts the Trainer's steps. Properties of its arguments, microseconds each, are read once in a training."""
 
-        asked_samples, reads_left = 1, 0
+        asked_samples = 1
 
         @never_raises
         def on_train_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
@@ -105,21 +104,14 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
             # The loss of a step is logged after its end.
             run.steps.waits_for_loss = True
             run.ran.update(knobs_of_arguments(args))
-            # `auto_find_batch_size` begins again with a smaller batch.
-            run.steps.turns.restart()
             batch = getattr(state, "train_batch_size", None) or args.train_batch_size
             self.asked_samples = batch * args.gradient_accumulation_steps
             # Under DataParallel the batch is split among the GPUs.
-            run.ran["batch_size"] = batch // max(1, args.n_gpu)
-            self.reads_left = FACTS_AFTER
+            run.batch_shares = max(1, args.n_gpu)
+            run.ran["batch_size"] = batch // run.batch_shares
 
         @never_raises
         def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
-            if self.reads_left:
-                self.reads_left -= 1
-                if run.steps.turns.batch_size:
-                    run.ran["batch_size"] = run.steps.turns.batch_size // max(1, args.n_gpu)
-                run.actual.update(compute_dtype_of_arguments(args))
             if run.steps.record_step(samples=run.steps.samples_beside(self.asked_samples)):
                 control.should_training_stop = True
             return control
@@ -167,19 +159,10 @@ def _precision(args: Any) -> str:
     return "tf32" if getattr(args, "tf32", None) else "fp32"
 
 
-def compute_dtype_of_arguments(args: Any) -> dict[str, str]:
-    """The dtype of mixed precision as a field of `actual`; empty without it."""
-    if args.bf16:
-        return {"compute_dtype": "bfloat16"}
-    return {"compute_dtype": "float16"} if args.fp16 else {}
-
-
 LIGHTNING = "Lightning"
 """Lightning, as a run's framework is recorded."""
 PRECISION_BY_LIGHTNING_NAME = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
 """The knob's value by Lightning's name of a precision."""
-DTYPE_BY_LIGHTNING_NAME = {"16": "float16", "bf16": "bfloat16"}
-"""The compute dtypes of Lightning's precisions, by the beginning of their names."""
 
 
 def callbacks_of_lightning() -> list[Any]:
@@ -202,7 +185,6 @@ def _callbacks(module: str) -> list[Any] | None:
 def _callback_class(base: Any, run: ScriptRun) -> Any:
     class LightningSteps(base):  # type: ignore[misc]
         _steps_before = _samples = 0
-        _reads_left = FACTS_AFTER
         # Lightning profiles the call of each hook, 4 us for an empty one. It skips a hook that cannot be called.
         on_train_batch_start = on_before_zero_grad = on_before_backward = None
         on_after_backward = on_before_optimizer_step = None
@@ -229,10 +211,6 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
                 )
             elif loss is not None:
                 run.steps.unknown["loss"] = "reading it would stall the GPU"
-            if self._reads_left:
-                # Lightning does not call the model's own forward: no hook sees the compute dtype.
-                self._reads_left -= 1
-                run.actual.update(compute_dtype_of_trainer(trainer))
             samples, self._samples = self._samples or None, 0
             if run.steps.record_step(samples=samples, loss=step_loss):
                 trainer.should_stop = True
@@ -252,9 +230,3 @@ def knobs_of_trainer(trainer: Any) -> dict[str, Any]:
         "grad_accum": trainer.accumulate_grad_batches,
         "grad_clip": trainer.gradient_clip_val or 0.0,
     }
-
-
-def compute_dtype_of_trainer(trainer: Any) -> dict[str, str]:
-    """The dtype of half precision as a field of `actual`; empty without it."""
-    dtype = DTYPE_BY_LIGHTNING_NAME.get(str(trainer.precision).partition("-")[0])
-    return {} if dtype is None else {"compute_dtype": dtype}

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import heapq
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
-from torch import Tensor, is_grad_enabled
+from torch import Generator, Tensor, is_grad_enabled, randperm
 from torch.utils.data import BatchSampler, dataloader
 
 from .import_hooks import hook_modules
@@ -49,7 +48,8 @@ class _Draws:
     """Follows the draws of batches, each where the script gets the batch."""
 
     def __init__(self, run: ScriptRun) -> None:
-        self._steps = run.steps
+        self._begin = never_raises(run.steps.begin_draw)
+        self._end_draw = never_raises(run.steps.turns.end_draw)
         self.knobs: tuple[int, bool] | None = None
         """Workers and pinned memory of the DataLoader that gave the newest batch."""
         self._is_inner = False
@@ -91,15 +91,10 @@ class _Draws:
         self._end(turn, begun_ns, batch)
         return batch
 
-    @never_raises
-    def _begin(self, iterator: Any, loader: Any, begun_ns: int) -> Turn:
-        return self._steps.begin_draw(iterator, loader, begun_ns)
-
-    @never_raises
     def _end(self, turn: Turn | None, begun_ns: int, batch: Any) -> None:
         if turn is not None:
             size = None if batch is None else leading_size(batch) or 0
-            self._steps.turns.end_draw(turn, begun_ns, size, self.knobs)
+            self._end_draw(turn, begun_ns, size, self.knobs)
 
 
 @never_raises
@@ -207,10 +202,11 @@ def _within(items: Iterable[Any], count: int, deadline_ns: int) -> Iterator[Any]
 
 
 def _lengths(dataset: Any, candidates: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield indices and lengths, those of any prefix spread over the data set."""
+    """Yield indices and lengths."""
     named = (getattr(dataset, name, None) for name in LENGTH_NAMES)
     own = next((lengths for lengths in named if _counts(lengths, dataset)), None)
-    for place in _spread(len(candidates)):
+    # In a random order, so that a look cut short has seen all parts of the data set.
+    for place in randperm(len(candidates), generator=Generator().manual_seed(0)).tolist():
         index = candidates[place]
         yield index, _size(dataset[index]) if own is None else int(own[index])
 
@@ -218,14 +214,6 @@ def _lengths(dataset: Any, candidates: Sequence[int]) -> Iterator[tuple[int, int
 def _counts(lengths: Any, dataset: Any) -> bool:
     """True for a sequence with one number for each sample."""
     return hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__") and len(lengths) == len(dataset) > 0
-
-
-def _spread(count: int) -> Iterator[int]:
-    """Yield 0 to count - 1 in steps of about the golden section, so that any prefix is spread evenly."""
-    step = max(1, round(0.618 * count))
-    while math.gcd(step, count) > 1:
-        step += 1
-    return (number * step % count for number in range(count))
 
 
 def _size(value: Any) -> int:

@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 )
 
 from .notes import never_raises, note_error
-from .script_run import ScriptRun, uses_accelerate
+from .script_run import ScriptRun
 
 WRAPPER_NAMES = (
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"),
@@ -89,6 +89,9 @@ def hook_model(run: ScriptRun, parameters: Iterable[Tensor]) -> None:
     count, model = max(counts, key=lambda pair: pair[0], default=(0, None))
     if model is None or not count:
         return
+    # A script may divide the model among several optimizers.
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    run.actual["parameters"] = max(run.actual["parameters"], trained)
     kind = type(model).__name__
     compiled = kind == "OptimizedModule"
     run.actual.update(
@@ -222,11 +225,8 @@ def _has_compiled() -> bool:
 
 
 def _compute_dtype(run: ScriptRun) -> Any:
-    """The dtype that forward computes in: autocast's, else the Accelerator's, else the parameters'."""
+    """The dtype that forward computes in: autocast's, else the parameters'."""
     device = run.steps.peaks.device
     if device is not None and torch.is_autocast_enabled(device.type):
         return str(torch.get_autocast_dtype(device.type)).replace("torch.", "")
-    if uses_accelerate():
-        mixed = sys.modules["accelerate.state"].AcceleratorState().mixed_precision
-        return {"bf16": "bfloat16", "fp16": "float16"}.get(mixed, run.actual.get("param_dtype"))
     return run.actual.get("param_dtype")

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ _noted: set[str] = set()
 """The problems that this process has noted."""
 
 
-def append_line(directory: str, name: str, line: dict[str, Any]) -> None:
-    """Append one line to a file that is not kept open. Raises OSError."""
-    file = process.LineFile(os.path.join(directory, name))
+def write_door_line(directory: str, kind: str, **fields: Any) -> None:
+    """Append one line to `door.jsonl`, which is not kept open. Raises OSError."""
+    file = process.LineFile(os.path.join(directory, "door.jsonl"))
     try:
-        file.write(line)
+        file.write({"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": kind, **fields})
     finally:
         file.close()
 
@@ -90,11 +91,8 @@ def note(detail: str) -> None:
     if not directory or detail in _noted or len(_noted) >= MAX_NOTES:
         return
     _noted.add(detail)
-    line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "trouble", "detail": detail[:NOTE_CHARACTERS]}
-    try:
-        append_line(directory, "door.jsonl", line)
-    except (OSError, ValueError):
-        return  # the run directory is gone, or the disk is full: the script goes on
+    with suppress(OSError, ValueError):  # the run directory is gone, or the disk is full: the script goes on
+        write_door_line(directory, "trouble", detail=detail[:NOTE_CHARACTERS])
 
 
 class RankFiles:

@@ -18,10 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .model_hook import hook_model
 from .notes import never_raises, note_error
 from .script_run import ScriptRun
-from .step_log import FACTS_AFTER, OPTIMIZER_SOURCE
+from .step_log import OPTIMIZER_SOURCE
 
 MAX_SKIPPED_BACKWARDS = 20
-"""Backward passes whose smaller optimizers are skipped before the largest one's first step, which may never come."""
+"""Backward passes in which smaller optimizers wait for the largest one's first step, which may never come."""
 
 
 def install(run: ScriptRun) -> None:
@@ -68,14 +68,8 @@ class OptimizerHook:
         """Number of the main optimizer's parameters."""
         self._largest_count: int | None = None
         """Parameters of the largest optimizer that lived at the first step; None before it."""
-        self._skipped_backwards: set[int] = set()
         self._begun_ns = 0
         self._smaller: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._stepped_backward = -1
-        """The backward whose gradients the newest step took."""
-        self._parameter_ids: set[int] = set()
-        """The parameters of the optimizers that have stepped since then."""
-        self._parameter_count = 0
         self._is_step_due = False
         """True if the main optimizer has stepped within the backward that runs."""
 
@@ -84,20 +78,14 @@ class OptimizerHook:
         # In compiled code only this line is traced: the hooks break no graph.
         if is_compiling():
             return
-        self.steps.turns.is_failing = True
         self._begun_ns = monotonic_ns()
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count the step."""
         if is_compiling():
             return
-        self.steps.turns.is_failing = False
         try:
-            is_main = self._main() is optimizer or self._becomes_main(optimizer)
-            # Without a backward nothing tells which optimizers share a step.
-            if self.backwards and self.steps.taken < FACTS_AFTER:
-                self._count_parameters(optimizer)
-            if is_main:
+            if self._main() is optimizer or self._becomes_main(optimizer):
                 # Accelerate passes None where there is no closure.
                 self._count(optimizer, has_closure=any(value is not None for value in (*args[1:], *kwargs.values())))
         except Exception as error:
@@ -127,30 +115,16 @@ class OptimizerHook:
         if self.steps.source == OPTIMIZER_SOURCE and self.steps.record_step():
             raise SystemExit(0)
 
-    def _count_parameters(self, optimizer: Optimizer) -> None:
-        """Count the parameters of all optimizers that step after one backward with the main one: a GAN's do not."""
-        if self._stepped_backward != self.backwards:
-            self._stepped_backward, self._parameter_count = self.backwards, 0
-            self._parameter_ids.clear()
-        for parameter in _parameters_of(optimizer):
-            if id(parameter) not in self._parameter_ids:
-                self._parameter_ids.add(id(parameter))
-                self._parameter_count += parameter.numel()
-        main = self._main()
-        if main is not None and all(id(parameter) in self._parameter_ids for parameter in _parameters_of(main)[:1]):
-            actual = self._run.actual
-            actual["parameters"] = max(actual.get("parameters", 0), self._parameter_count)
-
     def _becomes_main(self, optimizer: Optimizer) -> bool:
         """Return True if the optimizer has more parameters than the main optimizer, and so becomes the main one."""
         if optimizer in self._smaller:
             return False
         parameters, count = _parameters_of(optimizer), _parameter_count(optimizer)
         steps = self.steps
-        is_first = self._main() is None
-        if is_first and self._is_skipped(count):
-            return False
-        if not is_first and count <= self._main_count:
+        if self._main() is None:
+            if self._waits_for_larger(count):
+                return False
+        elif count <= self._main_count:
             self._smaller.add(optimizer)
             return False
         if steps.source == OPTIMIZER_SOURCE:
@@ -171,16 +145,13 @@ class OptimizerHook:
         hook_model(self._run, parameters)
         return True
 
-    def _is_skipped(self, count: int) -> bool:
-        """True for one of the first steps, while an optimizer of more parameters may still take its first."""
+    def _waits_for_larger(self, count: int) -> bool:
+        """True in the first backward passes, while an optimizer of more parameters may still take its first step."""
         if self._largest_count is None:
             # Looked for once: 50 ms for half a million objects.
             live = [each for each in gc.get_objects() if issubclass(type(each), Optimizer)]
             self._largest_count = max(map(_parameter_count, live), default=0)
-        if len(self._skipped_backwards) == MAX_SKIPPED_BACKWARDS:
-            return False
-        self._skipped_backwards.add(self.backwards)
-        return self._largest_count > count
+        return self._largest_count > count and self.backwards < MAX_SKIPPED_BACKWARDS
 
 
 def _parameters_of(optimizer: Optimizer) -> list[Any]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 from .memory_limit import MemoryLimit
-from .notes import RUN_VARIABLE, RankFiles, append_line, never_raises
+from .notes import RUN_VARIABLE, RankFiles, never_raises, write_door_line
 from .step_log import StepLog, settings_of
 
 PRECISION_BY_DTYPE = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """The knob's value by the dtype that the model computes in."""
+HALF_DTYPE = {"fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
+"""The dtype that the model computes in by the knob's value, where a framework sets it."""
 
 
 class ScriptRun:
@@ -36,6 +37,8 @@ class ScriptRun:
         """Facts read from live objects, apart from knobs: wrapper, dtypes, device, number of parameters."""
         self.ran: dict[str, Any] = {}
         """Knobs by the values that ran, read from live objects."""
+        self.batch_shares = 1
+        """Parts into which this process splits each batch, one for each of its GPUs."""
         self.given_rate: float | None = None
         """The rate that the script gave its optimizer: `initial_lr` if a scheduler keeps one, else its first rate."""
         self.has_scheduler = False
@@ -55,8 +58,7 @@ class ScriptRun:
     def record_opening(self) -> None:
         """Append to `door.jsonl` that this process has imported torch."""
         torch = str(getattr(sys.modules.get("torch"), "__version__", None))
-        line = {"t_ns": time.monotonic_ns(), "pid": os.getpid(), "kind": "opened", "rank": self.files.rank}
-        append_line(self.files.directory, "door.jsonl", {**line, "torch": torch})
+        write_door_line(self.files.directory, "opened", rank=self.files.rank, torch=torch)
 
     @never_raises
     def write_facts(self) -> None:
@@ -94,9 +96,7 @@ class ScriptRun:
         """Add the knobs read from live objects; those that a framework reported stay."""
         ran, turns = self.ran, self.steps.turns
         if turns.batch_size is not None:
-            if self.steps.framework is None:
-                ran["batch_size"] = turns.batch_size
-            ran.setdefault("batch_size", turns.batch_size)
+            ran["batch_size"] = turns.batch_size // self.batch_shares
         if turns.loader_knobs is not None:
             workers, is_pinned = turns.loader_knobs
             ran.setdefault("workers", workers)
@@ -108,6 +108,9 @@ class ScriptRun:
             # With an accumulation flag of its own a script leaves Accelerate's `num_steps` at 1.
             if accumulated > 1 or "grad_accum" not in self.settings.flagged:
                 ran["grad_accum"] = accumulated
+        # A framework may not call the model's own forward: no hook sees the dtype then.
+        if ran.get("precision") in HALF_DTYPE:
+            self.actual["compute_dtype"] = HALF_DTYPE[ran["precision"]]
         # By the second step a hand-made schedule has changed the rate; the rate it began with is then unknown.
         if self.given_rate is not None and (self.has_scheduler or self.given_rate == self.steps.lr):
             ran.setdefault("lr", self.given_rate)

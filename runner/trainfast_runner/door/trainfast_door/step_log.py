@@ -145,11 +145,8 @@ class StepLog:
             # Gradients may come from elsewhere, such as torch.autograd.grad.
             self.end_backward()
         is_due = now_ns >= self._write_due_ns
-        if is_due and self.waits_for_loss and not turns.missed:
+        if is_due and self.waits_for_loss:
             self.flush(now_ns)
-        if turns.missed and self._records:
-            before = self._records[-1]
-            self._records[-1] = (*before[:2], (before[2] or 0) + turns.missed, *before[3:])
         self.taken = step = self.taken + 1
         step_ns = now_ns - self.begun_ns - turns.step_evaluated_ns
         times = (step_ns, turns.data_ns, turns.forward_ns, self.optimizer_ns)
@@ -159,11 +156,10 @@ class StepLog:
             self.unknown.pop("loss", None)
         self.begun_ns = now_ns
         self.optimizer_ns = None
-        holds = turns.may_have_missed
         turns.begin_step()
         if self._limit is not None and step >= self._limit:
             self.is_stopping = True
-        if is_due and not self.waits_for_loss and not holds:
+        if is_due and not self.waits_for_loss:
             self.flush(now_ns)
         if self._noted_phase != PHASES[False]:
             never_raises(self.note_phase)(now_ns)

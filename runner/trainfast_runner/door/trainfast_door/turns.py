@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import Any
 
@@ -32,10 +32,6 @@ class Source:
         self.is_reached = False
         """True if a backward has reached one of its batches."""
         self.ended = False
-        self.drawn = 0
-        """Batches given since the last backward."""
-        self.first_drawn = 0
-        """Batches given before the first backward, if it took them one by one; 0 once that is settled."""
 
     def is_open(self) -> bool:
         """True if the script may draw from the iterator again."""
@@ -50,32 +46,16 @@ class Source:
         if self.is_reached and self.ahead is None:
             self.ahead = len(self.sizes)
 
-    def end_draw(self, size: int) -> None:
-        """Add a batch."""
-        self.sizes.append(size)
-        self.drawn += 1
+    def reach(self) -> int:
+        """Take the batches that a backward has reached, and return their samples.
 
-    def reach(self) -> tuple[int, int]:
-        """Take the batches that a backward has reached; return their samples, and those that the last one had missed.
-
-        Of several batches drawn before the first backward it took one, as if the others were drawn ahead. A second
-        backward after as many draws shows that none was.
+        Of several batches drawn before the first backward it takes one: the others were drawn ahead.
         """
-        missed = 0
-        if not self.is_reached:
-            self.first_drawn = self.drawn
-        elif self.ahead is not None:
-            if self.ahead and self.drawn == self.first_drawn != 0:
-                missed = self._take(self.ahead)
-                self.ahead = 0
-            self.first_drawn = 0
-        self.is_reached, self.drawn = True, 0
         is_one_by_one = self.ahead is None or self.ended
-        return self._take(1 if is_one_by_one else max(0, len(self.sizes) - (self.ahead or 0))), missed
-
-    def _take(self, batches: int) -> int:
-        samples = sum(self.sizes[:batches])
-        del self.sizes[:batches]
+        taken = 1 if is_one_by_one else max(0, len(self.sizes) - (self.ahead or 0))
+        self.is_reached = True
+        samples = sum(self.sizes[:taken])
+        del self.sizes[:taken]
         return samples
 
 
@@ -85,9 +65,8 @@ class Turn:
     # Class attributes are the defaults: two turns are made in each step.
     draws = waited_ns = 0
     forward_ns: int | None = None
-    rows = spare_rows = 0
-    """Leading dimensions of the model's inputs in forward passes with gradients; the spare ones in evaluation mode, in
-    which some scripts train and some evaluate."""
+    rows = 0
+    """Leading dimensions of the model's inputs in forward passes with gradients."""
     evaluation_ns = 0
     """Start of an evaluation that draws no batches; 0 without one."""
     is_without_gradients = False
@@ -118,8 +97,6 @@ class Turns:
         self.in_backward = False
         self.in_training = False
         """True if the last forward pass had gradients and was in training mode; False before the first."""
-        self.is_failing = False
-        """True while an optimizer steps: an error leaves it so."""
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -130,8 +107,6 @@ class Turns:
         """Time of its forward passes on a CPU; None if none was seen."""
         self.samples = self.rows = 0
         """Samples of its batches, and leading dimensions of its model's inputs."""
-        self.missed = 0
-        """Samples of the last step that its backward seemed not to reach."""
         self.step_evaluated_ns = 0
         """Time of evaluations since the last step."""
         self.has_backward = False
@@ -144,7 +119,6 @@ class Turns:
             source = self._sources.get(iterator)
             if source is None:
                 source = self._sources[iterator] = Source(iterator, loader)
-                self._leave_attempt()
             turn = self._begin_turn(source, now_ns)
         source.begin_draw()
         return turn
@@ -158,7 +132,7 @@ class Turns:
             return
         turn.draws += 1
         turn.waited_ns += turn.ended_ns - begun_ns
-        turn.source.end_draw(size)
+        turn.source.sizes.append(size)
         turn.source.knobs = knobs
         self.loader_knobs = self.loader_knobs or knobs
 
@@ -169,10 +143,7 @@ class Turns:
         # An evaluation may come between the draw of a batch and its forward pass.
         if turn.evaluation_ns or (turn.source is not None and turn.source.ended):
             turn = self._begin_turn(None, now_ns)
-        if is_training:
-            turn.rows += rows
-        else:
-            turn.spare_rows += rows
+        turn.rows += rows
 
     def add_evaluation(self, now_ns: int, is_training: bool) -> None:
         """Note a forward pass without gradients: in evaluation mode and without a batch it evaluates."""
@@ -201,36 +172,37 @@ class Turns:
             training = self._training_turns()
             self.step_evaluated_ns += (evaluated_ns := self._evaluated_ns(training, step_begun_ns))
             self.evaluated_ns += evaluated_ns
+        reached = {id(source): source for source in [turn.source for turn in training] or [self.training] if source}
+        if self._is_new_attempt(reached.values()):
+            self.batch_size, self.samples, self.rows = None, 0, 0
         for turn in self._turns:
             if turn.evaluation_ns or (turn.source is not None and turn not in training):
                 continue
-            self.rows += turn.rows or turn.spare_rows
+            self.rows += turn.rows
             if turn.forward_ns is not None:
                 self.forward_ns = (self.forward_ns or 0) + turn.forward_ns
             if turn.draws:
                 self.data_ns = (self.data_ns or 0) + turn.waited_ns
-        reached = [turn.source for turn in training] or [self.training]
-        for source in reached if len(reached) == 1 else {id(source): source for source in reached}.values():
-            if source is not None:
-                self._reach(source)
+        for source in reached.values():
+            if source is not self.training and not self._is_trained(source):
+                self._trained.append(source.loader)
+            if self.batch_size is None and source.sizes:
+                self.batch_size, self.loader_knobs = source.sizes[0] or None, source.knobs
+            self.training = source
+            self.samples += source.reach()
         self._turns = [Turn(None, monotonic_ns())]
 
-    def restart(self) -> None:
-        """Forget the samples of a step that never came, and the batch size: another one is tried."""
-        self.batch_size = self.training = None
-        self.is_failing = False
-        self.samples = self.rows = 0
+    def _is_new_attempt(self, reached: Iterable[Source]) -> bool:
+        """True if an iterator has gone midway and all loaders are new: the script tries another batch size."""
+        training = self.training
+        if training is None or training.ended or training.iterator() is not None:
+            return False
+        return not any(source is training or self._is_trained(source) for source in reached)
 
     @property
     def counts_rows(self) -> bool:
         """True unless a batch of known size is being trained on, as in nearly all steps."""
         return self.batch_size is None or self._turns[-1].source is not self.training
-
-    @property
-    def may_have_missed(self) -> bool:
-        """True if it is not settled yet that batches are drawn ahead."""
-        training = self.training
-        return training is not None and training.ahead is None and bool(training.sizes)
 
     @property
     def is_evaluating(self) -> bool:
@@ -253,28 +225,6 @@ class Turns:
         turn = Turn(source, now_ns)
         self._turns.append(turn)
         return turn
-
-    def _leave_attempt(self) -> None:
-        """Restart if the script has left an iterator midway, with a batch or an optimizer step that never ended."""
-        training = self.training
-        if training is None or training.ended or training.is_open():
-            return
-        if training.sizes or self.is_failing:
-            self.restart()
-
-    def _reach(self, source: Source) -> None:
-        if source is not self.training:
-            if not self._is_trained(source):
-                self._trained.append(source.loader)
-            if self.batch_size is None and source.sizes:
-                self.batch_size, self.loader_knobs = source.sizes[0] or None, source.knobs
-            self.training = source
-        reached, missed = source.reach()
-        if self.samples:
-            reached += missed
-        else:
-            self.missed += missed
-        self.samples += reached
 
     def _evaluated_ns(self, training: list[Turn], step_begun_ns: int) -> int:
         """The time of the turns that are evaluations, from `step_begun_ns` on."""

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Generator
 from torch.utils.data import DataLoader, Sampler
 
 from ..catalog import STRATEGIES
@@ -17,26 +18,30 @@ from ..invalid import InvalidInput
 from ..model.model_config import text_part, tokens_per_sample, vocab_size
 from ..shared.words import split_tokens
 from ..spec import Knobs, RankSpec
-from .corpus import Corpus, CorpusRequest, build_in_child, describe, open_corpus
+from .corpus import Corpus, CorpusRequest, open_corpus
 from .images import ImageSamples, image_samples
 from .samples import (
     Batch,
     EncoderDecoderSplit,
-    TokenSamples,
-    WholeTexts,
+    TextSamples,
     collate_whole_batch,
     corpus_classes,
     corpus_ids,
     corpus_masking,
+    packed_pieces,
     pieces_of,
     random_samples,
-    text_samples,
 )
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """Files of which a directory with a tokenizer has one."""
-Samples = TokenSamples | WholeTexts | ImageSamples
-"""The samples of a training, by the kind and the form of its data."""
+Samples = TextSamples | ImageSamples
+"""The samples of a training, by the kind of its data."""
+
+
+def is_padded(samples: Samples) -> TypeGuard[TextSamples]:
+    """True for whole texts, whose lengths vary."""
+    return isinstance(samples, TextSamples) and samples.pad_id is not None
 
 
 def batches_of(
@@ -47,7 +52,7 @@ def batches_of(
     Each loader process first calls `worker_init_fn` with its number. The iterator raises InvalidInput for a file that
     cannot be read.
     """
-    lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
+    lengths = samples.pieces.lengths if is_padded(samples) else None
     order = GlobalOrder(
         samples=len(samples),
         batch_size=knobs.batch_size,
@@ -67,6 +72,8 @@ def batches_of(
         persistent_workers=knobs.workers > 0,
         worker_init_fn=worker_init_fn,
         pin_memory=knobs.pin_memory == "on",
+        # A loader draws a seed for its processes: not from the generator that dropout uses.
+        generator=Generator(),
     )
     return map(_readable, iter(loader))
 
@@ -86,14 +93,13 @@ def open_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None], wr
     samples: Samples
     if spec.data.kind == "jpeg":
         samples = image_samples(spec.data.paths, config, spec.knobs.seed, spec.cache_dir, on_make)
-        synthetic, source = samples.images.synthetic, samples.images.source
     else:
-        samples, synthetic, source = _token_samples(spec, config, on_make)
+        samples = _token_samples(spec, config, on_make)
     write(
         "data",
         data_kind=spec.data.kind,
-        synthetic=synthetic,
-        source=source,
+        synthetic=samples.synthetic,
+        source=samples.source,
         samples=len(samples),
         tokens=round(len(samples) * mean_tokens(samples, config, spec)),
     )
@@ -102,56 +108,50 @@ def open_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None], wr
 
 def mean_tokens(samples: Samples, config: Any, spec: RankSpec) -> float:
     """Tokens of a sample without padding: the mean if lengths vary."""
-    if isinstance(samples, WholeTexts):
+    if is_padded(samples):
         return float(samples.pieces.lengths.mean())
     return tokens_per_sample(config, spec.data.objective, spec.knobs.seq_len)
 
 
-def _token_samples(
-    spec: RankSpec, config: Any, on_make: Callable[[str], None]
-) -> tuple[TokenSamples | WholeTexts, bool, str]:
-    """Samples of token ids, True if they are synthetic, and their source in words."""
+def _token_samples(spec: RankSpec, config: Any, on_make: Callable[[str], None]) -> TextSamples:
     data, knobs = spec.data, spec.knobs
     split = _encoder_decoder_split(config, knobs.seq_len) if data.objective == "seq2seq" else None
     vocab = vocab_size(config)
     if data.kind == "random":
-        return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, split), True, "seeded random token ids"
+        return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, split)
     tokenizer = data.tokenizer or _model_tokenizer(spec.model)
     is_lines = data.samples == "lines"
     request = CorpusRequest(data.kind, data.paths, vocab, tokenizer, data.name, data.split, is_lines)
-    source = describe(request)
-
-    def build(folder: Path) -> None:
-        name = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
-        on_make(f"tokenizing {source} with {name}, once")
-        build_in_child(request, folder)
-
-    corpus = open_corpus(request, spec.cache_dir, build, on_make)
-    if data.samples != "packed":
-        return _whole_texts(corpus, spec, config), False, source
-    classes = getattr(config, "num_labels", 2)
-    return text_samples(corpus, data.objective, knobs.seq_len, classes, knobs.seed, split), False, source
+    return _corpus_samples(open_corpus(request, spec.cache_dir, on_make), spec, config, split)
 
 
-def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
-    """The texts of a corpus as they are. Raises InvalidInput if none has two tokens."""
+def _corpus_samples(corpus: Corpus, spec: RankSpec, config: Any, split: EncoderDecoderSplit | None) -> TextSamples:
+    """The samples of a corpus: packed, or its texts as they are. Raises InvalidInput if it has too few tokens."""
     data, knobs = spec.data, spec.knobs
-    staged = STRATEGIES[knobs.strategy].is_pipeline
-    pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), knobs.seq_len)
-    if not len(pieces.starts):
-        raise InvalidInput(f"{corpus.source}: no text of two tokens in it", key="data.paths")
-    pad = getattr(text_part(config), "pad_token_id", None)
-    return WholeTexts(
-        corpus_ids(corpus),
-        pieces,
-        pad if isinstance(pad, int) and 0 <= pad < vocab_size(config) else 0,
+    ids, seq_len = corpus_ids(corpus), knobs.seq_len
+    pad_id = width = None
+    if data.samples == "packed":
+        pieces = packed_pieces(len(ids), seq_len)
+        if not len(pieces.starts):
+            raise InvalidInput(
+                f"{corpus.source}: {len(ids)} tokens, fewer than one sample of seq_len={seq_len}",
+                key="seq_len",
+                allowed=[f"1 to {len(ids)}"],
+                nearest=str(max(len(ids), 1)),
+            )
+    else:
+        pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), seq_len)
+        if not len(pieces.starts):
+            raise InvalidInput(f"{corpus.source}: no text of two tokens in it", key="data.paths")
+        pad = getattr(text_part(config), "pad_token_id", None)
+        pad_id = pad if isinstance(pad, int) and 0 <= pad < vocab_size(config) else 0
         # A schedule's buffers and a compiled graph are made for one shape.
-        knobs.seq_len if staged or knobs.compile != "off" else None,
-        corpus_masking(corpus, knobs.seed) if data.objective == "masked-lm" else None,
-        corpus_classes(corpus, pieces.starts, getattr(config, "num_labels", 2))
-        if data.objective == "sequence-classification"
-        else None,
-    )
+        width = seq_len if STRATEGIES[knobs.strategy].is_pipeline or knobs.compile != "off" else None
+    masking = corpus_masking(corpus, knobs.seed) if data.objective == "masked-lm" else None
+    classes = None
+    if data.objective == "sequence-classification":
+        classes = corpus_classes(corpus, pieces.starts, getattr(config, "num_labels", 2))
+    return TextSamples(ids, pieces, pad_id, width, masking, classes, split, corpus.source, synthetic=False)
 
 
 def _encoder_decoder_split(config: Any, seq_len: int) -> EncoderDecoderSplit:

@@ -18,8 +18,9 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ import numpy as np
 
 from ..invalid import InvalidInput, one_line
 from ..shared.host import make_private, wait_for_lock
-from ..shared.words import SMALLEST_VOCAB
 
 ENTRY_VERSION = 3
 """The version of an entry, a part of its key: entries of another version are made again."""
@@ -56,6 +56,15 @@ class CorpusRequest:
     split: str = "train"
     lines: bool = False
 
+    @property
+    def source(self) -> str:
+        """The source in words, for the record and the screen."""
+        if self.kind == "text":
+            return f"Python {sys.version_info.major}.{sys.version_info.minor} standard library sources"
+        if self.kind == "hub":
+            return f"Hub dataset {self.name}, split {self.split}"
+        return f"{len(self.paths)} text file{'s' if len(self.paths) != 1 else ''}"
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -82,21 +91,19 @@ def stdlib_files() -> list[Path]:
             if total > TEXT_LIMIT_BYTES:
                 break
             chosen_files.append(path)
-    if not chosen_files:
-        raise InvalidInput(
-            f"this Python has no sources of its standard library in {root}; use data.kind = 'files' or 'random'",
-            key="data.kind",
-            allowed=["files", "hub", "random"],
-        )
     return chosen_files
 
 
-def open_corpus(
-    request: CorpusRequest, cache_dir: Path, build: Callable[[Path], None], on_wait: Callable[[str], None] = print
-) -> Corpus:
-    """Return the cache's entry for `request`; `build(folder)` makes a missing one, `on_wait` as for `make_once`."""
+def open_corpus(request: CorpusRequest, cache_dir: Path, on_make: Callable[[str], None]) -> Corpus:
+    """Return the cache's entry for `request`; a missing one is made, after a call of `on_make` with the detail."""
     folder = cache_dir / "tokens" / _key(request)
-    make_once(folder, "meta.json", build, on_wait)
+
+    def make(half_made: Path) -> None:
+        tokenizer = f"the tokenizer of {request.tokenizer}" if request.tokenizer else "a byte-level BPE trained on it"
+        on_make(f"tokenizing {request.source} with {tokenizer}, once")
+        build_in_child(request, half_made)
+
+    make_once(folder, "meta.json", make, on_make)
     meta = json.loads((folder / "meta.json").read_text())
     return Corpus(folder=folder, **{**meta, "sections": [tuple(section) for section in meta["sections"]]})
 
@@ -123,15 +130,6 @@ def make_once(folder: Path, last_file: str, make: Callable[[Path], None], on_wai
             half_made.rename(folder)
         finally:
             shutil.rmtree(half_made, ignore_errors=True)
-
-
-def describe(request: CorpusRequest) -> str:
-    """The source in words, for the record and the screen."""
-    if request.kind == "text":
-        return f"Python {sys.version_info.major}.{sys.version_info.minor} standard library sources"
-    if request.kind == "hub":
-        return f"Hub dataset {request.name}, split {request.split}"
-    return f"{len(request.paths)} text file{'s' if len(request.paths) != 1 else ''}"
 
 
 def texts(request: CorpusRequest) -> Iterator[tuple[str, int]]:
@@ -198,8 +196,6 @@ def _key(request: CorpusRequest) -> str:
     if request.kind == "text":
         parts["python"] = [sys.version, sysconfig.get_paths()["stdlib"], TEXT_LIMIT_BYTES]
     if request.kind == "files":
-        if not request.paths:
-            raise InvalidInput("data.kind = 'files' names no file", key="data.paths")
         parts["paths"] = [_stamp(Path(path)) for path in request.paths]
     if request.tokenizer is not None and Path(request.tokenizer).is_dir():
         parts["tokenizer_files"] = [
@@ -214,8 +210,6 @@ def _stamp(path: Path) -> list[Any]:
         status = path.stat()
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", key="data.paths") from error
-    if not path.is_file():
-        raise InvalidInput(f"{path} is not a file", key="data.paths")
     return [str(path), status.st_size, status.st_mtime_ns]
 
 
@@ -228,33 +222,12 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def build_in_child(request: CorpusRequest, folder: Path) -> None:
-    """Run `build` in a fresh process; an error raised there is raised here.
-
-    Not in a pool: it needs threads of its own, and waits for ever where a limit on processes allows none.
-    """
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_build_and_send, args=(request, folder, sender))
-    child.start()
-    sender.close()
-    with receiver:
+    """Run `build` in a fresh process; an error raised there is raised here."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as executor:
         try:
-            error = receiver.recv()
-        except EOFError:
-            child.join()
-            error = RuntimeError(f"tokenizing ended with exit code {child.exitcode}; more in output.log")
-    child.join()
-    if error is not None:
-        raise error
-
-
-def _build_and_send(request: CorpusRequest, folder: Path, sender: Connection) -> None:
-    error: Exception | None = None
-    try:
-        build(request, folder)
-    except BaseException as raised:  # a panic of the tokenizers' Rust is no Exception
-        error = raised if isinstance(raised, Exception) else RuntimeError(one_line(raised))
-    sender.send(error)
+            executor.submit(build, request, folder).result()
+        except BrokenProcessPool as error:
+            raise RuntimeError("the process that tokenizes was killed; more in output.log") from error
 
 
 def build(request: CorpusRequest, folder: Path) -> None:
@@ -263,7 +236,7 @@ def build(request: CorpusRequest, folder: Path) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     labelled_texts = list(texts(request))
     if not labelled_texts:
-        raise InvalidInput(f"{describe(request)}: no text in it", key="data.paths")
+        raise InvalidInput(f"{request.source}: no text in it", key="data.paths")
     contents, labels = [text for text, _ in labelled_texts], [label for _, label in labelled_texts]
     if request.tokenizer is None:
         encode, meta = _train_bpe(contents, request.vocab, folder)
@@ -287,21 +260,14 @@ def build(request: CorpusRequest, folder: Path) -> None:
                 tokens += document.size
                 out.write(document.tobytes())
     np.asarray(lengths, dtype="<u4").tofile(folder / "lengths.bin")
-    meta.update(source=describe(request), dtype=dtype, tokens=tokens, sections=sections)
+    meta.update(source=request.source, dtype=dtype, tokens=tokens, sections=sections)
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
 def _train_bpe(contents: list[str], vocab: int, folder: Path) -> tuple[Encode, dict[str, Any]]:
-    """Train a byte-level BPE of at most `vocab` ids on these texts."""
+    """Train a byte-level BPE of at most `vocab` ids, which the launch has checked, on these texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if vocab < SMALLEST_VOCAB:
-        raise InvalidInput(
-            f"the model's vocab_size is {vocab}; a byte-level BPE needs at least {SMALLEST_VOCAB}",
-            key="model.vocab_size",
-            allowed=[f"{SMALLEST_VOCAB} or more"],
-            nearest=str(SMALLEST_VOCAB),
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -31,26 +31,11 @@ DRAWING_SEED = 20_190_401
 """Any number: the images depend on it and on their index alone."""
 
 
-@dataclass(frozen=True)
-class ImageFiles:
-    """JPEG files and the class of each."""
+def drawn_images(cache_dir: Path, on_make: Callable[[str], None]) -> tuple[list[Path], str]:
+    """The files of the drawn images in the cache, and their source in words.
 
-    paths: list[Path]
-    classes: NDArray[np.int64]
-    source: str
-    synthetic: bool
-
-
-def user_images(paths: list[str]) -> ImageFiles:
-    """The user's own files; the class of a file is its folder, numbered in the order of the folders' names."""
-    files = [Path(path) for path in paths]
-    folders = {folder: number for number, folder in enumerate(sorted({file.parent for file in files}))}
-    classes = np.array([folders[file.parent] for file in files], dtype=np.int64)
-    return ImageFiles(files, classes, f"{len(files)} JPEG files of {len(folders)} folders", synthetic=False)
-
-
-def drawn_images(cache_dir: Path, on_make: Callable[[str], None]) -> ImageFiles:
-    """The drawn images in the cache; missing ones are drawn under a lock, after a call of `on_make` with the detail."""
+    Missing ones are drawn under a lock, after a call of `on_make` with the detail.
+    """
     folder = cache_dir / "images" / f"drawn-{DRAWING_VERSION}-{IMAGE_COUNT}-{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]}"
     names = [f"{index:04}.jpg" for index in range(IMAGE_COUNT)]
     files = f"{IMAGE_COUNT} JPEG files of {IMAGE_SIZE[0]}x{IMAGE_SIZE[1]}"
@@ -61,9 +46,7 @@ def drawn_images(cache_dir: Path, on_make: Callable[[str], None]) -> ImageFiles:
             draw_image(index).save(half_made / name, quality=JPEG_QUALITY)
 
     make_once(folder, names[-1], make, on_make)
-    paths = [folder / name for name in names]
-    source = f"{files} drawn from a seed"
-    return ImageFiles(paths, np.arange(IMAGE_COUNT, dtype=np.int64) % DRAWN_CLASSES, source, synthetic=True)
+    return [folder / name for name in names], f"{files} drawn from a seed"
 
 
 def draw_image(index: int) -> Any:
@@ -101,13 +84,17 @@ class ImageSamples(Dataset[Batch]):
     sees the same.
     """
 
-    images: ImageFiles
+    paths: list[Path]
+    classes: NDArray[np.int64]
+    """The class of each file."""
+    source: str
+    synthetic: bool
     size: int
     channels: int
     seed: int
 
     def __len__(self) -> int:
-        return len(self.images.paths)
+        return len(self.paths)
 
     def __getitems__(self, numbers: list[int]) -> Batch | InvalidInput:
         """A whole batch: `pixel_values` of (batch, channels, size, size) in -1 to 1, `labels` of (batch,).
@@ -119,14 +106,14 @@ class ImageSamples(Dataset[Batch]):
             pixels = np.stack([self._pixels(number % len(self), number // len(self)) for number in numbers])
         except InvalidInput as error:
             return error
-        labels = self.images.classes[np.asarray(numbers) % len(self)]
+        labels = self.classes[np.asarray(numbers) % len(self)]
         return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
 
     def _pixels(self, index: int, epoch: int) -> NDArray[np.float32]:
         from PIL import Image
 
         random = np.random.default_rng((self.seed, index, epoch))
-        path = self.images.paths[index]
+        path = self.paths[index]
         mode = "L" if self.channels == 1 else "RGB"
         try:
             with Image.open(io.BytesIO(path.read_bytes())) as file:
@@ -168,19 +155,23 @@ def image_samples(
         raise InvalidInput(
             f"data.kind = 'jpeg' needs the package pillow: {sys.executable} -m pip install pillow", key="data.kind"
         ) from error
-    if paths:
-        images = user_images(paths)
-    else:
-        images = drawn_images(cache_dir, on_make)
-        # Drawn images fit a head with any number of classes.
-        images.classes[:] %= min(int(config.num_labels), DRAWN_CLASSES)
-    classes = int(images.classes.max()) + 1
-    if classes > int(config.num_labels):
-        raise InvalidInput(
-            f"the files are in {classes} folders, one a class, and the model has {config.num_labels} classes",
-            key="model.num_labels",
-            allowed=[f"{classes} or more"],
-            nearest=str(classes),
-        )
     channels, size = image_shape(config)
-    return ImageSamples(images, size, channels, seed)
+    labels = int(config.num_labels)
+    if not paths:
+        files, source = drawn_images(cache_dir, on_make)
+        # Drawn images fit a head with any number of classes.
+        classes = np.arange(len(files), dtype=np.int64) % DRAWN_CLASSES % labels
+        return ImageSamples(files, classes, source, True, size, channels, seed)
+    files = [Path(path) for path in paths]
+    # The class of a file is its folder, numbered in the order of the folders' names.
+    folders = {folder: number for number, folder in enumerate(sorted({file.parent for file in files}))}
+    if len(folders) > labels:
+        raise InvalidInput(
+            f"the files are in {len(folders)} folders, one a class, and the model has {labels} classes",
+            key="model.num_labels",
+            allowed=[f"{len(folders)} or more"],
+            nearest=str(len(folders)),
+        )
+    classes = np.array([folders[file.parent] for file in files], dtype=np.int64)
+    source = f"{len(files)} JPEG files of {len(folders)} folders"
+    return ImageSamples(files, classes, source, False, size, channels, seed)

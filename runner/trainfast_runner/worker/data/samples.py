@@ -1,7 +1,6 @@
 """Samples of text, which depend on their index alone: packed ones of one length, and whole texts of their own length.
 
-All packed samples have the same length, so the first batch takes as much memory as any. Whole texts (documents or
-lines) are padded to the longest in a batch.
+All packed samples have the same length, so the first batch takes as much memory as any.
 """
 
 from __future__ import annotations
@@ -74,60 +73,9 @@ class EncoderDecoderSplit:
         return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
 
 
-@dataclass(eq=False)
-class TokenSamples(Dataset[Batch]):
-    """Samples cut from one array of ids. Labels are `classes`, else those of `masking`, else the ids themselves."""
-
-    ids: NDArray[np.unsignedinteger]
-    seq_len: int
-    masking: Masking | None = None
-    classes: NDArray[np.int64] | None = None
-    split: EncoderDecoderSplit | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids) // self.seq_len
-
-    def __getitems__(self, numbers: list[int]) -> Batch:
-        """A whole batch: `input_ids` of (batch, seq_len), `labels` of the same shape or of (batch,).
-
-        `numbers` are as in `GlobalOrder`; a sample is the same in every epoch.
-        """
-        indices = [number % len(self) for number in numbers]
-        rows = np.stack([self.ids[i * self.seq_len : (i + 1) * self.seq_len] for i in indices]).astype(np.int64)
-        if self.classes is not None:
-            return {"input_ids": torch.from_numpy(rows), "labels": torch.from_numpy(self.classes[indices])}
-        if self.split is not None:
-            return self.split(rows)
-        if self.masking is None:
-            inputs = torch.from_numpy(rows)
-            return {"input_ids": inputs, "labels": inputs}
-        pairs = [self.masking(row, index) for row, index in zip(rows, indices, strict=True)]
-        inputs, labels = (torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True))
-        return {"input_ids": inputs, "labels": labels}
-
-
 def collate_whole_batch(batch: Any) -> Any:
     """Collate the batches of a dataset that returns whole ones."""
     return batch
-
-
-def text_samples(
-    corpus: Corpus, objective: str, seq_len: int, classes: int, seed: int, split: EncoderDecoderSplit | None = None
-) -> TokenSamples:
-    """Samples of `seq_len` tokens packed from a corpus, with no padding."""
-    ids = corpus_ids(corpus)
-    if len(ids) < seq_len:
-        raise InvalidInput(
-            f"{corpus.source}: {len(ids)} tokens, fewer than one sample of seq_len={seq_len}",
-            key="seq_len",
-            allowed=[f"1 to {len(ids)}"],
-            nearest=str(max(len(ids), 1)),
-        )
-    masking = corpus_masking(corpus, seed) if objective == "masked-lm" else None
-    labels = None
-    if objective == "sequence-classification":
-        labels = corpus_classes(corpus, np.arange(len(ids) // seq_len) * seq_len, classes)
-    return TokenSamples(ids, seq_len, masking, labels, split)
 
 
 def corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
@@ -152,23 +100,6 @@ def corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> N
     kinds = np.array([label for _, label in corpus.sections], dtype=np.int64)
     labels: NDArray[np.int64] = kinds[np.searchsorted(first_tokens, starts, side="right") - 1] % classes
     return labels
-
-
-def random_samples(
-    vocab_size: int,
-    objective: str,
-    seq_len: int,
-    seed: int,
-    split: EncoderDecoderSplit | None = None,
-    count: int = RANDOM_SAMPLES,
-) -> TokenSamples:
-    """Samples of seeded random ids, for measuring speed and memory: a model learns nothing from them."""
-    high = min(RANDOM_IDS[1], vocab_size)
-    low = min(RANDOM_IDS[0], high - 1)
-    ids = np.random.default_rng(seed).integers(low, high, count * seq_len, dtype=np.uint32)
-    masking = Masking(min(BERT_MASK_ID, vocab_size - 1), high, (), seed) if objective == "masked-lm" else None
-    classes = np.zeros(count, dtype=np.int64) if objective == "sequence-classification" else None
-    return TokenSamples(ids, seq_len, masking, classes, split)
 
 
 SHORTEST_TOKENS = 2
@@ -196,42 +127,73 @@ def pieces_of(text_lengths: NDArray[np.int64], seq_len: int) -> Pieces:
     return Pieces(starts[long_enough], lengths[long_enough])
 
 
-@dataclass(eq=False)
-class WholeTexts(Dataset[Batch]):
-    """Samples that are whole texts. Labels are `classes`, else those of `masking`, else the ids themselves.
+def packed_pieces(tokens: int, seq_len: int) -> Pieces:
+    """Cut so many tokens into samples of exactly `seq_len` tokens; a rest is left out."""
+    count = tokens // seq_len
+    return Pieces(np.arange(count) * seq_len, np.full(count, seq_len))
 
-    A batch is padded on the right to its longest sample, or to `width` if shapes must not change.
+
+@dataclass(eq=False)
+class TextSamples(Dataset[Batch]):
+    """Samples of token ids, packed or whole texts. Labels are `classes`, else those of `masking`, else the ids.
+
+    A batch of whole texts is padded on the right with `pad_id` to its longest sample, or to `width` if shapes must not
+    change. Packed samples have no `pad_id`, and may be divided by `split`.
     """
 
     ids: NDArray[np.unsignedinteger]
     pieces: Pieces
-    pad_id: int
+    pad_id: int | None = None
     width: int | None = None
     masking: Masking | None = None
     classes: NDArray[np.int64] | None = None
+    split: EncoderDecoderSplit | None = None
+    source: str = "seeded random token ids"
+    synthetic: bool = True
 
     def __len__(self) -> int:
         return len(self.pieces.lengths)
 
     def __getitems__(self, numbers: list[int]) -> Batch:
-        """A whole batch: `input_ids`, `attention_mask` and `labels` of (batch, longest); `classes` are of (batch,).
+        """A whole batch: `input_ids` and `labels` of (batch, longest); `classes` are of (batch,).
 
-        Padding has a mask of 0 and labels that do not count. `numbers` are as in `GlobalOrder`.
+        Whole texts have an `attention_mask` too: padding has a mask of 0 and labels that do not count. `numbers` are as
+        in `GlobalOrder`; a sample is the same in every epoch.
         """
         indices = np.asarray(numbers) % len(self)
         lengths = self.pieces.lengths[indices]
         shape = len(indices), self.width or int(lengths.max())
-        inputs = np.full(shape, self.pad_id, dtype=np.int64)
-        labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
+        inputs = np.full(shape, self.pad_id or 0, dtype=np.int64)
+        # The ids of packed samples are their own labels.
+        is_same = self.pad_id is None and self.masking is None
+        labels = inputs if is_same else np.full(shape, IGNORED_LABEL, dtype=np.int64)
         for row, index in enumerate(indices.tolist()):
             start, length = self.pieces.starts[index], self.pieces.lengths[index]
             ids = self.ids[start : start + length].astype(np.int64)
             inputs[row, :length], labels[row, :length] = self.masking(ids, index) if self.masking else (ids, ids)
-        mask = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
-        if self.classes is not None:
-            labels = self.classes[indices]
-        parts = {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+        if self.split is not None:
+            return self.split(inputs)
+        parts = {"input_ids": inputs, "labels": labels if self.classes is None else self.classes[indices]}
+        if self.pad_id is not None:
+            parts["attention_mask"] = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
         return {name: torch.from_numpy(part) for name, part in parts.items()}
+
+
+def random_samples(
+    vocab_size: int,
+    objective: str,
+    seq_len: int,
+    seed: int,
+    split: EncoderDecoderSplit | None = None,
+    count: int = RANDOM_SAMPLES,
+) -> TextSamples:
+    """Samples of seeded random ids, for measuring speed and memory: a model learns nothing from them."""
+    high = min(RANDOM_IDS[1], vocab_size)
+    low = min(RANDOM_IDS[0], high - 1)
+    ids = np.random.default_rng(seed).integers(low, high, count * seq_len, dtype=np.uint32)
+    masking = Masking(min(BERT_MASK_ID, vocab_size - 1), high, (), seed) if objective == "masked-lm" else None
+    classes = np.zeros(count, dtype=np.int64) if objective == "sequence-classification" else None
+    return TextSamples(ids, packed_pieces(len(ids), seq_len), masking=masking, classes=classes, split=split)
 
 
 class CountedBatches:

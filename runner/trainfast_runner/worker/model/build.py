@@ -14,17 +14,9 @@ from torch.nn import functional
 
 from ..invalid import InvalidInput, one_line
 from ..spec import Knobs
-from .model_config import check_family
+from .model_config import HEAD_OF_OBJECTIVE, check_family
 from .weights import without_weights
 
-_CLASSES = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "seq2seq": "AutoModelForSeq2SeqLM",
-    "image-classification": "AutoModelForImageClassification",
-}
-"""transformers' Auto class of each objective."""
 CHECKPOINTING_ARGUMENTS = {"use_reentrant": False}
 """Arguments of torch's checkpoint with `checkpointing=full`."""
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
@@ -35,7 +27,7 @@ _ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_at
 
 def model_class(objective: str) -> Any:
     """The transformers Auto class that puts the objective's head on a configuration."""
-    return getattr(transformers, _CLASSES[objective])
+    return getattr(transformers, f"AutoModelFor{HEAD_OF_OBJECTIVE[objective][0]}")
 
 
 def import_model_code(config: Any, objective: str) -> None:

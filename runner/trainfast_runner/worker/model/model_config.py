@@ -137,16 +137,8 @@ def active_share(text: Any) -> float:
 
 
 def vocab_size(config: Any) -> int:
-    """Number of token ids of a model. Raises InvalidInput for one that reads no text."""
-    size = getattr(text_part(config), "vocab_size", None)
-    if size is None:
-        raise InvalidInput(
-            f"{config.model_type} reads no text: it has no vocab_size",
-            key="data.kind",
-            allowed=["jpeg"],
-            nearest="jpeg",
-        )
-    return int(size)
+    """Number of token ids of a model that reads text."""
+    return int(text_part(config).vocab_size)
 
 
 def image_part(config: Any) -> Any:
@@ -208,14 +200,14 @@ def check_seq_len(config: Any, objective: str, seq_len: int) -> None:
         )
 
 
-TABLE_OF_OBJECTIVE = {
-    "causal-lm": "CAUSAL_LM",
-    "masked-lm": "MASKED_LM",
-    "sequence-classification": "SEQUENCE_CLASSIFICATION",
-    "seq2seq": "SEQ_TO_SEQ_CAUSAL_LM",
-    "image-classification": "IMAGE_CLASSIFICATION",
+HEAD_OF_OBJECTIVE = {
+    "causal-lm": ("CausalLM", "CAUSAL_LM"),
+    "masked-lm": ("MaskedLM", "MASKED_LM"),
+    "sequence-classification": ("SequenceClassification", "SEQUENCE_CLASSIFICATION"),
+    "seq2seq": ("Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"),
+    "image-classification": ("ImageClassification", "IMAGE_CLASSIFICATION"),
 }
-"""NAME of transformers' table of heads for each objective, `MODEL_FOR_NAME_MAPPING_NAMES`."""
+"""transformers' `AutoModelForName` of each objective, and the NAME of its table, `MODEL_FOR_NAME_MAPPING_NAMES`."""
 SOUND_TABLES = re.compile(r"(SPEECH|AUDIO)_\w+|CTC|RNNT|TDT|TEXT_TO_(SPECTROGRAM|WAVEFORM)")
 """NAMEs of the tables of models for sound, whose heads for text are a decoder alone."""
 SOUND_FIELDS = {"audio_config", "audio_encoder_config", "sampling_rate", "num_mel_bins"}
@@ -238,14 +230,14 @@ def _families_of_tables() -> Mapping[str, frozenset[str]]:
 def trainable_families() -> set[str]:
     """Return the families with a head for an objective; empty if they are unknown."""
     tables = _families_of_tables()
-    families = {family for name in TABLE_OF_OBJECTIVE.values() for family in tables.get(name, ())}
+    families = {family for _, name in HEAD_OF_OBJECTIVE.values() for family in tables.get(name, ())}
     return {family for family in families if not _is_for_sound(family)}
 
 
 def check_family(config: Any, objective: str) -> None:
     """Raise InvalidInput for a family of another kind, or without a head for the objective, naming those it has."""
     tables, family = _families_of_tables(), config.model_type
-    heads = [name for name, table in TABLE_OF_OBJECTIVE.items() if family in tables.get(table, ())]
+    heads = [name for name, (_, table) in HEAD_OF_OBJECTIVE.items() if family in tables.get(table, ())]
     has_sound = "causal-lm" not in heads and bool(SOUND_FIELDS & vars(config).keys())
     if tables and (has_sound or not heads or _is_for_sound(family)):
         supported = "text models (gpt2, llama, bert, t5) and image classifiers (vit, resnet) are"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,42 +12,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..catalog import OPTIMIZERS, OptimizerEntry
-from ..invalid import InvalidInput
 from ..spec import Knobs
 
 
-def import_optimizer_code(name: str) -> None:
-    """Load the library of an optimizer before memory is counted; `build_optimizer` reports a missing one."""
-    with suppress(ImportError):
-        importlib.import_module(OPTIMIZERS[name].path.partition(":")[0], __package__)
-
-
 def optimizer_class(entry: OptimizerEntry) -> Any:
-    """The class of an entry. Raises ImportError when its package is missing or too old."""
+    """The class of an entry, whose package the launch has found."""
     module, _, name = entry.path.partition(":")
-    optimizer_module = importlib.import_module(module, __package__)
-    if not hasattr(optimizer_module, name):
-        raise ImportError(f"{module} has no {name}")
-    return getattr(optimizer_module, name)
+    return getattr(importlib.import_module(module, __package__), name)
 
 
 def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
-    """The optimizer over `model`'s trainable parameters. Raises InvalidInput when its package is missing."""
+    """The optimizer over `model`'s trainable parameters."""
     entry = OPTIMIZERS[knobs.optimizer]
     groups = parameter_groups(model, knobs.weight_decay)
-    try:
-        make_optimizer = optimizer_class(entry)
-    except ImportError as error:
-        if entry.package is None:
-            raise
-        raise InvalidInput(
-            f"optimizer={entry.name} needs the package {entry.package}: {sys.executable} -m pip install"
-            f" {entry.package}",
-            key="optimizer",
-            allowed=[name for name, other_entry in OPTIMIZERS.items() if other_entry.package != entry.package],
-            nearest=entry.fallback,
-        ) from error
-    optimizer: Optimizer = make_optimizer(groups, lr=knobs.lr, **dict(entry.arguments))
+    optimizer: Optimizer = optimizer_class(entry)(groups, lr=knobs.lr, **dict(entry.arguments))
     return optimizer
 
 

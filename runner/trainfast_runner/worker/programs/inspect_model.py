@@ -101,21 +101,10 @@ def torch_build() -> dict[str, str | None]:
     Only torch/version.py is run: importing torch takes seconds, and the distribution's version has no `+cpu` or
     `+cu130` in builds of PyPI, conda or one's own.
     """
-    versions = _version_file()
-    return {f"torch.version.{name}": _text(versions.get(name)) for name in ("cuda", "hip")}
-
-
-def _version_file() -> dict[str, Any]:
     spec = importlib.util.find_spec("torch")
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        file = Path(folder) / "version.py"
-        if file.exists():
-            return runpy.run_path(str(file))
-    return {}
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
+    versions = runpy.run_path(str(file)) if file is not None and file.exists() else {}
+    return {f"torch.version.{name}": str(versions[name]) if versions.get(name) else None for name in ("cuda", "hip")}
 
 
 if __name__ == "__main__":

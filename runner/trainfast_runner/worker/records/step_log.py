@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,9 +164,14 @@ class StepLog:
         self._last_scale = initial_scale
         self._lock = threading.Lock()
 
-    def add(self, ended_step: EndedStep) -> None:
-        """Take a step that has just ended, and write the step before."""
-        step, times, loss, reduced, scale, fields = ended_step
+    def add(
+        self, step: int, times: StepTimes, loss: Tensor, reduced: Any, scale: Tensor | None, fields: dict[str, Any]
+    ) -> None:
+        """Take step `step` (from 1), which has just ended on the host, and write the step before.
+
+        `loss` is summed over ranks once `reduced`, the handle of the sum, is ready; None if the loss needs no sum.
+        `scale` is fp16's loss scale, None without one; `fields` are further ones of the step's record.
+        """
         tokens = self._tokens if isinstance(self._tokens, int) else self._tokens()
         counts = {"samples": self._samples, "tokens": tokens}
         record = {"step": step, "warmup": step <= self._timing_warmup, **counts, **fields}
@@ -257,22 +262,6 @@ class _Arrival:
         return bool(self._event.query())
 
 
-class EndedStep(NamedTuple):
-    """A step that has ended on the host."""
-
-    step: int
-    """From 1."""
-    times: StepTimes
-    loss: Tensor
-    """Summed over ranks once `reduced` is ready."""
-    reduced: Any
-    """The handle of the sum; None if the loss needs none."""
-    scale: Tensor | None
-    """fp16's loss scale; None without one."""
-    fields: dict[str, Any]
-    """Further fields of the step's record."""
-
-
 class StepRecorder:
     """Records each step of a training, whichever engine takes the steps. Never waits for the device."""
 
@@ -282,13 +271,14 @@ class StepRecorder:
         memory: MemoryMeter,
         step_log: StepLog,
         worker_log: WorkerLog,
-        write_actual: Callable[[], None] | None = None,
+        write_actual: Callable[[], None] = lambda: None,
     ) -> None:
+        """`write_actual` is called after the first step, and when an engine has wrapped the model."""
         self._clock = clock
         self._memory = memory
         self._step_log = step_log
         self._worker_log = worker_log
-        self._write_actual = write_actual
+        self.write_actual = write_actual
         self._in_optimizer = False
         self._step = 0
 
@@ -307,14 +297,9 @@ class StepRecorder:
         self._worker_log.phase = "train" if phase == "other" else phase
 
     def end_step(self, loss: Tensor, reduced: Any, scale: Tensor | None, rate: float) -> None:
-        """End the step. `scale` is fp16's loss scale, `rate` the learning rate; the others are as in `EndedStep`."""
+        """End the step. `scale` is fp16's loss scale, `rate` the learning rate; the others as in `StepLog.add`."""
         times = self._clock.end_step()
         fields = {"lr": rate, **self._memory.end_step_fields()}
-        self._step_log.add(EndedStep(self._step, times, loss, reduced, scale, fields))
+        self._step_log.add(self._step, times, loss, reduced, scale, fields)
         if self._step == 1:
             self.write_actual()
-
-    def write_actual(self) -> None:
-        """Write the `actual` record: after the first step, and when an engine has wrapped the model."""
-        if self._write_actual is not None:
-            self._write_actual()

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
@@ -112,7 +113,12 @@ class Strategy:
         return {}
 
     def stop(self) -> None:
-        """Leave the group after the last step. Never called after an error."""
+        """Wait after the last step until no rank needs this one any more; the group ends with the process.
+
+        Never called after an error.
+        """
+        if dist.is_initialized():
+            dist.barrier()
 
 
 def make_strategy(knobs: Knobs, device: torch.device) -> Strategy:

@@ -60,10 +60,6 @@ class DistributedDataParallelStrategy(Strategy):
         dtype = next(module.parameters()).dtype
         return {**super().actual_fields(module), "reduce_dtype": dtype_name(dtype)}
 
-    def stop(self) -> None:
-        """Wait until no rank needs this one any more; the group ends with the process."""
-        dist.barrier()
-
 
 def join_group(device: torch.device) -> None:
     """Join the group of all ranks that torchrun describes in the environment, by NCCL, or by gloo on CPU.
@@ -144,7 +140,3 @@ class MeshStrategy(Strategy):
         if self.dp_degree > 1:
             dist.all_reduce(value, group=self.mesh.get_group("dp"))
         return value
-
-    def stop(self) -> None:
-        """Wait until no rank needs this one any more; the group ends with the process."""
-        dist.barrier()

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..catalog import STRATEGIES
-from ..invalid import InvalidInput
 from ..model.optimizer import HALF_DTYPE, build_optimizer, dtype_name, parameter_groups
 from ..model.weights import init_in_turn, init_weights, parts
 from ..shared.host import Scratch, make_private, wait_for_lock
@@ -70,12 +69,9 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
             self.cpu_adam = failure is None
             if failure is not None:
                 self.optimizer_reason = f"torch's AdamW instead of DeepSpeedCPUAdam, which is faster: {failure}"
-        if self.knobs.offload_path is not None and build_failure("AsyncIOBuilder", self.enter_phase):
-            raise InvalidInput(
-                "offload_path needs DeepSpeed's async_io extension, which cannot be built here; output.log says why",
-                key="offload_path",
-                allowed=["leaving offload_path out: the states stay in host memory"],
-            )
+        if self.knobs.offload_path is not None:
+            # The launch has checked its tools; DeepSpeed raises an error of its own for a build that fails.
+            build_failure("AsyncIOBuilder", self.enter_phase)
 
     def prepare(self, model: nn.Module) -> None:
         """Make the engine; the optimizer inside it has the groups that hold the learning rate."""
@@ -168,15 +164,10 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
 
 def live_stage(optimizer: Any) -> int | None:
     """ZeRO stage by the class of the engine's optimizer; None for another optimizer."""
-    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        return 3
-    if isinstance(optimizer, DeepSpeedZeroOptimizer):
+    name = type(optimizer).__name__
+    if name == "DeepSpeedZeroOptimizer":
         return 2 if optimizer.partition_gradients else 1
-    return 1 if isinstance(optimizer, BF16_Optimizer) else None
+    return {"DeepSpeedZeroOptimizer_Stage3": 3, "BF16_Optimizer": 1}.get(name)
 
 
 def _import_deepspeed() -> Any:

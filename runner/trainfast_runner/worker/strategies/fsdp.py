@@ -11,14 +11,43 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from ..invalid import InvalidInput
 from ..model.optimizer import HALF_DTYPE, dtype_name
 from ..model.weights import Part, init_in_turn, transformer_blocks
 from ..spec import Knobs
+from .base import Strategy
 from .ddp import DistributedDataParallelStrategy
 
 
-class ShardedDataParallel(DistributedDataParallelStrategy):
+class FullyShardedStrategy(Strategy):
+    """The reduction, clipping and facts that `fsdp` and `fsdp+tp` share."""
+
+    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Keep the gradients whole and unreduced on each rank until the last micro-batch."""
+        module: Any = self.module
+        module.set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Clip by the norm over all slices."""
+        clip_slices(self.module.parameters(), max_norm)
+
+    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
+        """Read `wrapper, mesh, reduce_dtype, reshard` from the parameters and from FSDP's own state."""
+        from torch.distributed.fsdp import FSDPModule
+
+        parameter = next(module.parameters())
+        group = _block_group(module)
+        reduce_dtype = getattr(group, "_reduce_dtype", None) or parameter.dtype
+        return {
+            **super().actual_fields(module),
+            "wrapper": FSDPModule.__name__ if isinstance(module, FSDPModule) else "none",
+            "mesh": mesh_of(parameter),
+            "reduce_dtype": dtype_name(reduce_dtype),
+            "reshard": None if group is None else "off" if group.post_forward_mesh_info is None else "on",
+        }
+
+
+class ShardedDataParallel(FullyShardedStrategy, DistributedDataParallelStrategy):
     """`fully_shard` on each transformer block and on the rest."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -27,18 +56,6 @@ class ShardedDataParallel(DistributedDataParallelStrategy):
         shard_in_turn(model, init_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
         return model
 
-    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Keep the gradients whole and unreduced on each rank until the last micro-batch."""
-        return sync_in_last(self.module, is_last=is_last)
-
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip by the norm over all slices."""
-        clip_slices(self.module.parameters(), max_norm)
-
-    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Read from the parameters and from FSDP's own state."""
-        return {**super().actual_fields(module), **sharded_fields(module)}
-
 
 def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, knobs: Knobs) -> None:
     """Shard the blocks of `model` over the one-dimensional `mesh` as they come, in place, and then the rest.
@@ -46,33 +63,16 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
     In mixed precision the gathered weights are in half precision already, and gradients are reduced in fp32; autocast
     stays for the operations that it keeps in fp32.
     """
-    try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    except ImportError as error:
-        raise InvalidInput(
-            f"strategy={knobs.strategy} needs torch 2.6 or later, and this is {torch.__version__}",
-            key="strategy",
-            allowed=["ddp", "zero2", "zero3"],
-            nearest="ddp",
-        ) from error
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     transformer_blocks(model)
     half_dtype = HALF_DTYPE.get(knobs.precision)
-    policy = (
-        MixedPrecisionPolicy(param_dtype=half_dtype, reduce_dtype=torch.float32)
-        if half_dtype
-        else MixedPrecisionPolicy()
-    )
+    policy = MixedPrecisionPolicy(param_dtype=half_dtype, reduce_dtype=torch.float32 if half_dtype else None)
     for part in parts:
         if part.block is not None:
             fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
     # By torch's default the root's parameters stay gathered: the backward needs them first.
     fully_shard(model, mesh=mesh, mp_policy=policy)
-
-
-def sync_in_last(module: Any, *, is_last: bool) -> AbstractContextManager[Any]:
-    """Tell a sharded model to reduce its gradients in the last micro-batch only; return an empty context."""
-    module.set_requires_gradient_sync(is_last)
-    return nullcontext()
 
 
 def clip_slices(parameters: Iterable[Tensor], max_norm: float) -> None:
@@ -82,21 +82,6 @@ def clip_slices(parameters: Iterable[Tensor], max_norm: float) -> None:
     # The norm of DTensors is a partial sum until `full_tensor`.
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
     torch.nn.utils.clip_grads_with_norm_(sliced, max_norm, whole)
-
-
-def sharded_fields(module: nn.Module) -> dict[str, Any]:
-    """Read `wrapper, mesh, reduce_dtype, reshard` of a sharded model from the live objects."""
-    from torch.distributed.fsdp import FSDPModule
-
-    parameter = next(module.parameters())
-    group = _block_group(module)
-    reduce_dtype = getattr(group, "_reduce_dtype", None) or parameter.dtype
-    return {
-        "wrapper": FSDPModule.__name__ if isinstance(module, FSDPModule) else "none",
-        "mesh": mesh_of(parameter),
-        "reduce_dtype": dtype_name(reduce_dtype),
-        "reshard": None if group is None else "off" if group.post_forward_mesh_info is None else "on",
-    }
 
 
 def mesh_of(tensor: Tensor) -> dict[str, int] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ..invalid import InvalidInput
 from ..model.weights import Part, init_in_turn, transformer_blocks
@@ -113,7 +114,10 @@ def _elements(modules: list[nn.Module]) -> int:
 def move_inputs(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, Any]:
     """Move the inputs of `module` to the device of its parameters or buffers."""
     device = next(tensor.device for tensor in chain(module.parameters(), module.buffers()))
-    return _to(inputs, device), _to(keywords, device)
+    moved: tuple[Any, Any] = tree_map_only(
+        Tensor, lambda tensor: tensor.to(device, non_blocking=True), (inputs, keywords)
+    )
+    return moved
 
 
 def _move_own(module: nn.Module, device: torch.device, placed: dict[int, nn.Parameter]) -> None:
@@ -126,15 +130,3 @@ def _move_own(module: nn.Module, device: torch.device, placed: dict[int, nn.Para
             module._parameters[name] = placed[id(parameter)]
     for name, buffer in list(module.named_buffers(recurse=False)):
         module._buffers[name] = buffer.to(device)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple | list):
-        moved = [_to(item, device) for item in value]
-        # A namedtuple takes its fields one by one.
-        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
-    if type(value) is dict:
-        return {key: _to(item, device) for key, item in value.items()}
-    return value

@@ -30,9 +30,8 @@ from ..invalid import InvalidInput
 from ..model.optimizer import build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
-from .base import Strategy
 from .ddp import MeshStrategy
-from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_fields, sync_in_last
+from .fsdp import FullyShardedStrategy, clip_slices, mesh_of, shard_in_turn
 
 
 class TensorParallel(MeshStrategy):
@@ -64,8 +63,16 @@ class TensorParallel(MeshStrategy):
         clip_slices(self.module.parameters(), max_norm)
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Read wrapper and mesh from the parameters."""
-        return {**super().actual_fields(module), **tensor_fields(module.parameters())}
+        """Read wrapper and mesh from the parameters, and what is around them from the module."""
+        meshes = [mesh_of(parameter) for parameter in self.sliced_parameters(module)]
+        is_sliced = all(mesh is not None and "tp" in mesh for mesh in meshes)
+        outer = super().actual_fields(module)
+        wrappers = {DTensor.__name__ if is_sliced else "none", outer["wrapper"]} - {"none"}
+        return {"mesh": meshes[0], **outer, "wrapper": "+".join(sorted(wrappers)) or "none"}
+
+    def sliced_parameters(self, module: nn.Module) -> Iterable[Tensor]:
+        """The parameters that should be slices along the mesh axis `tp`."""
+        return module.parameters()
 
 
 class DataTensorParallel(TensorParallel):
@@ -116,49 +123,24 @@ class DataTensorParallel(TensorParallel):
         """Clip through the DTensors, which know which of the gradients are slices."""
         clip_slices([whole for _, whole in self.plain_and_dtensor], max_norm)
 
+    def sliced_parameters(self, module: nn.Module) -> Iterable[Tensor]:
+        """The DTensors over the module's storage."""
+        return [whole for _, whole in self.plain_and_dtensor]
+
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Read DDP from the module, and the rest from the DTensors over its storage."""
-        fields = Strategy.actual_fields(self, module)
-        tensor_axis = tensor_fields(whole for _, whole in self.plain_and_dtensor)
-        dtype = next(module.parameters()).dtype
-        return {
-            **fields,
-            **tensor_axis,
-            "wrapper": joined(tensor_axis["wrapper"], fields["wrapper"]),
-            "mesh": {"dp": dist.get_world_size(self.mesh.get_group("dp")), **(tensor_axis["mesh"] or {})},
-            "reduce_dtype": dtype_name(dtype),
-        }
+        """Add the axis of DDP, and the dtype in which it reduces."""
+        fields = super().actual_fields(module)
+        mesh = {"dp": dist.get_world_size(self.mesh.get_group("dp")), **(fields["mesh"] or {})}
+        return {**fields, "mesh": mesh, "reduce_dtype": dtype_name(next(module.parameters()).dtype)}
 
 
-class ShardedTensorParallel(TensorParallel):
+class ShardedTensorParallel(TensorParallel, FullyShardedStrategy):
     """`fsdp+tp`: each slice is cut again over the data-parallel ranks."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Cut by tensor parallelism, then shard the slices by FSDP over the `dp` axis."""
         shard_in_turn(model, self.cut_in_turn(model), self.mesh["dp"], self.knobs)
         return model
-
-    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Keep the gradients unreduced on each rank until the last micro-batch."""
-        return sync_in_last(self.module, is_last=is_last)
-
-    def actual_fields(self, module: nn.Module) -> dict[str, Any]:
-        """Read FSDP's state, and the parameters."""
-        fields = sharded_fields(module)
-        tensor_axis = tensor_fields(module.parameters())
-        return {**super().actual_fields(module), **fields, "wrapper": joined(tensor_axis["wrapper"], fields["wrapper"])}
-
-
-def tensor_fields(parameters: Iterable[Tensor]) -> dict[str, Any]:
-    """Read `wrapper` and `mesh` from parameters that should be slices along a mesh axis `tp`."""
-    meshes = [mesh_of(parameter) for parameter in parameters]
-    is_sliced = all(mesh is not None and "tp" in mesh for mesh in meshes)
-    return {"wrapper": DTensor.__name__ if is_sliced else "none", "mesh": meshes[0]}
-
-
-def joined(*wrappers: str) -> str:
-    """Join several wrappers to one name."""
-    return "+".join(wrapper for wrapper in wrappers if wrapper != "none") or "none"
 
 
 GATHERED_STYLES = ("colwise_gather_output", "colwise_rep")
@@ -232,15 +214,8 @@ def plan_for(model: nn.Module, degree: int) -> TensorPlan:
 def _styles(model: nn.Module) -> dict[re.Pattern[str], str]:
     """The style of each module or parameter that the plan of transformers or ours cuts, by a pattern of full names."""
     config: Any = model.config
-    plan = getattr(config, "base_model_tp_plan", None) or OUR_TENSOR_PLANS.get(config.model_type)
-    if not plan:
-        raise InvalidInput(
-            f"{config.model_type} has no tensor-parallel plan: transformers ships none, and we have one for"
-            f" {' and '.join(OUR_TENSOR_PLANS)}",
-            key="strategy",
-            allowed=["fsdp", "ddp"],
-            nearest="fsdp",
-        )
+    # The launch has refused families without a plan.
+    plan = getattr(config, "base_model_tp_plan", None) or OUR_TENSOR_PLANS[config.model_type]
     prefix = str(getattr(model, "base_model_prefix", ""))
     base = f"{prefix}." if hasattr(model, prefix) else ""
     styles = {f"{base}{pattern}": style for pattern, style in plan.items()}
