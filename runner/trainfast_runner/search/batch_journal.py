@@ -53,9 +53,6 @@ class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
     bytes_per_sample: int | None = None
     max_batch: int | None = None
     """The largest batch that is predicted to fit; 0 if none is."""
-    linear_from: int = 1
-    """The batch size from which the line holds: below it the peak is at a point of the step where less or nothing grows
-    with the batch."""
     start: int = 1
     """The first size of a search without a prediction."""
     basis: str = ""

@@ -8,7 +8,7 @@ the line. A size near the boundary is tried first only while the error of the li
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,6 @@ import msgspec
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch_journal import (
@@ -270,7 +269,7 @@ def _before_any_fitted(state: BatchState) -> BatchDecision:
         start_text = "a batch of 1" if start == 1 else "the script's own batch size"
         return _probe(start, f"no prediction: starting at {start_text}")
     predicted_max = min(predicted_max, LARGEST_BATCH)
-    small_size = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(prediction.linear_from, predicted_max // 2))
+    small_size = max(1, predicted_max // FIRST_SIZE_DIVISOR)
     return _probe(small_size, f"predicted: {predicted_max} fits; trying a small size first, to check the prediction")
 
 
@@ -392,58 +391,22 @@ def _larger_size_reason(state: BatchState, target: int) -> str:
     return f"{growth} {target} fits: it needs {needs}"
 
 
-BATCH_PHASE = "forward_backward"
-"""The phase that grows with the batch."""
-BEND_BYTES = 4 << 20
-"""A peak up to this far off the line is on the line: measured peaks scatter as much."""
+def predicted_size(model: MemoryModel, plan: RunPlan, limit_bytes: int) -> Predicted:
+    """Predict the largest batch under a limit of bytes per rank."""
+    max_batch = model.max_batch(plan.spec, plan.world_size, limit_bytes)
+    # The growth below the maximum: a correction by an earlier run bends at that run's size.
+    spec = replace(plan.spec, knobs={**plan.spec.knobs, "batch_size": max(1, max_batch - 1)})
+    below = model.predict(spec, plan.world_size)
+    return Predicted(
+        fixed_bytes=below.fixed_bytes, bytes_per_sample=below.bytes_per_sample, max_batch=max_batch, basis=below.basis
+    )
 
 
-@dataclass(frozen=True)
-class SizePrediction:
-    """The memory model of a search's training; None, with the reason, if there is none."""
+def trace_size_model(plan: RunPlan, cancelled: threading.Event) -> MemoryModel:
+    """Return the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace.
 
-    model: MemoryModel | None
-    reason: str = ""
-
-    def against(self, plan: RunPlan, limit_bytes: int) -> Predicted:
-        """Predict the largest batch under a limit of bytes per rank."""
-        if self.model is None:
-            return Predicted(reason=f"no prediction ({self.reason}); sizes are found by trying them")
-        max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
-        # The growth below the maximum: a correction by an earlier run bends at that run's size.
-        prediction_below = self._predict_at(plan, max(1, max_batch - 1))
-        return Predicted(
-            fixed_bytes=prediction_below.fixed_bytes,
-            bytes_per_sample=prediction_below.bytes_per_sample,
-            max_batch=max_batch,
-            linear_from=linear_from(
-                lambda size: self._predict_at(plan, size).traced_bytes[BATCH_PHASE], max(1, max_batch)
-            ),
-            basis=prediction_below.basis,
-        )
-
-    def _predict_at(self, plan: RunPlan, batch_size: int) -> Prediction:
-        assert self.model is not None
-        knobs = {**plan.spec.knobs, "batch_size": batch_size}
-        return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
-
-
-def linear_from(traced_peak: Callable[[int], float], max_batch: int) -> int:
-    """Return the smallest batch whose traced peak is on the line through that of `max_batch`.
-
-    A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
+    Raises UserError with the reason that there is none.
     """
-    highest_peak = traced_peak(max_batch)
-    bytes_per_sample = traced_peak(max_batch + 1) - traced_peak(max_batch)
-
-    def is_bent(size: int) -> bool:
-        return traced_peak(size) > highest_peak - (max_batch - size) * bytes_per_sample + BEND_BYTES
-
-    return min(largest_fitting(is_bent, max_batch) + 1, max_batch)
-
-
-def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
-    """Read the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace."""
     why_cut_short = "the trace took too long"
 
     def note(tracing: TraceProgress) -> None:
@@ -454,10 +417,8 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
 
     try:
         model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, note)
-        return SizePrediction(model.corrected_for(next(iter(plan.device_names), None)))
     except ProgramCancelled:
-        return SizePrediction(None, why_cut_short)
-    except UserError as error:
-        return SizePrediction(None, error.message)
-    except OSError as error:  # as in a full temporary folder: the search goes on without a prediction
-        return SizePrediction(None, f"the trace failed: {error.strerror}")
+        raise UserError(why_cut_short, key="model") from None
+    except OSError as error:  # as in a full temporary folder
+        raise UserError(f"the trace failed: {error.strerror}", key="model") from None
+    return model.corrected_for(next(iter(plan.device_names), None))
