@@ -42,8 +42,8 @@ from trainfast_runner.settings.spec import RunSpec, spec_of_record, strategy_of
 
 RUNS_READ_FOR_SPEEDS = 200
 """Number of newest runs that are read."""
-MAX_OF_MODEL, MAX_OF_OTHERS = 60, 10
-"""Largest number of measured speeds that count: of the spec's model, and of other models."""
+MAX_MEASURED = 60
+"""Largest number of measured speeds that count."""
 SLOW_SHARE = 0.5
 """Share of the step-to-step deviation that shifts a whole run: slow and fast spells outlast one run."""
 COMPARABLE_THROTTLED_SHARE = 0.05
@@ -75,23 +75,21 @@ def training_of(spec: RunSpec | RecordedSpec) -> tuple[Mapping[str, Any], object
 
 
 def measured_speeds(home: Home, spec: RunSpec, device: SpeedDevice) -> list[EarlierSpeed]:
-    """Return the newest comparable speeds on this device: of the spec's model, then a few of other models.
+    """Return the newest comparable speeds of the spec's training on this device.
 
     Raises UserError when the home cannot be listed.
     """
-    own_speeds: list[EarlierSpeed] = []
-    other_speeds: list[EarlierSpeed] = []
+    speeds: list[EarlierSpeed] = []
     for directory in map(home.directory, home.newest_run_ids(RUNS_READ_FOR_SPEEDS)):
         result = read_result(directory)
         run = read_run_file(directory) if result is not None and is_comparable(result) else None
         if result is None or run is None or run.script is not None:
             continue
-        if SpeedDevice(run.device, next(iter(run.device_names), "")) != device:
-            continue
-        with suppress(UserError):  # knobs of another version
-            speed = _speed_of_run(run, result)
-            (own_speeds if training_of(speed.spec) == training_of(spec) else other_speeds).append(speed)
-    return [*own_speeds[:MAX_OF_MODEL], *other_speeds[:MAX_OF_OTHERS]]
+        run_device = SpeedDevice(run.device, next(iter(run.device_names), ""))
+        if run_device == device and training_of(run) == training_of(spec):
+            with suppress(UserError):  # knobs of another version
+                speeds.append(_speed_of_run(run, result))
+    return speeds[:MAX_MEASURED]
 
 
 def is_comparable(result: Result) -> bool:
@@ -194,7 +192,6 @@ KNOB_DEVIATIONS = {
         0.4: ("strategy",),
         0.2: ("compile", "tp_degree", "pp_degree", "p2p"),
         0.15: ("precision",),
-        0.12: ("model",),
         0.1: ("seq_len", "attention", "engine", "devices", "pp_schedule", "micro_batches", "reshard"),
         0.08: ("batch_size",),
         0.05: ("checkpointing", "optimizer", "workers"),
@@ -216,7 +213,6 @@ REFERENCE_KNOBS: KnobValues = {
     **{name: value for name, value in defaults().items() if name in KNOB_DEVIATIONS},
     "batch_size": 8,
     "devices": 1,
-    "model": "",
 }
 """Knobs without an effect beyond their work; the effects of other values are relative to these knobs."""
 ASSUMED_NOISE_VARIANCE = 1e-4
@@ -233,26 +229,36 @@ class UnknownSpeed:
     reason: str
 
 
-class SpeedModel:
+@dataclass(frozen=True)
+class DeviceSpeedModel:
     """Predicts speeds of one training on one device from earlier ones there, each with its calibrated step time."""
 
-    def __init__(self, spec: RunSpec, measured: Sequence[SpeedAndStep], *, calibrated: bool) -> None:
-        self._training = training_of(spec)
-        self._measured = measured
-        self._calibrated = calibrated
-        self._measured_knobs = [self._speed_knobs(speed.spec, speed.devices) for speed, _ in measured]
-        self.own_count = sum(training_of(speed.spec) == self._training for speed, _ in measured)
+    ceiling: Ceiling
+    cores: int
+    measured: Sequence[SpeedAndStep]
+    calibrated: bool
 
-    def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
-        """Predict the speed of a run of the same training; takes a few milliseconds."""
-        variances = [speed.variance for speed, _ in self._measured]
+    def predict(self, spec: RunSpec, devices: int, memory_model: MemoryModel) -> PredictedSpeed | UnknownSpeed:
+        """Predict the speed of these settings on `devices` devices; takes a few milliseconds."""
+        if spec.knobs["strategy"] not in PREDICTED_STRATEGIES:
+            return UnknownSpeed(f"strategy={spec.knobs['strategy']} is not predicted")
+        if self.ceiling.device == "cpu" and spec.knobs["memory_limit"] is not None:
+            return UnknownSpeed("memory_limit on a CPU slows every step")
+        step = step_time(spec, memory_model, devices, self.cores, self.ceiling)
+        if step is None:
+            return UnknownSpeed(f"precision={spec.knobs['precision']} is not calibrated on this device")
+        return self.predict_step(spec, devices, step)
+
+    def predict_step(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
+        """Predict the speed of settings whose step the calibration expects to take this time."""
+        variances = [speed.variance for speed, _ in self.measured]
         # The next run, the last of all, is as noisy as the earlier ones.
         variances.append(statistics.median(variances or [ASSUMED_NOISE_VARIANCE]))
-        residuals = np.array([speed.log_rate - _log_rate(expected) for speed, expected in self._measured])
+        residuals = np.array([speed.log_rate - _log_rate(expected) for speed, expected in self.measured])
         # Runs share the speed of the machine, and the slowness of each part of their work.
-        shares = np.array([each.shares for each in (*(expected for _, expected in self._measured), step)])
-        shares = shares * (WORK_DEVIATIONS if self._calibrated else UNCALIBRATED_WORK_DEVIATIONS)
-        effects = _effect_covariances([*self._measured_knobs, self._speed_knobs(spec, devices)])
+        shares = np.array([each.shares for each in (*(expected for _, expected in self.measured), step)])
+        shares = shares * (WORK_DEVIATIONS if self.calibrated else UNCALIBRATED_WORK_DEVIATIONS)
+        effects = _effect_covariances([*((speed.spec, speed.devices) for speed, _ in self.measured), (spec, devices)])
         covariances = effects + shares @ shares.T + MACHINE_DEVIATION**2 + np.diag(variances)
         posteriors = [
             _posterior(covariances + deviation**2 * np.eye(len(shares)), residuals) for deviation in RUN_DEVIATIONS
@@ -265,22 +271,16 @@ class SpeedModel:
         factor = math.exp(NORMAL_90 * deviation)
         if factor * factor >= MAX_SHOWN_RATIO:
             return UnknownSpeed(f"known only within a factor of {factor * factor:.1f}; a run tells more")
-        basis = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
-        counts = {"of this model": self.own_count, "of others": len(self._measured) - self.own_count}
-        if self._measured:
-            basis += f" and measured runs: {', '.join(f'{count} {words}' for words, count in counts.items() if count)}"
+        basis = "the calibrated speeds of this device" if self.calibrated else "the work of a step"
+        if self.measured:
+            basis += f" and measured runs: {len(self.measured)} of this model"
         median = math.exp(log_rate)
         return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=basis)
 
-    def _speed_knobs(self, spec: RunSpec, devices: int) -> KnobValues:
-        """Return the knobs that speed depends on, the number of devices, and the model."""
-        knobs = {name: value for name, value in spec.knobs.items() if name in KNOB_DEVIATIONS}
-        training = training_of(spec)
-        return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
-
-def _effect_covariances(settings: Sequence[KnobValues]) -> NDArray[np.float64]:
-    """Return the prior covariance of the effects of every two settings, each relative to `REFERENCE_KNOBS`."""
+def _effect_covariances(runs: Sequence[tuple[RunSpec, int]]) -> NDArray[np.float64]:
+    """Return the prior covariance of every two runs' effects of knobs and devices, relative to `REFERENCE_KNOBS`."""
+    settings: list[KnobValues] = [{**spec.knobs, "devices": devices} for spec, devices in runs]
     total = np.zeros((len(settings), len(settings)))
     for name, deviation in KNOB_DEVIATIONS.items():
         values = [REFERENCE_KNOBS[name], *(knobs[name] for knobs in settings)]
@@ -326,26 +326,6 @@ NOMINAL_CEILINGS = {
 """Round speeds for a device that was not calibrated; measured runs correct them."""
 
 
-@dataclass(frozen=True)
-class DeviceSpeedModel:
-    """Calibration and fitted model behind the speed predictions of one training on one device."""
-
-    ceiling: Ceiling
-    cores: int
-    model: SpeedModel
-
-    def predict(self, spec: RunSpec, devices: int, memory_model: MemoryModel) -> PredictedSpeed | UnknownSpeed:
-        """Predict the speed of these settings on `devices` devices; takes a few milliseconds."""
-        if spec.knobs["strategy"] not in PREDICTED_STRATEGIES:
-            return UnknownSpeed(f"strategy={spec.knobs['strategy']} is not predicted")
-        if self.ceiling.device == "cpu" and spec.knobs["memory_limit"] is not None:
-            return UnknownSpeed("memory_limit on a CPU slows every step")
-        step = step_time(spec, memory_model, devices, self.cores, self.ceiling)
-        if step is None:
-            return UnknownSpeed(f"precision={spec.knobs['precision']} is not calibrated on this device")
-        return self.model.predict(spec, devices, step)
-
-
 def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str | None = None) -> DeviceSpeedModel:
     """Return the model of the speeds known on a device, for the spec's training with other knobs.
 
@@ -365,7 +345,7 @@ def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str |
         step = None if memory_model is None else step_time(speed.spec, memory_model, speed.devices, cores, ceiling)
         if step is not None:
             measured_steps.append((speed, step))
-    return DeviceSpeedModel(ceiling, cores, SpeedModel(spec, measured_steps, calibrated=calibrated))
+    return DeviceSpeedModel(ceiling, cores, measured_steps, calibrated)
 
 
 def predict_speed(

@@ -19,6 +19,7 @@ from trainfast_runner.results.doubts import doubts
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
 from trainfast_runner.search.bench import (
+    REFUSED,
     Bench,
     PlannedRow,
     Row,
@@ -194,16 +195,11 @@ def _run_rows(
             result = _refused_if_overridden(result, bench.varied)
         results_by_row[planned.id].append(result)
         _print_row_result(result)
+        state = result.state if isinstance(result, Result) else REFUSED
         # A failure may come with Ctrl-C.
-        ended_by_signal = bool(signals.interrupts) and _state_of(result) not in (None, "finished")
-        if _state_of(result) == "stopped" or ended_by_signal:
+        if state == "stopped" or (signals.interrupts and state not in ("finished", REFUSED)):
             return False
     return True
-
-
-def _state_of(result: RowResult) -> str | None:
-    """Return the end state of a run; None for a row that was refused."""
-    return result.state if isinstance(result, Result) else None
 
 
 def run_row(

@@ -124,11 +124,7 @@ def _failed_runs(state: BatchState) -> list[Probe | ConfirmationRun]:
 def _certainty(state: BatchState, max_batch: int, too_large: int | None) -> str:
     """Return the reason, in words, that no larger batch is the answer, and the sizes that were not tried."""
     if too_large is None:
-        above = max_batch + 1
-        tight_fit = state.tightest(above)
-        error = mebibytes(tight_fit.error_at(above))
-        by_fit = f"by the fit {above} needs {tight_fit.need_text(above)}, give or take {error}"
-        return state.no_more_sizes_reason or by_fit
+        return state.no_more_sizes_reason or state.need_words(max_batch + 1)
     fitted = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
     untried = [size for size in range(max_batch + 1, too_large) if size not in fitted]
     words = [f"{too_large} ran out of memory"]

@@ -386,7 +386,6 @@ def probe_of_replies(
         RankPeaks(
             rank=rank,
             available_bytes=line.available_bytes if line.available_after_bytes is None else line.available_after_bytes,
-            step_ms=line.step_ms[-1] if line.step_ms else None,
             **fields_of(line, "phase_peaks", "limit_peak_bytes", "alloc_retries", *PEAK_FIELDS),
         )
         for rank, line in sorted(replies.items())
@@ -451,7 +450,7 @@ def _probe(
 
 
 def peaks_of_run(directory: Path) -> list[RankPeaks]:
-    """Return the highest peaks of each rank of a run that took a step; retries and time are those of its last step.
+    """Return the highest peaks of each rank of a run that took a step; retries are those of its last step.
 
     A script's hooks see no phases: its one phase has the peak as its limit counts it.
     """
@@ -476,7 +475,6 @@ def peaks_of_run(directory: Path) -> list[RankPeaks]:
                 peak_reserved_bytes=highest(step.peak_reserved_bytes for step in steps),
                 limit_peak_bytes=counted_bytes,
                 alloc_retries=steps[-1].alloc_retries,
-                step_ms=steps[-1].step_ms,
                 widths=script_lines[-1].widths if script_lines else None,
             )
         )
