@@ -4,7 +4,6 @@ import argparse
 import itertools
 import json
 import os
-import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -204,13 +203,6 @@ def test_device_in_use_before_anything_is_measured_refuses_the_bench(starts):
     starts += [1]
     with pytest.raises(DevicesBusy):
         benched("--vary", "batch_size=2,4")
-
-
-def test_the_printed_command_has_the_options_that_change_the_figures():
-    words = ["tiny-llama", "--vary", "batch_size=2,4", "--python", "/opt/env/bin/python"]
-    parser = argparse.ArgumentParser()
-    bench.bench_arguments(parser)
-    assert bench._command(parser.parse_args(words)) == shlex.join(["trainfast-tui", "bench", *words])
 
 
 def test_large_figures_of_a_table_are_whole_numbers_without_an_exponent():

@@ -120,7 +120,6 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                 pid=os.getpid(),
                 start_ticks=conductor.start_ticks if conductor else -1,
                 boot_id=boot_id(),
-                no_oom=self._options.no_oom,
                 confirmation_steps=self._options.confirmation_steps,
             )
         )

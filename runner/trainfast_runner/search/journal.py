@@ -65,8 +65,6 @@ class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
     pid: int
     start_ticks: int
     boot_id: str
-    no_oom: bool = False
-    """Option of a batch search; the default in a best-fit search."""
     confirmation_steps: int = msgspec.field(default=10, name="proof_steps")
     """Option of a batch search; the default in a best-fit search."""
 

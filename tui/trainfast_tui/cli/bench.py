@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -106,7 +107,8 @@ def bench(arguments: argparse.Namespace) -> int:
     else:
         _print_table(bench, table)
     if output is not None:
-        write_output(output, WRITERS[output.suffix.lower()](bench, table, _command(arguments)))
+        command = shlex.join(["trainfast-tui", *sys.argv[1:]])
+        write_output(output, WRITERS[output.suffix.lower()](bench, table, command))
     return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
 
 
@@ -143,20 +145,6 @@ def _print_table(bench: Bench, table: Table) -> None:
         if row.state != "finished":
             print_line(f"{row.id}: {state_text(row.state)}: {with_sizes(row.reason)}")
     print_lines(table_notes(table))
-
-
-def _command(arguments: argparse.Namespace) -> str:
-    """Return the command line that prints this table again."""
-    words = ["trainfast-tui", "bench", arguments.preset]
-    for option, values in (
-        ("--vary", arguments.vary),
-        ("--set", arguments.settings),
-        ("--repeat", [str(arguments.repeat)] if arguments.repeat != 1 else []),
-        ("--scale-batch", [f"{arguments.scale_batch:g}"] if arguments.scale_batch != 1 else []),
-        ("--python", filter(None, [arguments.python])),
-    ):
-        words += [word for value in values for word in (option, value)]
-    return shlex.join(words)
 
 
 def _run_rows(
