@@ -4,7 +4,6 @@ import argparse
 import itertools
 import json
 import os
-import shlex
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Flops, Result, Spread, StepTime, Throughput
 from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
-from trainfast_runner.search.bench import Bench, PlannedRow, open_warm_rows, tabulate
+from trainfast_runner.search.bench import Bench, PlannedRow, tabulate
 from trainfast_tui.cli import bench, launching
 from trainfast_tui.cli.bench import bench_columns
 from trainfast_tui.cli.signals import Signals
@@ -144,14 +143,15 @@ def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(wait,
     monkeypatch.setattr(bench.launch, "start", start)
     monkeypatch.setattr(bench, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
     row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
-    rows = bench.BenchRows(Home(tmp_path), Signals(), bench.BenchOptions(wait=wait))
-    with open_warm_rows(Home(tmp_path), lambda: None, print) as warm:
-        if not wait:
-            with pytest.raises(DevicesBusy):
-                rows.run_row(row, None, warm)
-            return
-        result = rows.run_row(row, None, warm)
-    assert isinstance(result, Result)
+
+    def run_row() -> object:
+        return bench.run_row(row, Home(tmp_path), Signals(), lambda: None, python=None, wait=wait)
+
+    if not wait:
+        with pytest.raises(DevicesBusy):
+            run_row()
+        return
+    assert isinstance(run_row(), Result)
     assert done == ["await_devices", "predict_memory", "start"] * 2
 
 
@@ -159,7 +159,7 @@ def benched(*words: str) -> int:
     """The exit code of `bench tiny-llama --json` with these words, in this process."""
     parser = argparse.ArgumentParser()
     bench.bench_arguments(parser)
-    return bench.bench(parser.parse_args(["tiny-llama", "--json", "--cold", "--set", "batch_size=2", *words]))
+    return bench.bench(parser.parse_args(["tiny-llama", "--json", "--set", "batch_size=2", *words]))
 
 
 @pytest.fixture
@@ -203,13 +203,6 @@ def test_device_in_use_before_anything_is_measured_refuses_the_bench(starts):
     starts += [1]
     with pytest.raises(DevicesBusy):
         benched("--vary", "batch_size=2,4")
-
-
-def test_the_printed_command_has_the_options_that_change_the_figures():
-    words = ["tiny-llama", "--vary", "batch_size=2,4", "--python", "/opt/env/bin/python"]
-    parser = argparse.ArgumentParser()
-    bench.bench_arguments(parser)
-    assert bench._command(parser.parse_args(words)) == shlex.join(["trainfast-tui", "bench", *words])
 
 
 def test_large_figures_of_a_table_are_whole_numbers_without_an_exponent():

@@ -1,12 +1,12 @@
 """`search max-batch`: what it refuses; and, among the long tests, real searches under real limits."""
 
+import argparse
 import io
 import json
 import math
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +24,10 @@ from trainfast_runner.search.batch_journal import (
     Probe,
     read_batch_journal,
 )
-from trainfast_tui.cli import search_progress
-from trainfast_tui.cli.search_progress import BatchPrinter
+from trainfast_runner.search.best import question
+from trainfast_runner.search.best_journal import BestEnded
+from trainfast_tui.cli import search, search_progress
+from trainfast_tui.cli.search_progress import SearchPrinter
 from trainfast_tui.text.batch_words import batch_answer_lines
 
 SMALL = [
@@ -208,24 +210,20 @@ def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path):
     assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in batch_answer_lines(search, ended)[-1]
 
 
-def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(tmp_path, monkeypatch):
-    home, text = Home(tmp_path).create(), io.StringIO()
-    recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
-    home.directory("a-proof").symlink_to(recorded)
+def test_a_confirmation_run_says_how_long_it_has_taken(monkeypatch):
+    text = io.StringIO()  # without an encoding … is ~
     monkeypatch.setattr(search_progress, "TICK_S", 0.0)
     monkeypatch.setattr(sys, "stderr", text)
-    printer = BatchPrinter(home)  # without an encoding … is ~
+    printer = SearchPrinter()
     printer.print_line(BatchStep(action="prove", batch_size=37, why="it is the largest"))
-    printer.print_line(BatchLaunched(run_id="a-proof", role="proof"))
     printer.tick()
-    steps = len((recorded / "steps.jsonl").read_text().splitlines())
-    assert text.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"
+    assert text.getvalue().splitlines()[-1] == "confirming 37~ 0 s"
 
 
-def test_sizes_have_their_thousands_separated(tmp_path, monkeypatch):
+def test_sizes_have_their_thousands_separated(monkeypatch):
     text = io.StringIO()
     monkeypatch.setattr(sys, "stderr", text)
-    printer = BatchPrinter(Home(tmp_path))
+    printer = SearchPrinter()
     for line in (
         BatchStep(action="probe", batch_size=4096, why="twice the last"),
         ConfirmationRun(batch_size=65536, run_id="cold", state="oom", seconds=9.0, refutes=[4096]),
@@ -233,3 +231,17 @@ def test_sizes_have_their_thousands_separated(tmp_path, monkeypatch):
         printer.print_line(line)
     assert "probe 4,096: twice the last" in text.getvalue()
     assert "  65,536 out of memory in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in text.getvalue()
+
+
+def test_a_busy_cpu_is_named_before_a_best_fit_search(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
+    monkeypatch.setattr(question, "others_cores", lambda seconds: len(os.sched_getaffinity(0)) / 2)
+    monkeypatch.setattr(search, "conduct_best", lambda *arguments: BestEnded(state="cancelled"))
+    monkeypatch.setattr(search, "_report_best", lambda *arguments: None)
+    parser = argparse.ArgumentParser()
+    search.search_best_arguments(parser)
+    words = ["tiny-llama", "--set", "devices=cpu", "--vary", "precision=fp32,bf16", "--budget", "30s"]
+    assert search.search_best(parser.parse_args(words)) == 130
+    assert (
+        "others take 50 % of the CPU: this budget tries about 2 of 2 settings" in capsys.readouterr().err.splitlines()
+    )

@@ -7,7 +7,7 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.telemetry.topology import Interconnect
 from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.search.advice import EndedRun, Situation, advise
+from trainfast_runner.search.advice import Situation, advise
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 
@@ -57,40 +57,6 @@ def test_the_decision_tree(machine, size, links, value, expected):
     assert advice.text.startswith(value) or machine.device == "cpu"
     if machine.device == "cuda" and value != "tp":
         assert "estimate: 18 bytes" in advice.text
-
-
-def test_what_was_measured_goes_before_the_tree():
-    measured = tuple(
-        EndedRun(f"run-{strategy}", {"strategy": strategy, "batch_size": 8}, "finished", rate)
-        for strategy, rate in (("ddp", 40.0), ("zero2", 44.0), ("single", 25.0))
-    )
-    advice = advice_on(gpus(2), Situation(size=SMALL, measured=measured))["strategy"]
-    assert advice.value == "zero2"
-    compared = "the fastest of ddp, single and zero2 measured here, 44 samples/s (run-zero2)."
-    assert advice.text.startswith(
-        f"zero2: {compared} Hugging Face's guide would take ddp: the model fits each of 2 GPUs"
-    )
-    without_zero = (measured[0], measured[2])
-    alike = advice_on(gpus(2), Situation(size=SMALL, measured=without_zero))["strategy"]
-    assert alike.text == "ddp: the fastest of ddp and single measured here, 40 samples/s (run-ddp)."
-    failed = EndedRun("run-zero2", {"strategy": "zero2", "batch_size": 8}, "oom", 90.0)
-    assert advice_on(gpus(2), Situation(size=SMALL, measured=(*without_zero, failed)))["strategy"].text == alike.text
-
-
-def test_only_runs_that_did_the_same_work_are_compared():
-    plain = EndedRun("run-ddp", {"strategy": "ddp", "batch_size": 8}, "finished", 40.0)
-    others = [{"precision": "fp16"}, {"seq_len": 64}, {"batch_size": 32}]
-    for other in others:
-        faster = EndedRun("run-zero2", {"strategy": "zero2", "batch_size": 8, **other}, "finished", 90.0)
-        found = advice_on(gpus(2), Situation(size=SMALL, measured=(plain, faster)), "strategy=ddp", "devices=2")[
-            "strategy"
-        ]
-        assert "run-zero2" not in found.text, other
-    # The same global batch on half as many ranks is the same work.
-    knobs = {"strategy": "tp", "devices": 2, "batch_size": 16}
-    cut = EndedRun("run-tp", knobs, "finished", 90.0)
-    found = advice_on(gpus(2), Situation(size=SMALL, measured=(plain, cut)), "strategy=ddp", "devices=2")["strategy"]
-    assert "tp: the fastest of ddp and tp measured here" in found.text
 
 
 def test_the_linear_rule_holds_whenever_the_global_batch_is_not_the_presets():

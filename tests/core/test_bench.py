@@ -6,7 +6,7 @@ import pytest
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Diagnosis, Result, RunConditions, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.results.comparison import paired_interval
-from trainfast_runner.search.bench import NOT_RUN, REFUSED, needs_no_repeat, prepare_variants, run_order, tabulate
+from trainfast_runner.search.bench import NOT_RUN, REFUSED, needs_no_repeat, prepare, run_order, tabulate
 from trainfast_tui.cli.bench import bench_markdown
 
 
@@ -17,25 +17,25 @@ def ended(rate, state="finished", reason=""):
 
 @pytest.fixture
 def bench():
-    return prepare_variants("benchmarks-bert", ["seq_len=32"], 0.01)
+    return prepare("benchmarks-bert", ["seq_len=32"], 0.01)
 
 
 def test_settings_and_scale_reach_every_row(bench):
     assert [planned.spec.knobs["batch_size"] for planned in bench.rows] == [1, 1, 1, 1, 1, 3]
     assert {planned.spec.knobs["seq_len"] for planned in bench.rows} == {32}
-    assert [planned.id for planned in prepare_variants("benchmarks-bert/bert_4").rows] == ["bert_1", "bert_4"]
+    assert [planned.id for planned in prepare("benchmarks-bert/bert_4").rows] == ["bert_1", "bert_4"]
 
 
 def test_runs_interleave_with_the_baseline_first():
-    multi = prepare_variants("guide-dp-ddp-nvlink")
-    assert [planned.id for planned in run_order(multi, 2, {})] == ["ddp", "dp", "ddp-nop2p", "ddp", "dp", "ddp-nop2p"]
+    multi = prepare("guide-dp-ddp-nvlink")
+    assert [planned.id for planned in run_order(multi, 2)] == ["ddp", "dp", "ddp-nop2p", "ddp", "dp", "ddp-nop2p"]
 
 
 @pytest.mark.parametrize(
     ("setting", "named"), [("seq_len=32", "seq_len"), ("model.num_hidden_layers=2", "model.num_hidden_layers")]
 )
 def test_another_model_or_length_has_no_published_figures(setting, named):
-    other = prepare_variants("guide-single-gpu/fp16", [setting])
+    other = prepare("guide-single-gpu/fp16", [setting])
     table = tabulate(other, {"vanilla": [ended(9)], "fp16": [ended(18)]})
     assert [(row.published, row.ratio, row.published_vs_baseline_percent) for row in table.rows] == [
         ({}, None, None)
@@ -47,13 +47,13 @@ def test_another_model_or_length_has_no_published_figures(setting, named):
 
 
 def test_a_batch_or_the_same_length_keeps_the_published_figures():
-    same = prepare_variants("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
+    same = prepare("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
     assert same.unpublished == ""
     assert tabulate(same, {"vanilla": [ended(8.86)]}).rows[0].ratio == pytest.approx(1)
 
 
 def test_rows_stand_beside_the_baseline_and_the_published_figure():
-    bench = prepare_variants("benchmarks-bert", ["steps=32"], 0.01)
+    bench = prepare("benchmarks-bert", ["steps=32"], 0.01)
     results_by_row = {
         "bert_1": [ended(100), ended(50), ended(90)],
         "bert_2": [ended(180)],
@@ -87,7 +87,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure():
 
 
 def test_a_diagnosis_stands_beside_the_ratio():
-    bench = prepare_variants("guide-single-gpu/accum+ckpt+fp16")
+    bench = prepare("guide-single-gpu/accum+ckpt+fp16")
     found = [Diagnosis(rule="launch-bound", line="the GPU is idle"), Diagnosis(rule="small-batch", line="too small")]
     slow = msgspec.structs.replace(ended(6.1), diagnosis=found)
     table = tabulate(bench, {"vanilla": [ended(36.6)], "accum+ckpt+fp16": [slow]})
@@ -104,7 +104,7 @@ def test_a_diagnosis_stands_beside_the_ratio():
 
 
 def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline():
-    multi = prepare_variants("benchmarks-multi-gpu")
+    multi = prepare("benchmarks-multi-gpu")
     results_by_row = {name: [ended(9)] for name in ("mbert_2 (ddp)", "mgpt_2 (zero2)")}
     table = tabulate(multi, results_by_row)
     found = {row.id: row for row in table.rows}

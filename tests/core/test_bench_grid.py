@@ -1,21 +1,19 @@
 """The rows of `bench --vary`, and the files of a table."""
 
-import csv
 import json
 
 import pytest
 
 from core.test_bench import ended
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.bench import MAX_ROWS, prepare_grid, prepare_script_grid, run_order, tabulate, warm_groups
+from trainfast_runner.search.bench import MAX_ROWS, prepare, run_order, tabulate
 from trainfast_runner.settings.knobs import read_vary
-from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_tui.cli.bench import WRITERS, bench_markdown
 from trainfast_tui.cli.printing import output_path, write_output
 
 
 def grid(reference, *vary, settings=()):
-    return prepare_grid(reference, read_vary(vary), settings)
+    return prepare(reference, settings, vary=read_vary(vary))
 
 
 def ids(bench):
@@ -42,7 +40,7 @@ def test_rows_are_the_product_of_the_values():
 def test_the_baseline_is_the_presets_own_settings_and_a_row_of_its_own_where_the_grid_lacks_it():
     bench = grid("tiny-llama", "batch_size=2,4", settings=("batch_size=3",))
     assert (bench.baseline_id, ids(bench)) == ("batch_size=3", ["batch_size=3", "batch_size=2", "batch_size=4"])
-    assert [planned.id for planned in run_order(bench, 2, {})] == ids(bench) * 2
+    assert [planned.id for planned in run_order(bench, 2)] == ids(bench) * 2
 
 
 def test_a_preset_with_variants_has_the_grid_for_each_of_them():
@@ -86,48 +84,8 @@ def test_a_grid_of_a_million_rows_names_the_knobs_to_drop():
 
 def test_scaled_sizes_are_not_those_of_the_ids():
     with pytest.raises(UserError, match="--scale-batch"):
-        prepare_grid("tiny-llama", read_vary(["batch_size=1,2"]), (), 0.5)
-    assert prepare_grid("tiny-llama", read_vary(["workers=0,1"]), (), 0.5).rows[0].spec.knobs["batch_size"] == 4
-
-
-def sharing(bench):
-    """The rows of each warm process."""
-    groups = {}
-    for id, key in warm_groups(bench).items():
-        groups.setdefault(key, []).append(id)
-    return list(groups.values())
-
-
-def test_rows_that_differ_only_in_warm_knobs_share_a_process():
-    bench = grid("tiny-llama", "batch_size=8,4", "precision=fp32,bf16", "optimizer=adamw,sgd")
-    assert sharing(bench) == [ids(bench)]
-
-
-def test_another_value_of_a_cold_knob_is_another_process():
-    bench = grid("tiny-llama", "batch_size=8,4", "seq_len=64,128")
-    assert sharing(bench) == [
-        ["batch_size=8 seq_len=64", "batch_size=4 seq_len=64"],
-        ["batch_size=8 seq_len=128", "batch_size=4 seq_len=128"],
-    ]
-    # Their rows follow each other, the baseline's process first.
-    assert [planned.id for planned in run_order(bench, 1, warm_groups(bench))] == [
-        "batch_size=8 seq_len=128",
-        "batch_size=4 seq_len=128",
-        "batch_size=8 seq_len=64",
-        "batch_size=4 seq_len=64",
-    ]
-
-
-def test_a_row_alone_in_its_group_is_cold():
-    bench = grid("tiny-llama", "precision=fp32,bf16,fp16")
-    assert sharing(bench) == [["precision=fp32", "precision=bf16"]]
-
-
-@pytest.mark.parametrize(
-    "setting", ["memory_limit=2GiB", "compile=default", "engine=accelerate", "strategy=fsdp", "strategy=dp"]
-)
-def test_some_settings_need_a_process_a_row(setting):
-    assert sharing(grid("tiny-llama", "batch_size=4,8", settings=(setting,))) == []
+        prepare("tiny-llama", (), 0.5, read_vary(["batch_size=1,2"]))
+    assert prepare("tiny-llama", (), 0.5, read_vary(["workers=0,1"])).rows[0].spec.knobs["batch_size"] == 4
 
 
 @pytest.fixture
@@ -166,28 +124,6 @@ def test_json_is_that_of_the_command(bench, results_by_row, tmp_path):
     assert [row["state"] for row in found["rows"]] == ["finished", "refused"] * 2
     assert [row["knobs"]["batch_size"] for row in found["rows"]] == [8, 8, 16, 16]
     assert found["rows"][2]["result"]["throughput"]["samples_per_s"]["median"] == 150
-
-
-def test_csv_has_figures_in_full_and_the_knobs_that_differ(bench, results_by_row, tmp_path):
-    base, refused, faster, _ = csv.DictReader(written(bench, results_by_row, tmp_path / "table.csv").splitlines())
-    assert (base["baseline"], float(base["samples_per_s"]), base["strategy"]) == ("1", 105, "single")
-    assert (refused["state"], refused["samples_per_s"]) == ("refused", "")
-    assert "two | GPUs" in refused["reason"]
-    assert float(faster["vs_baseline_percent"]) == pytest.approx(100 * (155 / 105 - 1))
-    assert faster["batch_size"] == "16"
-    assert "seq_len" not in faster
-
-
-def test_csv_of_a_script_leaves_a_knob_empty_that_its_baseline_does_not_set(tmp_path):
-    script = ScriptPreset(command=("python", "train.py"), name="mine")
-    bench = prepare_script_grid(script, read_vary(["batch_size=8,16"]), (), None)
-    text = written(bench, {"batch_size=8": [ended(100)]}, tmp_path / "table.csv")
-    rows = list(csv.DictReader(text.splitlines()))
-    assert [(row["id"], row["batch_size"]) for row in rows] == [
-        ("as it is", ""),
-        ("batch_size=8", "8"),
-        ("batch_size=16", "16"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import threading
 from dataclasses import replace
 
 import msgspec
+import pytest
 from layered_model import model_of, spec_with
 
 import plans
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory import corrections
-from trainfast_runner.search.batch.decide import SizePrediction, predict_size
+from trainfast_runner.search.batch.decide import predicted_size, trace_size_model
 
 MIB = 1 << 20
 PLAN = replace(plans.PLAN, spec=spec_with(), memory_limit_bytes=(200 * MIB,))
@@ -28,28 +30,18 @@ def after_a_run_that_took_less(batch_size):
     return msgspec.structs.replace(MODEL, corrections=corrections.DeviceCorrections(by_case={case: known}))
 
 
-def test_what_a_run_taught_does_not_look_like_a_bend_of_the_model():
-    most = SizePrediction(MODEL).against(PLAN, 200 * MIB).max_batch
-    assert most > 1000
-    corrected = SizePrediction(after_a_run_that_took_less(most)).against(PLAN, 200 * MIB)
-    untaught = SizePrediction(MODEL).against(PLAN, 200 * MIB)
-    assert corrected.linear_from == untaught.linear_from < most // 8, "small sizes tell the slope as they did"
-    assert corrected.max_batch > most
-
-
 def test_the_growth_is_that_of_the_sizes_below_the_maximum():
-    most = SizePrediction(MODEL).against(PLAN, 200 * MIB).max_batch
+    most = predicted_size(MODEL, PLAN, 200 * MIB).max_batch
     taught = after_a_run_that_took_less(most)
     limit = taught.predict(spec_with(batch_size=most)).total_bytes
-    found = SizePrediction(taught).against(PLAN, limit)
+    found = predicted_size(taught, PLAN, limit)
     below = [taught.predict(spec_with(batch_size=size)).total_bytes for size in (most // 2, most)]
     assert found.max_batch == most
     assert abs(found.bytes_per_sample - (below[1] - below[0]) / (most - most // 2)) < 0.02 * found.bytes_per_sample
 
 
-def test_a_search_goes_on_where_the_tracer_can_make_no_temporary_file(tmp_path, monkeypatch):
+def test_a_tracer_that_can_make_no_temporary_file_is_an_error_of_the_prediction_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    prediction = predict_size(replace(PLAN, python=sys.executable), threading.Event())
-    assert prediction.model is None
-    assert prediction.reason == "a temporary file cannot be made: No such file or directory"
+    with pytest.raises(UserError, match="a temporary file cannot be made: No such file or directory"):
+        trace_size_model(replace(PLAN, python=sys.executable), threading.Event())

@@ -216,8 +216,7 @@ def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried():
     confirmations.append(proof(36, "finished"))
     found = answer_of(replace(state, confirmations=tuple(confirmations)))
     assert (found.max_batch, found.too_large) == (36, 39)
-    assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance of 48 MiB, ")
-    assert found.certainty.endswith("were not tried")
+    assert found.certainty == "39 ran out of memory; 37 and 38 not tried"
 
 
 def test_a_size_that_fills_the_data_is_the_largest_for_that_reason():
@@ -234,7 +233,7 @@ def test_a_size_that_fills_the_data_is_the_largest_for_that_reason():
     assert answer_of(state).certainty == "the script's data fills no batch above 100"
 
 
-def test_sizes_that_the_most_probes_left_open_are_not_called_near():
+def test_sizes_that_the_most_probes_left_open_are_named():
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
     fitting = [device.probe(size) for size in range(1, MAX_PROBES)]
     state = known(*device.limits, *fitting, device.probe(60))
@@ -243,8 +242,7 @@ def test_sizes_that_the_most_probes_left_open_are_not_called_near():
     assert step.why.startswith(f"a search tries at most {MAX_PROBES} sizes: ")
     confirmation = proof(MAX_PROBES - 1, "finished")
     found = answer_of(replace(state, confirmations=(confirmation,)))
-    untried = f"44 sizes from 16 to 59, beyond the {MAX_PROBES} sizes that a search tries, were not tried"
-    assert found.certainty == f"60 ran out of memory; {untried}"
+    assert found.certainty == "60 ran out of memory; 44 sizes from 16 to 59 not tried"
 
 
 @dataclass(frozen=True)
@@ -259,13 +257,6 @@ class Bent(Device):
 
 BENT = Bent(fixed=445 * MIB, per_sample=110.4 * MIB, optimizer=833 * MIB, limits=(2048 * MIB,))
 BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * MIB), max_batch=14)
-
-
-def test_sizes_below_a_bend_are_left_out_where_it_is_predicted():
-    state = search(BENT, replace_struct(BENT_PREDICTED, linear_from=5))
-    assert [probe.batch_size for probe in state.probes] == [5, 9, 15]
-    assert [confirmation.state for confirmation in state.confirmations] == ["finished"]
-    assert BENT.is_exact(state.confirmations[-1].batch_size)
 
 
 def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one():
@@ -293,8 +284,6 @@ def test_the_answer_names_limits_margins_and_the_fastest():
     assert found.bytes_per_sample == pytest.approx(10 * MIB, rel=0.02)
     assert found.headroom_bytes == 2048 * MIB - (100 + 10 * found.max_batch) * MIB
     assert f"{found.too_large} ran out of memory" in found.certainty
-    tolerance = f"{0.03 * (100 + 10 * found.max_batch):.0f} MiB (3 % of what {found.max_batch} needs)"
-    assert f"within the tolerance of {tolerance}, were not tried" in found.certainty
     assert "leaves" in found.recommended_why
 
 
@@ -345,7 +334,7 @@ T5 = Measured(fixed=149.6 * MIB, per_sample=66.83 * MIB, optimizer=100 * MIB, li
 
 
 def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_confirmed_without_trying_one_near_it():
-    state = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28, linear_from=2))
+    state = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28))
     assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(3, "fits"), (15, "fits"), (29, "oom")]
     assert [(confirmation.batch_size, confirmation.state) for confirmation in state.confirmations] == [(28, "finished")]
 

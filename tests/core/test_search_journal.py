@@ -45,7 +45,7 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out_and_ended(tm
     directory, journal = search(Home(tmp_path))
     line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
     fit = MemoryFit(rank=0, lines=[line], limit_bytes=10)
-    step = BatchStep(action="probe", batch_size=4, why="because", needs_bytes=9, memory_fits=[fit], tightest_rank=0)
+    step = BatchStep(action="probe", batch_size=4, why="because", memory_fits=[fit], tightest_rank=0)
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
@@ -98,8 +98,7 @@ def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"dreamt","t_ns":1}\n')
     assert unfinished(home, "k", BATCH_KIND) is None
-    seen = BatchFollower(directory).poll()
-    assert (seen.state, seen.unreadable_lines) == ("interrupted", 1)
+    assert BatchFollower(directory).poll().state == "interrupted"
 
 
 def test_a_command_continues_what_has_no_answer(tmp_path):

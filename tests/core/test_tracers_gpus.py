@@ -14,7 +14,6 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.search.batch import conductor
 from trainfast_runner.search.batch.conductor import BatchPlan, conduct_batch, open_batch
-from trainfast_runner.search.batch.decide import SizePrediction
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
@@ -77,14 +76,14 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
     def trace(plan, cancelled):
         launched.wait(0.5)  # whoever starts a process beside the trace does so at once
         order.append("traced")
-        return SizePrediction(None, "not needed here")
+        raise UserError("not needed here", key="model")
 
     def start(plan, home, on_wait):
         order.append("started")
         launched.set()
         raise UserError("enough")
 
-    monkeypatch.setattr(conductor, "predict_size", trace)
+    monkeypatch.setattr(conductor, "trace_size_model", trace)
     monkeypatch.setattr(launch, "start", start)
     home = Home(tmp_path)
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])

@@ -15,7 +15,7 @@ from trainfast_runner.search.best.question import open_best, plan_script_best
 from trainfast_runner.search.best_journal import BestRequest, Space, Trial, read_best_journal
 from trainfast_runner.search.conductor import SearchCaller, end_run
 from trainfast_runner.search.journal import JournalWriter
-from trainfast_runner.search.searches import SearchOptions, search_before_edit
+from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import script_preset
 from trainfast_runner.worker.shared.words import TRIAL
 
@@ -149,11 +149,9 @@ def test_edited_script_begins_a_new_search(cli, tmp_path):
     home = Home(cli.home)
     first = open_best(planned(cli), home, SearchOptions())
     assert open_best(planned(cli), home, SearchOptions()) == first, "the same script continues"
-    assert search_before_edit(home, first) is None
     (tmp_path / "train.py").write_text(CLAMPED.replace("min(3", "min(5"))
     second = open_best(planned(cli), home, SearchOptions())
     assert second != first
-    assert search_before_edit(home, second) == first
 
 
 def test_edited_file_of_the_command_begins_a_new_search(cli, tmp_path, monkeypatch):
@@ -169,7 +167,6 @@ def test_edited_file_of_the_command_begins_a_new_search(cli, tmp_path, monkeypat
     (tmp_path / "hyper.yaml").write_text("hidden: 16\n")
     second = open_best(planned(cli), home, SearchOptions())
     assert second != first
-    assert search_before_edit(home, second) == first
     (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
     assert open_best(planned(cli), home, SearchOptions()) == first, "the file is as it was"
 

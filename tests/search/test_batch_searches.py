@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import NoReturn, cast
 
 import pytest
 import stand_in
@@ -23,7 +23,6 @@ from trainfast_runner.search.batch.conductor import (
     plan_script_batch,
     plan_spec_batch,
 )
-from trainfast_runner.search.batch.decide import SizePrediction
 from trainfast_runner.search.batch_journal import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
 from trainfast_runner.search.conductor import SearchCaller, SearchRuns, WarmProcess
 from trainfast_runner.search.fitted_memory import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes
@@ -48,9 +47,9 @@ def test_only_a_continued_batch_search_lists_the_runs_of_the_home(tmp_path, monk
     assert listed == [home]
 
 
-def untraced(_plan: RunPlan, _cancelled: threading.Event) -> SizePrediction:
-    """A prediction that takes no time."""
-    return SizePrediction(None, "no trace")
+def untraced(_plan: RunPlan, _cancelled: threading.Event) -> NoReturn:
+    """A trace that fails at once."""
+    raise UserError("no trace", key="model")
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     """Make the conductor of a new search, whose first process ends in a state."""
     home, options = Home(tmp_path), SearchOptions()
     batch_plan = plan_spec_batch(resolve("tiny-llama", ()), None)
-    monkeypatch.setattr(conductor, "predict_size", untraced)
+    monkeypatch.setattr(conductor, "trace_size_model", untraced)
 
     def make(state: str) -> BatchConductor:
         process = SimpleNamespace(directory=tmp_path / "r1", ready=lambda: None)
@@ -129,10 +128,6 @@ def test_a_batch_search_of_other_visible_gpus_is_another(python, tmp_path, monke
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
         assert opened(python, home, "devices=0+") != first, "GPUs that the person named stay the person's"
 
-
-if TYPE_CHECKING:
-    from trainfast_runner.records.result import Result
-    from trainfast_runner.search.batch_journal import Probe
 
 UNREPORTED = Machine([Gpu(unsupported=frozenset({"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}))])
 """A GPU that does not report its memory."""

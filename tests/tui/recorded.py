@@ -554,7 +554,6 @@ def going_on() -> list[Any]:
             action="probe",
             batch_size=42,
             why="the fit of 2 probes reaches the limit at 42.1",
-            needs_bytes=int((118 + 21.5 * 42) * MIB),
             memory_fits=[memory_fit()],
             tightest_rank=0,
         ),

@@ -14,7 +14,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.search import control
-from trainfast_runner.search.batch_journal import BatchEnded, ConfirmationRun, RankPeaks
+from trainfast_runner.search.batch_journal import BatchEnded, ConfirmationRun
 from trainfast_runner.search.journal import Paused
 from trainfast_runner.search.searches import newest_search
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -33,8 +33,7 @@ async def test_enter_applies_the_answer_under_the_cursor(home: Home, keys: tuple
 
 async def test_the_step_of_a_confirmation_run_is_its_median_and_not_its_last(home: Home) -> None:
     *tried, confirmation, last, ended = answered()
-    ranks = [RankPeaks(rank=0, step_ms=985.0)]
-    confirmed = msgspec.structs.replace(confirmation, step_ms=1661.0, ranks=ranks)
+    confirmed = msgspec.structs.replace(confirmation, step_ms=1661.0)
     async with running(home, size=MIDDLE) as (_, pilot):
         text = await pilot.opened(a_search(home, [*tried, confirmed, last, ended]))
         assert "1,661 ms" in text

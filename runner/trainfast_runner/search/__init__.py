@@ -4,5 +4,5 @@ A search is recorded in a journal. In both packages `decide` chooses the next st
 the step, and a follower shows the journal. `control` starts and stops a search from outside, `journal` has the lines
 that a search writes and their follower, `conductor` the base of the conductors and the processes that they start,
 `fitted_memory` the memory by batch size. `predicted_speed` predicts the speed of settings that were never run. `bench`
-runs variants side by side; it and `advice` use the figures that runs and searches measured.
+runs variants side by side, and `advice` is that of the guides.
 """

@@ -3,10 +3,8 @@ next, with the reason."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
@@ -14,8 +12,6 @@ from trainfast_runner.machine.cpu import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.telemetry.topology import Interconnect, read_links_among
 from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, model_size, state_bytes
-from trainfast_runner.records.home import Home
-from trainfast_runner.running.history import iter_rows
 from trainfast_runner.settings.device_counts import device_count, global_batch
 from trainfast_runner.settings.knob_values import KnobValues, whole_number
 from trainfast_runner.settings.precisions import MIXED_PRECISIONS
@@ -153,23 +149,6 @@ def _aligned(length: int) -> int:
     return max(TENSOR_CORE_UNIT, round(length / TENSOR_CORE_UNIT) * TENSOR_CORE_UNIT)
 
 
-SAME_MEMORY = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
-"""Knobs that must be equal for two runs to need the same memory a sample."""
-
-
-@dataclass(frozen=True)
-class EndedRun:
-    """One ended run of the same preset, model and data in this home, with any knobs.
-
-    `samples_per_s` is summed over data-parallel ranks; None if unknown, or if the speed must not rank.
-    """
-
-    run_id: str
-    knobs: Mapping[str, object]
-    state: str
-    samples_per_s: float | None
-
-
 @dataclass(frozen=True)
 class Situation:
     """Facts about model and machine that advice needs besides the knobs; None if unknown."""
@@ -178,7 +157,6 @@ class Situation:
     shapes: Mapping[str, int] | None = None
     """Hidden and vocabulary size under the names the configuration gives them."""
     links: Interconnect | None = None
-    measured: tuple[EndedRun, ...] = ()
     model_refusal: str | None = None
     """The reason that the model cannot be trained."""
 
@@ -200,18 +178,11 @@ def global_batch_or_none(spec: RunSpec, knobs: KnobValues, machine: Machine) -> 
         return None
 
 
-def has_same(run: EndedRun, spec: RunSpec, names: tuple[str, ...]) -> bool:
-    """True if a measured run had this run's values of some knobs; a knob that its record lacks counts as equal."""
-    return all(run.knobs.get(name, spec.knobs[name]) == spec.knobs[name] for name in names)
-
-
-RUNS_READ_FOR_ADVICE = 300
-"""Number of newest runs that are searched for runs of the same preset."""
 SHAPE_FIELDS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
 """Fields of a configuration that are sides of a model's matrices."""
 
 
-def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = None) -> Situation:
+def gather(spec: RunSpec, machine: Machine, python: str | None = None) -> Situation:
     """Return the situation of a run, about a second the first time for a model; unavailable facts stay unknown."""
     model_refusal = None
     try:
@@ -224,25 +195,7 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
         size=model_size(config),
         shapes={name: config[name] for name in SHAPE_FIELDS if isinstance(config.get(name), int)},
         links=read_links_among({gpu.uuid for gpu in machine.gpus if gpu.uuid}),
-        measured=_measured(spec, home),
         model_refusal=model_refusal,
-    )
-
-
-def _measured(spec: RunSpec, home: Home) -> tuple[EndedRun, ...]:
-    """Return this home's finished runs of the same preset and variant with the same model and data, newest first."""
-    sections = {"model": spec.model, "data": spec.data}
-    fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.overrides if "." in key}
-    try:
-        rows = list(itertools.islice(iter_rows(home), RUNS_READ_FOR_ADVICE))
-    except UserError:
-        return ()
-    return tuple(
-        EndedRun(row.run_id, row.knobs, row.state, row.samples_per_s if row.measured_under is None else None)
-        for row in rows
-        if (row.preset, row.variant) == (spec.preset, spec.variant)
-        and row.state == "finished"
-        and {key: value for key, value in row.overrides.items() if "." in key} == fields
     )
 
 
@@ -250,30 +203,11 @@ ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasona
 """A reason that several pieces of advice share."""
 FITTING_SHARE = 0.9
 """A model fits if states and context take at most this share of a device's memory."""
-SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
-"""Knobs that must be equal for two strategies to be compared by their samples/s."""
 
 
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
-    """Return the fastest strategy measured here, else the choice of the decision tree on estimated memory."""
+    """Return the choice of the decision tree on estimated memory."""
     value, reason = _by_decision_tree(spec, machine, situation)
-    measured_runs = [
-        run
-        for run in situation.measured
-        if run.state == "finished" and run.samples_per_s and _same_work(run, spec, machine)
-    ]
-    fastest_run = max(measured_runs, key=lambda run: run.samples_per_s or 0.0, default=None)
-    if fastest_run is not None:
-        fastest_strategy = str(fastest_run.knobs.get("strategy"))
-        compared = {str(run.knobs.get("strategy")) for run in measured_runs}
-        if len(compared) > 1:
-            guide = "" if fastest_strategy == value else f" Hugging Face's guide would take {value}: {reason}"
-            return Advice(
-                "strategy",
-                f"{fastest_strategy}: the fastest of {_joined_names(sorted(compared))} measured here,"
-                f" {fastest_run.samples_per_s:.3g} samples/s ({fastest_run.run_id}).{guide}",
-                fastest_strategy,
-            )
     return Advice("strategy", f"{value}: {reason}", value)
 
 
@@ -334,23 +268,6 @@ def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> 
             " a group."
         )
     return "pp", f"{too_large} and without NVLink pp beats tp and zero."
-
-
-def _same_work(run: EndedRun, spec: RunSpec, machine: Machine) -> bool:
-    """True if a measured run did this run's work, spread over devices in another way.
-
-    Its batches were as large on every rank, or in total.
-    """
-    knobs = {**spec.knobs, **cast("KnobValues", {name: run.knobs[name] for name in run.knobs if name in spec.knobs})}
-    has_same_batches = all(knobs[name] == spec.knobs[name] for name in ("batch_size", "grad_accum"))
-    has_same_global_batch = global_batch_or_none(spec, knobs, machine) == global_batch_or_none(
-        spec, spec.knobs, machine
-    )
-    return has_same(run, spec, SAME_SPEED) and (has_same_batches or has_same_global_batch)
-
-
-def _joined_names(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _short_count(count: int) -> str:

@@ -53,9 +53,6 @@ class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
     bytes_per_sample: int | None = None
     max_batch: int | None = None
     """The largest batch that is predicted to fit; 0 if none is."""
-    linear_from: int = 1
-    """The batch size from which the line holds: below it the peak is at a point of the step where less or nothing grows
-    with the batch."""
     start: int = 1
     """The first size of a search without a prediction."""
     basis: str = ""
@@ -71,8 +68,6 @@ class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
     """probe, prove (a confirmation run) or end; a journal of another version may have other words."""
     batch_size: int | None = None
     why: str
-    needs_bytes: int | None = None
-    """Bytes this batch needs on the tightest rank, by the fit."""
     memory_fits: list[MemoryFit] = msgspec.field(default_factory=list, name="fits")
     """The current fit of each rank."""
     tightest_rank: int | None = None
@@ -99,7 +94,6 @@ class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: int | None = msgspec.field(default=None, name="room_bytes")
     """The rank's available memory."""
     alloc_retries: int | None = None
-    step_ms: float | None = None
     widths: BatchWidths | None = None
     """Widths of a script's batches; None for a preset, whose longest samples always come first."""
 
@@ -228,14 +222,8 @@ BatchLine = (
 
 def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> ConfirmationRun | None:
     """The confirmation run that ran out of memory at this size or a smaller one; None if this probe still counts."""
-    return next(
-        (
-            confirmation
-            for confirmation in confirmations
-            if probe.outcome == "fits" and probe.batch_size in confirmation.refutes
-        ),
-        None,
-    )
+    refuting = (run for run in confirmations if probe.batch_size in run.refutes)
+    return next(refuting, None) if probe.outcome == "fits" else None
 
 
 @dataclass(frozen=True)

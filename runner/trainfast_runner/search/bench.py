@@ -1,32 +1,19 @@
 """A bench: a preset's variants or a grid of settings beside their baseline, run interleaved, as a table.
 
-Runs interleave (A B A B), so that drift of the machine affects every row equally. Rows that differ only in knobs that
-need no new process are trained by one warm process in turn.
+Runs interleave (A B A B), so that drift of the machine affects every row equally. Every run is a process of its own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import shutil
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from trainfast_runner.errors import UserError, highest
-from trainfast_runner.records.home import Home, conductor_lock
-from trainfast_runner.records.result import Result, RunError
-from trainfast_runner.records.run_lines import Step, StepTotals
-from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.records.worker_lines import TrialLine
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.result import Result
 from trainfast_runner.results.comparison import (
     BETTER,
     NOISE,
@@ -36,24 +23,13 @@ from trainfast_runner.results.comparison import (
     paired_interval,
     speeds_rank,
 )
-from trainfast_runner.results.summary import summarise
-from trainfast_runner.results.verdict import Verdict, first_difference
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
-from trainfast_runner.search.conductor import Cancelled, SearchRuns, wait_for_result
-from trainfast_runner.search.journal import Line, Waiting
-from trainfast_runner.search.searches import (
-    SearchOptions,
-    new_search,
-    script_planner,
-    takes_warm_trials,
-    with_knobs,
-)
+from trainfast_runner.search.searches import script_planner, value_text, with_knobs
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, Vary, combinations_of, fewest_to_drop, knob, setting_of
+from trainfast_runner.settings.knobs import Vary, combinations_of, fewest_to_drop, knob, setting_of
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, from_preset, published_for
-from trainfast_runner.worker.shared.words import TRIAL
 
 MAX_ROWS = 200
 """The most rows of a grid; 200 runs of a quarter of a minute take 50 minutes."""
@@ -63,8 +39,6 @@ REFUSED = "refused"
 """State of a row that this machine or training Python cannot run."""
 NOT_RUN = "not_run"
 """State of a row whose device was in use, or that a stopped bench did not reach."""
-WARM_KNOBS = tuple(name for name, entry in KNOBS_BY_NAME.items() if entry.changes_in_warm_process)
-"""The knobs by which the rows of one process may differ."""
 RowResult = Result | UserError
 """The result of one run of a row, or the error that kept it from running."""
 
@@ -94,93 +68,78 @@ class Bench:
     """The knobs of `--vary`, whose values are in the ids."""
 
 
-def prepare_variants(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
-    """Return the rows of PRESET, or for NAME/VARIANT that one and the baseline, with every setting applied.
+def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0, vary: Vary | None = None) -> Bench:
+    """Return the rows of PRESET: every variant with each combination of the varied values.
 
-    `scale_batch` multiplies each row's batch_size, which stays at least 1. Raises UserError.
+    Without varied values NAME/VARIANT has its preset's baseline beside it; with them the baseline is NAME/VARIANT, or
+    the preset's baseline, at its own settings, in a row of its own unless the grid has it. `scale_batch` multiplies
+    each row's batch_size, which stays at least 1. Raises UserError.
     """
     preset, chosen_variant = presets.load(reference)
-    baseline = preset.baseline_variant
-    if baseline is None:
-        advice = f"trainfast-tui bench {preset.name} --vary batch_size=8,16"
-        raise UserError(f"preset {preset.name} has no variants to compare", key=reference, advice=advice)
-    planned_rows = []
-    unpublished = ""
-    for variant in preset.variants:
-        if chosen_variant is None or variant.id in (chosen_variant.id, baseline.id):
-            spec = from_preset(preset, variant, settings)
-            published, reason = published_for(preset, variant, spec)
-            planned_rows.append(PlannedRow(variant.id, _scaled(spec, scale_batch), published))
-            unpublished = unpublished or reason
-    return Bench(preset.name, preset.title, baseline.id, tuple(planned_rows), unpublished)
-
-
-def _scaled(spec: RunSpec, factor: float) -> RunSpec:
-    """Return the run with its batch_size multiplied by `factor`, at least 1."""
-    if factor == 1.0:
-        return spec
-    return spec.with_overrides(batch_size=max(1, round(whole_number(spec.knobs, "batch_size") * factor)))
-
-
-def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
-    """Return a row for each combination of the varied values, on top of PRESET or PRESET/VARIANT.
-
-    A PRESET with variants gets these rows for every variant. The baseline is the preset (or its baseline variant, or
-    VARIANT) at its own settings, a row of its own unless the grid has it. Raises UserError for too many rows.
-    """
-    preset, chosen_variant = presets.load(reference)
+    vary = vary or {}
+    baseline = chosen_variant if chosen_variant is not None and vary else preset.baseline_variant
+    if baseline is None and not vary:
+        raise _nothing_to_compare(f"preset {preset.name} has no variants to compare", reference, preset.name)
     if scale_batch != 1.0 and "batch_size" in vary:
         raise UserError("--scale-batch would change the sizes of --vary batch_size", key="--scale-batch")
-    bases = preset.variants if chosen_variant is None and preset.variants else (chosen_variant,)
+    chosen = () if chosen_variant is None else (chosen_variant, baseline)
+    variants = [variant for variant in preset.variants if not chosen or variant in chosen]
+    bases: list[presets.Variant | None] = [*variants] or [None]
     _check_count(vary, len(bases))
-    baseline = preset.baseline_variant if chosen_variant is None else chosen_variant
     planned_rows: list[PlannedRow] = []
     baseline_id = unpublished = ""
     for base in bases:
-        spec = _scaled(from_preset(preset, base, settings), scale_batch)
+        spec = from_preset(preset, base, settings)
+        if scale_batch != 1.0:
+            batch_size = round(whole_number(spec.knobs, "batch_size") * scale_batch)
+            spec = spec.with_overrides(batch_size=max(1, batch_size))
+        prefix = base.id if base is not None and (len(bases) > 1 or not vary) else ""
         own_knobs = {name: spec.knobs[name] for name in vary}
-        prefix = f"{base.id} " if base is not None and len(bases) > 1 else ""
         combinations = list(combinations_of(vary))
         if base is baseline:
-            baseline_id = prefix + _id_of(own_knobs)
-            combinations = combinations if own_knobs in combinations else [own_knobs, *combinations]
+            baseline_id = _row_id(prefix, own_knobs)
+            combinations = _with_own(own_knobs, combinations)
         # Published figures are of the variant's own settings.
         published, reason = ({}, "") if base is None else published_for(preset, base, spec)
         unpublished = unpublished or reason
         for combination in combinations:
             figures = published if combination == own_knobs else {}
-            planned_rows.append(PlannedRow(prefix + _id_of(combination), with_knobs(spec, combination), figures))
+            planned_rows.append(PlannedRow(_row_id(prefix, combination), with_knobs(spec, combination), figures))
     return Bench(preset.name, preset.title, baseline_id, tuple(planned_rows), unpublished, tuple(vary))
 
 
-def prepare_script_grid(preset: ScriptPreset, vary: Vary, settings: Sequence[str], python: str | None) -> Bench:
+def prepare_script(preset: ScriptPreset, vary: Vary, settings: Sequence[str], python: str | None) -> Bench:
     """Return a row for each combination of the varied values; the baseline is the script at the preset's own.
 
     Raises UserError without varied values, and for too many rows.
     """
     if not vary:
-        advice = f"trainfast-tui bench {preset.name} --vary batch_size=8,16"
-        raise UserError(f"{preset.name} is a script: name the values to compare", key="--vary", advice=advice)
+        raise _nothing_to_compare(f"{preset.name} is a script: name the values to compare", "--vary", preset.name)
     _check_count(vary, 1)
     base = {"steps": knob("steps").default, **preset.knobs, **dict(setting_of(setting) for setting in settings)}
     own_knobs = {name: base[name] for name in vary if name in base}
-    combinations = list(combinations_of(vary))
-    if own_knobs not in combinations:
-        combinations = [own_knobs, *combinations]
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     rows = []
-    for combination in combinations:
+    for combination in _with_own(own_knobs, list(combinations_of(vary))):
         knobs = {**base, **combination}
         spec = RunSpec(preset.name, None, preset.title, model={}, data={}, knobs=knobs, overrides=tuple(knobs))
-        rows.append(PlannedRow(_id_of(combination), spec, {}, partial(plan_script_run, knobs)))
-    return Bench(preset.name, preset.title, _id_of(own_knobs), tuple(rows), varied=tuple(vary))
+        rows.append(PlannedRow(_row_id("", combination), spec, {}, partial(plan_script_run, knobs)))
+    return Bench(preset.name, preset.title, _row_id("", own_knobs), tuple(rows), varied=tuple(vary))
 
 
-def _id_of(combination: Mapping[str, KnobValue]) -> str:
-    """Return the id of a row: its settings as they are typed."""
-    return (
-        " ".join(f"{name}={KNOBS_BY_NAME[name].text_of(value)}" for name, value in combination.items()) or AS_IT_IS_ID
-    )
+def _nothing_to_compare(words: str, key: str, name: str) -> UserError:
+    return UserError(words, key=key, advice=f"trainfast-tui bench {name} --vary batch_size=8,16")
+
+
+def _with_own(own_knobs: KnobValues, combinations: list[KnobValues]) -> list[KnobValues]:
+    """Return the combinations, after the baseline's own knobs unless those are one of them."""
+    return combinations if own_knobs in combinations else [own_knobs, *combinations]
+
+
+def _row_id(prefix: str, combination: Mapping[str, KnobValue]) -> str:
+    """Return the id of a row: its variant and its settings as they are typed."""
+    typed = [f"{name}={value_text(name, value)}" for name, value in combination.items()]
+    return " ".join([prefix, *typed] if prefix else typed) or AS_IT_IS_ID
 
 
 def _check_count(vary: Vary, bases: int) -> None:
@@ -192,163 +151,9 @@ def _check_count(vary: Vary, bases: int) -> None:
         raise UserError(f"the grid has {count:,} rows, more than {MAX_ROWS}", key="--vary", advice=advice)
 
 
-def run_order(bench: Bench, repeat: int, groups: Mapping[str, str]) -> Iterator[PlannedRow]:
-    """Yield the row of every run: the baseline first in each repetition, rows of one group after each other."""
-    rows = sorted(bench.rows, key=lambda row: row.id != bench.baseline_id)
-    # A group stands where its first row stands.
-    order = list(dict.fromkeys(groups.get(row.id, row.id) for row in rows))
-    rows.sort(key=lambda row: order.index(groups.get(row.id, row.id)))
-    for _ in range(repeat):
-        yield from rows
-
-
-def warm_groups(bench: Bench) -> dict[str, str]:
-    """Return the group of each row that can share a process with another, by row id; the other rows are cold."""
-    keys = {row.id: key for row in bench.rows if (key := _process_key(row.spec)) is not None}
-    rows = Counter(keys.values())
-    return {id: key for id, key in keys.items() if rows[key] > 1}
-
-
-def _process_key(spec: RunSpec) -> str | None:
-    """Everything about a row that only a new process can change; None if the row needs a process of its own."""
-    knobs = spec.knobs
-    # Under a limit memory is measured in every step, and the speed is marked.
-    if not takes_warm_trials(knobs) or knobs["memory_limit"] is not None:
-        return None
-    process_knobs = {name: value for name, value in knobs.items() if KNOBS_BY_NAME[name].needs_process(value)}
-    return msgspec.json.encode((spec.model, spec.data, process_knobs), order="deterministic").decode()
-
-
-class WarmRows:
-    """The warm process of one group of rows; call `end` before the process of another group starts."""
-
-    def __init__(self, runs: SearchRuns, search_id: str) -> None:
-        self._runs, self._search_id = runs, search_id
-        self._group = ""
-
-    def has_process(self, group: str) -> bool:
-        """True if rows of this group need no new process now."""
-        return self._runs.process is not None and self._group == group
-
-    def start(self, plan: RunPlan, group: str) -> None:
-        """Start the process of a group by the plan of its first row. Raises UserError, as when a device is busy."""
-        self._group = group
-        self._runs.start_process(dataclasses.replace(plan, search_id=self._search_id), TRIAL)
-
-    def train(self, plan: RunPlan) -> Result:
-        """Train a row of the group as long as a run would, and return its result; the process may end with it."""
-        process = self._runs.process
-        assert process is not None
-        knobs = plan.spec.knobs
-        untimed, steps = whole_number(knobs, "timing_warmup"), whole_number(knobs, "steps")
-        replies = None
-        try:
-            if process.ready() is not None:
-                replies = process.trial({name: knobs[name] for name in WARM_KNOBS}, untimed, steps - untimed)
-            if replies is not None and not process.ended_by_error:
-                return trial_result(process.directory, knobs, replies)
-            result = self._runs.wait_for_process_end()
-        except Cancelled:
-            self._runs.stop()
-            result = wait_for_result(process.directory, lambda: None)
-        return msgspec.structs.replace(result, knobs=knobs)
-
-    def end(self) -> None:
-        """End the process, if there is one."""
-        try:
-            self._runs.end_process()
-        except Cancelled:
-            self._runs.stop()
-
-
-@contextmanager
-def open_warm_rows(
-    home: Home, raise_if_cancelled: Callable[[], None], on_wait: Callable[[str], None]
-) -> Iterator[WarmRows]:
-    """Yield warm rows, whose processes end at the latest with this one: they watch the lock of a search.
-
-    `raise_if_cancelled` is called while a row trains and may raise Cancelled; `on_wait` gets the run waited for.
-    """
-
-    def write(line: Line) -> None:
-        if isinstance(line, Waiting):
-            on_wait(line.run_id)
-
-    with ExitStack() as locks:
-        search = new_search(home, "bench")
-        locks.callback(shutil.rmtree, search, ignore_errors=True)
-        locks.enter_context(conductor_lock(search))
-        rows = WarmRows(SearchRuns(home, SearchOptions(), write, raise_if_cancelled), search.name)
-        try:
-            yield rows
-        finally:
-            rows.end()
-
-
-def trial_result(directory: Path, knobs: Mapping[str, Any], answers: Mapping[int, TrialLine]) -> Result:
-    """Summarise the process's last trial, which had these knobs and got these answers by rank.
-
-    Of a step's phases a trial records the wait for data; the others are None, as is every figure without a reading in
-    its time.
-    """
-    records = read_records(directory)
-    began_ns = min(line.t_ns - round(1e9 * (line.seconds or 0.0)) for line in answers.values())
-    ended_ns = max(line.t_ns for line in answers.values())
-    steps = {rank: list(_steps(line)) for rank, line in answers.items()}
-    totals = {rank: StepTotals() for rank in steps}
-    for rank, rank_steps in steps.items():
-        for step in rank_steps:
-            totals[rank].add(step)
-    run = records.run and msgspec.structs.replace(records.run, knobs=dict(knobs))
-    trial_records = dataclasses.replace(records, run=run, steps=steps, totals_by_rank=totals, tried=[], thinning=None)
-    result = summarise(directory, trial_records, _verdict(trial_records, answers), None)
-    # The process's peak may be another trial's.
-    peak_bytes = highest(
-        sample.memory_used_bytes
-        for uuid in (run.device_uuids if run else ())
-        for t_ns, sample in records.device_samples.get(uuid, ())
-        if began_ns <= t_ns <= ended_ns
-    )
-    memory = msgspec.structs.replace(result.memory, device_peak_used_bytes=peak_bytes)
-    return msgspec.structs.replace(result, memory=memory, seconds=(ended_ns - began_ns) / 1e9)
-
-
-def _verdict(trial_records: RunRecords, answers: Mapping[int, TrialLine]) -> Verdict:
-    """Finished, or failed with a loss that is not finite or with settings that did not run."""
-    bad = next((line for line in answers.values() if line.outcome != "measured"), None)
-    if bad is not None:
-        return Verdict("failed", bad.message or "")
-    # `run.json` has the settings of the process's first trial; these records have the last trial's.
-    expected_run = trial_records.run and msgspec.structs.replace(trial_records.run, role=None)
-    if difference := first_difference(expected_run, trial_records.worker_lines):
-        return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
-    return Verdict("finished", "")
-
-
-def _steps(line: TrialLine) -> Iterator[Step]:
-    """Yield a rank's steps, the untimed ones as warm-up; the last one ended with the answer."""
-    times = [*line.untimed_ms, *line.step_ms]
-    untimed = [None] * len(line.untimed_ms)
-    losses = [*untimed, *line.losses]
-    waits = [*untimed, *(line.data_ms or [None] * len(line.step_ms))]
-    left_ms = sum(times)
-    steps = zip(times, accumulate(times), losses, waits, strict=True)
-    for number, (step_ms, done_ms, loss, data_ms) in enumerate(steps, start=1):
-        is_warmup = number <= len(untimed)
-        yield Step(
-            t_ns=line.t_ns - round(1e6 * (left_ms - done_ms)),
-            step=number,
-            warmup=is_warmup,
-            samples=line.samples or 0,
-            tokens=line.tokens,
-            loss=loss,
-            loss_not_finite=loss is None and not is_warmup,
-            step_ms=step_ms,
-            data_ms=data_ms,
-            # The peak over all steps, whichever of them reached it.
-            peak_allocated_bytes=line.peak_allocated_bytes,
-            peak_reserved_bytes=line.peak_reserved_bytes,
-        )
+def run_order(bench: Bench, repeat: int) -> list[PlannedRow]:
+    """Return the row of every run, the baseline first in each repetition."""
+    return sorted(bench.rows, key=lambda row: row.id != bench.baseline_id) * repeat
 
 
 @dataclass(frozen=True)
@@ -377,8 +182,6 @@ class Row:
     """The gain of the published figures over the baseline's."""
     knobs: KnobValues = field(default_factory=dict)
     """Every knob as asked for."""
-    warm: bool | None = None
-    """True if the row was trained in a process that trained other rows too; None without a result."""
 
     @property
     def rate(self) -> float | None:
@@ -463,7 +266,6 @@ def _row(planned: PlannedRow, baseline: PlannedRow, results_by_row: Mapping[str,
         interval_percent=interval,
         published_vs_baseline_percent=_percent(published_rate, baseline_published_rate),
         knobs=planned.spec.knobs,
-        warm=None if result is None else result.role == TRIAL,
     )
 
 

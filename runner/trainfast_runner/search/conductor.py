@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +120,6 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                 pid=os.getpid(),
                 start_ticks=conductor.start_ticks if conductor else -1,
                 boot_id=boot_id(),
-                no_oom=self._options.no_oom,
                 confirmation_steps=self._options.confirmation_steps,
             )
         )
@@ -347,6 +348,23 @@ def wait_until(
     while not is_over() and time.monotonic() < deadline_s:
         raise_if_cancelled()
         time.sleep(POLL_S)
+
+
+WorkT = TypeVar("WorkT")
+
+
+def run_within(
+    seconds: float, work: Callable[[threading.Event], WorkT], raise_if_cancelled: Callable[[], None]
+) -> WorkT:
+    """Return the result of `work`, in a thread; its argument is set, which ends it, after so many seconds."""
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work, cancelled)
+        try:
+            wait_until(future.done, raise_if_cancelled, time.monotonic() + seconds)
+        finally:
+            cancelled.set()
+    return future.result()
 
 
 class WarmProcess:

@@ -35,8 +35,6 @@ CONDUCTOR_MODULE = "trainfast_runner.search.control"
 """The module that conducts a search in a process of its own."""
 ANSWERS_WITHIN_S = 60.0
 """Chosen, not measured: a conductor first asks the training Python about the model, which takes 10 s on a slow disk."""
-END_POLL_S = 0.02
-"""Seconds between checks that the conductor has ended."""
 LOG_FILE = "conductor.log"
 """In the search's directory: the conductor's stderr after its first answer; its starter reads what comes before."""
 
@@ -103,17 +101,13 @@ def resume(directory: Path) -> None:
     (directory / PAUSE_FILE).unlink(missing_ok=True)
 
 
-def cancel(directory: Path, timeout_s: float = 0.0) -> bool:
+def cancel(directory: Path) -> bool:
     """Ask the conductor to stop its run and end; the journal stays, and the same command continues it.
 
-    Returns False without a conductor. Waits at most `timeout_s` for the conductor to end.
+    Returns False without a conductor.
     """
     conductor = conductor_of(directory)
-    was_asked = conductor is not None and send(conductor, signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
-    while is_conducted(directory) and time.monotonic() < deadline:
-        time.sleep(END_POLL_S)
-    return was_asked
+    return conductor is not None and send(conductor, signal.SIGTERM)
 
 
 def conductor_of(directory: Path) -> Identity | None:

@@ -65,8 +65,6 @@ class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
     pid: int
     start_ticks: int
     boot_id: str
-    no_oom: bool = False
-    """Option of a batch search; the default in a best-fit search."""
     confirmation_steps: int = msgspec.field(default=10, name="proof_steps")
     """Option of a batch search; the default in a best-fit search."""
 
@@ -117,8 +115,6 @@ class JournalLines:
     lines: tuple[Any, ...] = ()
     directory: Path = Path()
     state: str = "starting"
-    unreadable_lines: int = 0
-    """Number of damaged lines, which were skipped."""
 
     def all_of(self, kind: type[LineT]) -> tuple[LineT, ...]:
         """The lines of this kind, in their order."""
@@ -184,8 +180,8 @@ class JournalFollower(Generic[JournalT]):
         with suppress(OSError):  # unreadable for the moment
             new_lines = self._tail.new()
         journal = self._journal
-        if new_lines or self._tail.unreadable != journal.unreadable_lines:
-            journal = replace(journal, lines=(*journal.lines, *new_lines), unreadable_lines=self._tail.unreadable)
+        if new_lines:
+            journal = replace(journal, lines=(*journal.lines, *new_lines))
         state = journal.state_now(has_conductor=has_conductor)
         self._journal = journal if state == journal.state else replace(journal, state=state)
         return self._journal

@@ -17,7 +17,6 @@ from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import (
     JOURNAL_FILE,
-    STAMP_CHARACTERS,
     STAMP_FORMAT,
     Home,
     home_error,
@@ -69,34 +68,10 @@ def unfinished(home: Home, key: str, kind: str) -> Path | None:
 
     Raises as `search_directories`.
     """
-    return _newest_open(search_directories(home), lambda line: (line.kind, line.key) == (kind, key))
-
-
-def search_before_edit(home: Home, directory: Path) -> Path | None:
-    """Return the unanswered search that asked this question before the script's files were edited; None without one.
-
-    Raises as `search_directories`.
-    """
-    question_line = first_line(directory)
-    question, dot, _ = question_line.key.partition(".")
-    start_stamp = directory.name[:STAMP_CHARACTERS]
-    older_directories = [
-        path for path in search_directories(home) if path.name[:STAMP_CHARACTERS] <= start_stamp and path != directory
-    ]
-
-    def has_question(line: FirstLine) -> bool:
-        return bool(dot) and line.kind == question_line.kind and line.key.partition(".")[0] == question
-
-    search = _newest_open(older_directories, has_question)
-    return None if search is None or first_line(search).key == question_line.key else search
-
-
-def _newest_open(directories: Sequence[Path], is_ours: Callable[[FirstLine], bool]) -> Path | None:
-    """Return the newest search whose first line is ours, unless it was answered or failed. Only it is read whole."""
-    for directory in reversed(directories):
+    for directory in reversed(search_directories(home)):
         question_line = first_line(directory)
-        # A newer version's lines may mean something else.
-        if question_line.schema <= SCHEMA and is_ours(question_line):
+        # A newer version's lines may mean something else. Only this search is read whole.
+        if question_line.schema <= SCHEMA and (question_line.kind, question_line.key) == (kind, key):
             lines, _ = read_all(directory / JOURNAL_FILE, LineHead)
             end = next((line.state for line in reversed(lines) if line.kind in END_KINDS), None)
             return directory if end in (None, "cancelled") else None

@@ -18,10 +18,10 @@ from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.search.predicted_speed import (
     MAX_SHOWN_RATIO,
     SLOWDOWN,
+    DeviceSpeedModel,
     EarlierSpeed,
     ExpectedStep,
     SpeedDevice,
-    SpeedModel,
     UnknownSpeed,
     measured_speeds,
     step_time,
@@ -61,8 +61,8 @@ def predicted(
         time = timed(*words.split())
         rate = math.log(time.samples / time.seconds / slower)
         measured.append((EarlierSpeed(resolve("tiny-llama", words.split()), 1, rate, 1e-4, f"run {number}"), time))
-    model = SpeedModel(resolve("tiny-llama"), measured, calibrated=calibrated)
-    return model.predict(resolve("tiny-llama", settings), 1, timed(*settings))
+    model = DeviceSpeedModel(CEILING, 2, measured, calibrated)
+    return model.predict_step(resolve("tiny-llama", settings), 1, timed(*settings))
 
 
 def shown(runs: Sequence[tuple[str, float]], *settings: str) -> PredictedSpeed:
@@ -108,7 +108,7 @@ def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval():
 def test_without_a_calibration_nothing_is_shown_until_runs_tell():
     found = predicted([], calibrated=False)
     assert isinstance(found, UnknownSpeed)
-    assert "doctor --calibrate" in found.reason
+    assert "within a factor of" in found.reason
     after = predicted([("", 3.0)], calibrated=False)
     assert isinstance(after, PredictedSpeed)
     assert after.median == pytest.approx(shown([]).median / 3, rel=0.02)
@@ -167,7 +167,7 @@ def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path):
     recorded(home, 1, 11.0)
     recorded(home, 2, 12.0)
     recorded(home, 3, 13.0, run={"model": {"family": "gpt2"}})
-    assert rates(home) == [12.0, 11.0, 13.0]
+    assert rates(home) == [12.0, 11.0]
     assert rates(home, SpeedDevice("cuda", "NVIDIA H100")) == []
 
 

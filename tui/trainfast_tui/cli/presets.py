@@ -15,7 +15,6 @@ from msgspec.structs import asdict, replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find_python, torch_build
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, Discovered
 from trainfast_runner.running.scripts.discovery import discover, preset_of
 from trainfast_runner.search.advice import Advice, advise, gather, model_advice
@@ -275,7 +274,7 @@ def _print_script(path: Path, as_json: bool) -> None:
 def _advice(spec: RunSpec) -> list[Advice]:
     """Return the advisor's lines on the preset and on the model's shapes."""
     machine = detect_machine(torch_build(find_python(None)))
-    situation = gather(spec, machine, Home())
+    situation = gather(spec, machine)
     advice = advise(spec, spec.knobs, machine, situation)
     # Shapes cost nothing on a CPU, but the preset is read for other machines as well.
     shapes = model_advice(situation)

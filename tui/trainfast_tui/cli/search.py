@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.answer import batch_report
 from trainfast_runner.search.batch.conductor import (
     BatchPlan,
@@ -27,8 +25,7 @@ from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.conductor import conduct_best
 from trainfast_runner.search.best.question import BestPlan, estimate, open_best, plan_preset_best, plan_script_best
 from trainfast_runner.search.best_journal import BestRequest, ColdRun, Trial, read_best_journal, read_budget
-from trainfast_runner.search.conductor import SearchCaller
-from trainfast_runner.search.searches import SearchOptions, search_before_edit
+from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, resolve
@@ -38,10 +35,10 @@ from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching import await_devices
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.search_progress import BatchPrinter, BestPrinter, EndT, JournalPrinter, LineT
+from trainfast_tui.cli.search_progress import SearchPrinter
 from trainfast_tui.cli.signals import caught_signals
 from trainfast_tui.text.batch_words import batch_answer_lines
-from trainfast_tui.text.best_words import answer_lines, estimate_lines, question_lines
+from trainfast_tui.text.best_words import answer_lines, busy_lines, estimate_lines, question_lines
 
 
 def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,12 +108,13 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
     for setting in arguments.settings:
         if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
             print_notice(f"{setting} is not used: a search sets it itself")
-    began_ns += _wait(arguments, plan.plan, home)
+    began_ns += await_devices(plan.plan, home) if arguments.wait else 0
     directory = open_batch(plan, home, options)
     sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
-    _print_earlier_search(home, directory, f"which has tried {sizes}" if sizes else "")
-    conduct = partial(conduct_batch, directory, plan, home, options)
-    ended = _watched(BatchPrinter(home), conduct, began_ns)
+    if sizes:
+        _print_continued(directory, f"which has tried {sizes}")
+    with caught_signals() as signals:
+        ended = SearchPrinter().watch(partial(conduct_batch, directory, plan, home, options), signals, began_ns)
     if arguments.json:
         print_json(batch_report(directory))
     else:
@@ -136,39 +134,26 @@ def search_best(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _print_estimate(plan, home, arguments.json)
         return 0
-    began_ns += _wait(arguments, plan.plan, home)
+    began_ns += await_devices(plan.plan, home) if arguments.wait else 0
     directory = open_best(plan, home, options)
     lines = read_best_journal(directory)
-    measured = sum(isinstance(line, Trial | ColdRun) for line in lines)
-    _print_earlier_search(home, directory, f"with {counted(measured, 'measurement')}" if measured else "")
+    if measured := sum(isinstance(line, Trial | ColdRun) for line in lines):
+        _print_continued(directory, f"with {counted(measured, 'measurement')}")
     question = plan.question
-    for line in question_lines(question.vary, question.left_alone, question.global_batch):
-        print_notice(line)
-    conduct = partial(conduct_best, directory, plan, home, options)
-    ended = _watched(BestPrinter(home, lines), conduct, began_ns)
+    for words in question_lines(question.vary, question.left_alone, question.global_batch):
+        print_notice(words)
+    for words in busy_lines(estimate(plan, home)):
+        print_notice(words)
+    with caught_signals() as signals:
+        printer = SearchPrinter(BestSoFar(tuple(lines)))
+        ended = printer.watch(partial(conduct_best, directory, plan, home, options), signals, began_ns)
     _report_best(directory, arguments.json, arguments.record)
     return SEARCH_EXIT_CODES[ended.state]
 
 
-def _wait(arguments: argparse.Namespace, plan: RunPlan, home: Home) -> int:
-    """Wait for the devices if `--wait` was given; return the nanoseconds of the wait."""
-    return await_devices(plan, home) if arguments.wait else 0
-
-
-def _watched(printer: JournalPrinter[LineT], conduct: Callable[[SearchCaller[LineT]], EndT], began_ns: int) -> EndT:
-    with caught_signals() as signals:
-        return printer.watch(conduct, signals, began_ns)
-
-
-def _print_earlier_search(home: Home, directory: Path, trial_words: str) -> None:
-    """Print that a search continues, or that a new one begins because a file of its command was edited.
-
-    `trial_words` names the trials that the search continues with; empty for a new search.
-    """
-    if trial_words:
-        print_notice(f"continuing {directory.name}, {trial_words}; --fresh starts over")
-    elif (search_before := search_before_edit(home, directory)) is not None:
-        print_notice(f"a file of the command was edited since {search_before.name}: a new search begins")
+def _print_continued(directory: Path, trial_words: str) -> None:
+    """Print that a search continues, with its trials so far."""
+    print_notice(f"continuing {directory.name}, {trial_words}; --fresh starts over")
 
 
 def _batch_plan(arguments: argparse.Namespace) -> BatchPlan:

@@ -126,4 +126,4 @@ class SituationGatherer:
     def _gather(self, key: tuple[str, str, str], spec: RunSpec, machine: Machine) -> SituationGathered:
         from trainfast_runner.search.advice import gather
 
-        return SituationGathered(key, gather(spec, machine, self._home, self._python))
+        return SituationGathered(key, gather(spec, machine, self._python))

@@ -256,11 +256,15 @@ def estimate_lines(estimate: Estimate) -> list[str]:
         ("processes", f"{estimate.processes} for trials and about {estimate.cold_runs} cold runs; {start}"),
         ("takes", f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}"),
     ]
-    if estimate.others_cpu_percent is not None:
-        tries = "one setting" if estimate.tries <= 1 else f"{estimate.tries:,} of {estimate.legal:,} settings"
-        busy = f"others take {fmt.percent(estimate.others_cpu_percent)} of the CPU: this budget tries about {tries}"
-        rows.insert(0, ("busy", busy))
-    return pair_lines(rows)
+    return [*busy_lines(estimate), *pair_lines(rows)]
+
+
+def busy_lines(estimate: Estimate) -> list[str]:
+    """Return the share of the CPU that others take, and what the budget tries then; empty if the share is small."""
+    if estimate.others_cpu_percent is None:
+        return []
+    tries = "one setting" if estimate.tries <= 1 else f"{estimate.tries:,} of {estimate.legal:,} settings"
+    return [f"others take {fmt.percent(estimate.others_cpu_percent)} of the CPU: this budget tries about {tries}"]
 
 
 CONTINUE_WORDS = f"{key_of('best', 'again')} continues"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError, highest, lowest
-from trainfast_runner.memory.oom import OutOfMemory, explain_run, models_of, out_of_memory_of, trace_changes
+from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of, trace_changes
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED, Doubt, RunError
@@ -26,11 +23,8 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.decide import (
     ALIGNED_UNIT,
     LARGEST_BATCH,
-    MAX_PROBES,
-    TOLERANCE_BYTES,
     TOLERANCE_SHARE,
     BatchState,
-    tolerance_bytes,
 )
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
@@ -44,7 +38,7 @@ from trainfast_runner.search.batch_journal import (
     read_batch_journal,
     refuted_by,
 )
-from trainfast_runner.search.conductor import wait_until
+from trainfast_runner.search.conductor import run_within
 from trainfast_runner.search.fitted_memory import MemoryFit
 from trainfast_runner.search.journal import fields_of, first_fields
 from trainfast_runner.units import largest_fitting, mebibytes
@@ -97,12 +91,11 @@ def _widths(state: BatchState) -> BatchWidths | None:
     """Return the widths of the batches that the confirmation run took, over all ranks; None if none was seen."""
     confirmed_ranks = state.confirmations[-1].ranks
     ranks = [*confirmed_ranks, *(rank for probe in state.probes_that_fit for rank in probe.ranks)]
-    narrowest = lowest(rank.widths.narrowest for rank in ranks if rank.widths is not None)
     confirmed = [rank.widths for rank in confirmed_ranks if rank.widths is not None]
-    if not confirmed or narrowest is None:
+    if not confirmed:
         return None
     return BatchWidths(
-        narrowest=narrowest,
+        narrowest=lowest(rank.widths.narrowest for rank in ranks if rank.widths is not None),
         widest=highest(widths.widest for widths in confirmed),
         longest_first=all(widths.longest_first for widths in confirmed),
         looked_at=min(widths.looked_at for widths in confirmed),
@@ -116,11 +109,10 @@ def _widths_note(widths: BatchWidths | None) -> str:
     seen = f"batches of {widths.narrowest:,} to {widths.widest:,} values a sample were seen"
     if widths.has_widest:
         return f"each size was tried with the longest of all {widths.samples:,} samples; {seen}"
-    wider = "a wider batch needs more memory"
+    tried = "the data set tells no lengths"
     if widths.longest_first:
-        looked_at = f"{widths.looked_at:,} looked at, of {widths.samples:,}"
-        return f"each size was tried with the longest samples of {looked_at}; {seen}, and {wider}"
-    return f"widths vary and the data set tells no lengths: {seen}, and {wider}"
+        tried = f"each size was tried with the longest of {widths.looked_at:,} of {widths.samples:,} samples"
+    return f"{tried}: {seen}, and a wider batch needs more memory"
 
 
 def _failed_runs(state: BatchState) -> list[Probe | ConfirmationRun]:
@@ -131,40 +123,18 @@ def _failed_runs(state: BatchState) -> list[Probe | ConfirmationRun]:
 
 def _certainty(state: BatchState, max_batch: int, too_large: int | None) -> str:
     """Return the reason, in words, that no larger batch is the answer, and the sizes that were not tried."""
-    tight_fit = state.tightest(max_batch + 1 if too_large is None else max_batch)
     if too_large is None:
-        error = mebibytes(tight_fit.error_at(max_batch + 1))
-        by_fit = f"by the fit {max_batch + 1} needs {tight_fit.need_text(max_batch + 1)}, give or take {error}"
-        return state.no_more_sizes_reason or by_fit
-    text = f"{too_large} ran out of memory"
-    probed_sizes = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
-    if probed_sizes:
-        text += f"; {_sizes_text(probed_sizes)} fitted in a probe and {_was(probed_sizes)} not confirmed"
-    untried_sizes = [size for size in range(max_batch + 1, too_large) if size not in probed_sizes]
-    if not untried_sizes:
-        return text
-    reason = ""
-    if too_large <= state.deciding_size(max_batch):
-        needed_bytes = tight_fit.need_bytes(max_batch)
-        allowed_bytes = tolerance_bytes(needed_bytes)
-        is_share = allowed_bytes > TOLERANCE_BYTES
-        share = f" ({100 * TOLERANCE_SHARE:.0f} % of what {max_batch} needs)" if is_share else ""
-        reason = f", within the tolerance of {mebibytes(allowed_bytes)}{share},"
-        if state.device == "cuda":
-            reason = ", below the next multiple of 8,"
-    elif state.counted_probes >= MAX_PROBES:
-        reason = f", beyond the {MAX_PROBES} sizes that a search tries,"
-    return f"{text}; {_sizes_text(untried_sizes)}{reason} {_was(untried_sizes)} not tried"
-
-
-def _was(sizes: list[int]) -> str:
-    return "was" if len(sizes) == 1 else "were"
+        return state.no_more_sizes_reason or state.need_words(max_batch + 1)
+    fitted = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
+    untried = [size for size in range(max_batch + 1, too_large) if size not in fitted]
+    words = [f"{too_large} ran out of memory"]
+    words += [f"{_sizes_text(fitted)} fitted in a probe, and failed in a fresh process"] if fitted else []
+    words += [f"{_sizes_text(untried)} not tried"] if untried else []
+    return "; ".join(words)
 
 
 def _sizes_text(sizes: list[int]) -> str:
-    if len(sizes) <= 2:
-        return " and ".join(map(str, sizes))
-    return f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
+    return " and ".join(map(str, sizes)) if len(sizes) <= 2 else f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
 
 
 def aligned(batch_size: int) -> int | None:
@@ -198,30 +168,26 @@ def _recommended(state: BatchState, max_batch: int, margins: list[Margin]) -> tu
     None without one. A rank's limit is left as measured at the largest batch, and more below it by the fit.
     """
 
-    def left_bytes(memory_fit: MemoryFit, size: int) -> float:
-        less_bytes = memory_fit.need_bytes(max_batch) - memory_fit.need_bytes(size)
-        return _headroom(state, memory_fit, max_batch) + less_bytes
+    def left_bytes(size: int) -> float:
+        return min(
+            _headroom(state, fit, max_batch) + fit.need_bytes(max_batch) - fit.need_bytes(size)
+            for fit in state.memory_fits
+        )
 
     margin_bytes = sum(margin.margin_bytes for margin in margins)
-    size = largest_fitting(
-        lambda size: all(left_bytes(fit, size) >= margin_bytes for fit in state.memory_fits),
-        min(max_batch, LARGEST_BATCH),
-    )
     reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
-    retried = min((probe.batch_size for probe in state.probes_that_fit if probe.alloc_retries), default=None)
-    retries = ""
-    if retried is not None and retried <= max_batch:
-        size = min(size, retried - 1)
-        retries = f"; from {retried} on the allocator had to free its cache and retry, which is slow"
+    size = largest_fitting(lambda size: left_bytes(size) >= margin_bytes, min(max_batch, LARGEST_BATCH))
+    retried = [probe.batch_size for probe in state.probes_that_fit if probe.alloc_retries]
+    retries = f"; from {retried[0]} on the allocator had to retry, which is slow" if retried else ""
+    size = min([size, *(batch_size - 1 for batch_size in retried)])
     if size == 0:
         return None, f"no size leaves {mebibytes(margin_bytes)} for {reasons}{retries}"
-    alignment = ""
-    if state.device == "cuda" and (aligned_size := aligned(size)) is not None:
-        size, alignment = aligned_size, "; aligned for tensor cores"
+    if state.device == "cuda":
+        size = aligned(size) or size
     # The largest batch was run, and its headroom measured.
     source = "" if size == max_batch else " by the fit"
-    left = mebibytes(min(left_bytes(fit, size) for fit in state.memory_fits))
-    return size, f"leaves {left}{source}, of which {mebibytes(margin_bytes)} are for {reasons}{retries}{alignment}"
+    left = mebibytes(left_bytes(size))
+    return size, f"leaves {left}{source}, of which {mebibytes(margin_bytes)} are for {reasons}{retries}"
 
 
 def _fastest(state: BatchState) -> tuple[int | None, float | None]:
@@ -251,7 +217,7 @@ def _headroom(state: BatchState, memory_fit: MemoryFit, max_batch: int) -> int:
 
 
 TRACE_CHANGES_WITHIN_S = 30.0
-"""If nothing fits, changes that would help are traced for at most this long."""
+"""If nothing fits, changes that would help are traced for at most this long; the others are listed unpredicted."""
 
 
 def explain_nothing_fits(
@@ -272,26 +238,18 @@ def explain_nothing_fits(
     oom_run = out_of_memory_of(read_records(directory), run_of_one, failed_run.reason, error)
     if isinstance(failed_run, Probe) and failed_run.peak_allocated_bytes is not None:
         oom_run = replace(oom_run, held_bytes=failed_run.peak_allocated_bytes)
-    _trace_changes(oom_run, plan.python, raise_if_cancelled)
+    with suppress(UserError, OSError):  # OSError: a full temporary folder
+        run_within(
+            TRACE_CHANGES_WITHIN_S,
+            lambda cancelled: list(trace_changes(oom_run, plan.python, cancelled)),
+            raise_if_cancelled,
+        )
     explained = explain_run(oom_run, models_of(run_of_one, plan.python))
-    least_missing_bytes = explained.missing_bytes or explained.asked_bytes
     changes = [
         Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
     ]
-    return BatchEnded(state="nothing_fits", reason=reason, missing_bytes=least_missing_bytes, changes=changes)
-
-
-def _trace_changes(oom_run: OutOfMemory, python: str, raise_if_cancelled: Callable[[], None]) -> None:
-    """Trace the memory models of changes that may be enough; those not traced in time are listed unpredicted."""
-    cancelled = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        traces = pool.submit(lambda: list(trace_changes(oom_run, python, cancelled)))
-        try:
-            wait_until(traces.done, raise_if_cancelled, time.monotonic() + TRACE_CHANGES_WITHIN_S)
-        finally:
-            cancelled.set()
-    with suppress(UserError, OSError):  # OSError: a full temporary folder
-        traces.result()
+    missing_bytes = explained.missing_bytes or explained.asked_bytes
+    return BatchEnded(state="nothing_fits", reason=reason, missing_bytes=missing_bytes, changes=changes)
 
 
 PROBE_FIELDS = (

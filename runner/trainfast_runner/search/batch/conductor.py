@@ -6,12 +6,12 @@ A preset's sizes are tried in one warm process after another, each of a script's
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,8 +30,9 @@ from trainfast_runner.search.batch.answer import answer_of, explain_nothing_fits
 from trainfast_runner.search.batch.decide import (
     BatchState,
     decide,
-    predict_size,
+    predicted_size,
     state_of_batch_journal,
+    trace_size_model,
 )
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
@@ -53,7 +54,7 @@ from trainfast_runner.search.conductor import (
     conduct_alone,
     end_text,
     raise_if_stopped,
-    wait_until,
+    run_within,
 )
 from trainfast_runner.search.fitted_memory import (
     SCRIPT_PHASE,
@@ -92,10 +93,8 @@ FIRST_PROBE_STEPS = {"cpu": 2, "cuda": 4}
 are slow."""
 LATER_PROBE_STEPS = {"cpu": 1, "cuda": 4}
 """Optimizer steps of a process's later probes. A step under strict malloc thresholds is no faster the second time."""
-EXTRA_PREDICTION_WAIT_S = 5.0
-"""A search waits for its prediction as long as its first process took to be ready, and this longer."""
-GPU_PREDICTION_WAIT_S = 30.0
-"""A search on a GPU waits for its prediction at most this long before its first process takes the GPU."""
+PREDICTION_WAIT_S = 30.0
+"""A search waits for its prediction at most this long before its first process, which a trace would disturb."""
 VOIDING_BYTES = 64 << 20
 """Chosen, not measured: a probe is void if another process took more than this meanwhile."""
 PEAK_FIELDS = ("peak_allocated_bytes", "peak_reserved_bytes")
@@ -257,29 +256,18 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         return directory
 
     def _predict(self) -> None:
-        """Get a warm process and a prediction before the first size is chosen: both at once on a CPU."""
-        cancelled = threading.Event()
-        with ThreadPoolExecutor(1) as pool:
-            prediction = pool.submit(predict_size, self._plan, cancelled)
-            try:
-                if self._plan.device == "cuda":
-                    # The tracer's CUDA context would be missing from the memory that the warm process finds free.
-                    wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + GPU_PREDICTION_WAIT_S)
-                    cancelled.set()
-                    prediction.result()
-                began_s = self._runs.clock_s()
-                process = self._ready_process()
-                # A prediction saves a few sizes, so waiting about as long as for the process is worth it.
-                wait_s = self._runs.clock_s() - began_s + EXTRA_PREDICTION_WAIT_S
-                if isinstance(process, WarmProcess):
-                    wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + wait_s)
-            finally:
-                cancelled.set()
+        """Predict the memory, and get a warm process, before the first size is chosen."""
+        model, reason = None, ""
+        try:
+            model = run_within(PREDICTION_WAIT_S, partial(trace_size_model, self._plan), self._raise_if_cancelled)
+        except UserError as error:
+            reason = f"no prediction ({error.message}); sizes are found by trying them"
+        process = self._ready_process()
         if isinstance(process, Probe):
             self._write(process)
-        else:
-            limit_bytes = smallest_limit(self._plan, process.available_bytes)
-            self._write(prediction.result().against(self._plan, limit_bytes))
+            return
+        limit_bytes = smallest_limit(self._plan, process.available_bytes)
+        self._write(Predicted(reason=reason) if model is None else predicted_size(model, self._plan, limit_bytes))
 
     def _ready_process(self) -> WarmProcess | Probe:
         """Start the warm process and return it once all ranks are ready, or the probe if memory ran out before."""
@@ -394,25 +382,24 @@ def probe_of_replies(
 
     `void_reason` is the reason that the probe does not count, None if it does.
     """
-    ranks = [_peaks_of_reply(rank, reply) for rank, reply in sorted(replies.items())]
+    ranks = [
+        RankPeaks(
+            rank=rank,
+            available_bytes=line.available_bytes if line.available_after_bytes is None else line.available_after_bytes,
+            **fields_of(line, "phase_peaks", "limit_peak_bytes", "alloc_retries", *PEAK_FIELDS),
+        )
+        for rank, line in sorted(replies.items())
+    ]
     oom_rank = next((rank for rank, line in replies.items() if line.outcome == "oom"), None)
     if oom_rank is None and void_reason is None:
-        slowest_ms = max(reply.step_ms[-1] for reply in replies.values())
-        samples = sum(reply.samples or 0 for reply in replies.values())
+        slowest_ms = max(line.step_ms[-1] for line in replies.values())
+        samples = sum(line.samples or 0 for line in replies.values())
         rate = 1000 * samples / slowest_ms if slowest_ms > 0 else None
-        return _probe_that_fits(state, batch_size, run_id, seconds, ranks, slowest_ms, rate)
-    rank = ranks[0].rank if oom_rank is None else oom_rank
-    line = replies[rank]
-    return Probe(
-        batch_size=batch_size,
-        outcome="oom" if void_reason is None else "void",
-        run_id=run_id,
-        seconds=seconds,
-        reason=void_reason or line.message or "",
-        rank=rank,
-        ranks=ranks,
-        **fields_of(line, "phase", "phase_peaks", *PEAK_FIELDS),
-    )
+        return _probe(state, batch_size, run_id, seconds, ranks, step_ms=slowest_ms, samples_per_s=rate)
+    outcome = "oom" if void_reason is None else "void"
+    line = replies[ranks[0].rank if oom_rank is None else oom_rank]
+    failure = {"outcome": outcome, "reason": void_reason or line.message or "", "phase": line.phase}
+    return _probe(state, batch_size, run_id, seconds, ranks, oom_rank, **failure)
 
 
 def probe_of_run(
@@ -421,7 +408,8 @@ def probe_of_run(
     """Return the record of a size that fitted in a run of its own; `available_bytes` are those of each rank."""
     ranks = [msgspec.structs.replace(peaks, available_bytes=available_bytes) for peaks in peaks_of_run(directory)]
     rate = result.throughput.samples_per_s.typical
-    return _probe_that_fits(state, batch_size, result.run_id, seconds, ranks, result.step_ms.p50, rate)
+    step_ms = result.step_ms.p50
+    return _probe(state, batch_size, result.run_id, seconds, ranks, step_ms=step_ms, samples_per_s=rate)
 
 
 def probe_of_oom_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
@@ -438,49 +426,31 @@ def probe_of_oom_run(batch_size: int, result: Result, seconds: float, phase: str
     )
 
 
-def _probe_that_fits(
+def _probe(
     state: BatchState,
     batch_size: int,
     run_id: str,
     seconds: float,
     ranks: list[RankPeaks],
-    step_ms: float | None,
-    samples_per_s: float | None,
+    rank: int | None = None,
+    **fields: Any,
 ) -> Probe:
-    """Return the record of a size that fitted, with the peaks of the rank that was nearest to its limit."""
+    """Return the record of one size, with the peaks of `rank`, or of the rank that was nearest to its limit."""
 
     def left_bytes(peaks: RankPeaks) -> int:
         limit_bytes = lowest((state.limit_bytes(peaks.rank), peaks.available_bytes)) or 0
         return limit_bytes - (peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
 
-    fullest = min(ranks, key=left_bytes)
-    return Probe(
-        batch_size=batch_size,
-        outcome="fits",
-        run_id=run_id,
-        seconds=seconds,
-        step_ms=step_ms,
-        samples_per_s=samples_per_s,
-        alloc_retries=sum(peaks.alloc_retries or 0 for peaks in ranks),
-        ranks=ranks,
-        rank=fullest.rank,
-        phase=max(fullest.phase_peaks, key=lambda phase: fullest.phase_peaks[phase], default=None),
-        **fields_of(fullest, "phase_peaks", *PEAK_FIELDS),
-    )
-
-
-def _peaks_of_reply(rank: int, line: ProbeLine) -> RankPeaks:
-    bytes_after = line.available_after_bytes
-    return RankPeaks(
-        rank=rank,
-        available_bytes=line.available_bytes if bytes_after is None else bytes_after,
-        step_ms=line.step_ms[-1] if line.step_ms else None,
-        **fields_of(line, "phase_peaks", "limit_peak_bytes", "alloc_retries", *PEAK_FIELDS),
-    )
+    shown = min((peaks for peaks in ranks if rank in (None, peaks.rank)), key=left_bytes)
+    highest_phase = max(shown.phase_peaks, key=lambda phase: shown.phase_peaks[phase], default=None)
+    peaks = fields_of(shown, "rank", "phase_peaks", *PEAK_FIELDS)
+    retries = sum(peaks.alloc_retries or 0 for peaks in ranks)
+    defaults = {"outcome": "fits", "phase": highest_phase, "alloc_retries": retries}
+    return Probe(batch_size=batch_size, run_id=run_id, seconds=seconds, ranks=ranks, **{**defaults, **peaks, **fields})
 
 
 def peaks_of_run(directory: Path) -> list[RankPeaks]:
-    """Return the highest peaks of each rank of a run that took a step; retries and time are those of its last step.
+    """Return the highest peaks of each rank of a run that took a step; retries are those of its last step.
 
     A script's hooks see no phases: its one phase has the peak as its limit counts it.
     """
@@ -505,7 +475,6 @@ def peaks_of_run(directory: Path) -> list[RankPeaks]:
                 peak_reserved_bytes=highest(step.peak_reserved_bytes for step in steps),
                 limit_peak_bytes=counted_bytes,
                 alloc_retries=steps[-1].alloc_retries,
-                step_ms=steps[-1].step_ms,
                 widths=script_lines[-1].widths if script_lines else None,
             )
         )

@@ -8,7 +8,7 @@ the line. A size near the boundary is tried first only while the error of the li
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,6 @@ import msgspec
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch_journal import (
@@ -105,31 +104,32 @@ class BatchState:
     def _fits_with_slope(self, slope: float | None) -> tuple[MemoryFit, ...]:
         memory_fits = []
         for rank in range(self.world_size):
-            points, uncounted_bytes = {}, 0
-            for probe, peaks in self._peaks_of(rank):
-                uncounted_bytes = _uncounted(peaks, uncounted_bytes)
-                points[probe.batch_size] = {name: peak + uncounted_bytes for name, peak in peaks.phase_peaks.items()}
+            points = {
+                batch_size: {name: peak + uncounted_bytes for name, peak in peaks.phase_peaks.items()}
+                for batch_size, peaks, uncounted_bytes in self._peaks_of(rank)
+            }
             limit_bytes = self.limit_bytes(rank)
             if points and limit_bytes is not None:
                 fit = fit_lines(points, self.device, slope)
                 memory_fits.append(MemoryFit(rank=rank, limit_bytes=limit_bytes, **msgspec.structs.asdict(fit)))
         return tuple(memory_fits)
 
-    def _peaks_of(self, rank: int) -> list[tuple[Probe, RankPeaks]]:
-        """A rank's peaks in the probes that fitted, the smallest first."""
-        return [
-            (probe, peaks)
-            for probe in self.probes_that_fit
-            for peaks in probe.ranks
-            if peaks.rank == rank and peaks.phase_peaks
-        ]
+    def _peaks_of(self, rank: int) -> Iterator[tuple[int, RankPeaks, int]]:
+        """Yield each size that fitted, a rank's peaks, and the bytes that its limit counts beyond them.
+
+        The smallest size comes first. Unknown bytes beyond the peaks are those of the size before.
+        """
+        uncounted_bytes = 0
+        for probe in self.probes_that_fit:
+            for peaks in probe.ranks:
+                if peaks.rank == rank and peaks.phase_peaks:
+                    if peaks.limit_peak_bytes is not None:
+                        uncounted_bytes = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
+                    yield probe.batch_size, peaks, uncounted_bytes
 
     def uncounted_bytes(self, rank: int) -> int:
         """Return the bytes that the rank's limit counts beyond its peak, at the largest size where both are known."""
-        uncounted_bytes = 0
-        for _, peaks in self._peaks_of(rank):
-            uncounted_bytes = _uncounted(peaks, uncounted_bytes)
-        return uncounted_bytes
+        return max(self._peaks_of(rank), default=(0, None, 0), key=lambda seen: seen[0])[2]
 
     def limit_bytes(self, rank: int) -> int | None:
         """Return the rank's limit in bytes, or its last reported available memory if that is less; None without."""
@@ -144,6 +144,13 @@ class BatchState:
     def tightest(self, batch_size: int) -> MemoryFit:
         """Return the fit that leaves the least at this batch size."""
         return min(self.memory_fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
+
+    def need_words(self, batch_size: int) -> str:
+        """Return the need of this batch size on the tightest rank by the fit, with the error of the fit."""
+        fit = self.tightest(batch_size)
+        rank = f" on rank {fit.rank}" if self.world_size > 1 else ""
+        error = mebibytes(fit.error_at(batch_size))
+        return f"by the fit {batch_size} needs {fit.need_text(batch_size)}{rank}, give or take {error}"
 
     @cached_property
     def largest_sure(self) -> int:
@@ -180,12 +187,6 @@ class BatchState:
         if self.largest_fitted >= self.largest_allowed:
             return f"the script's data fills no batch above {self.largest_fitted}"
         return f"a search tries at most {MAX_PROBES} sizes" if self.counted_probes >= MAX_PROBES else None
-
-
-def _uncounted(peaks: RankPeaks, before: int) -> int:
-    """The part of a rank's peak that its phases do not show; `before`, of a smaller size, where it is not known."""
-    known = peaks.limit_peak_bytes
-    return before if known is None else max(0, known - max(peaks.phase_peaks.values()))
 
 
 def tolerance_bytes(need_bytes: float) -> float:
@@ -231,13 +232,8 @@ def decide(state: BatchState) -> BatchDecision:
     size = decision.step.batch_size
     if not state.memory_fits or size is None:
         return decision
-    tight_fit = state.tightest(size)
-    step = msgspec.structs.replace(
-        decision.step,
-        needs_bytes=round(tight_fit.need_bytes(size)),
-        memory_fits=list(state.memory_fits),
-        tightest_rank=tight_fit.rank,
-    )
+    rank = state.tightest(size).rank
+    step = msgspec.structs.replace(decision.step, memory_fits=list(state.memory_fits), tightest_rank=rank)
     return replace(decision, step=step)
 
 
@@ -270,7 +266,7 @@ def _before_any_fitted(state: BatchState) -> BatchDecision:
         start_text = "a batch of 1" if start == 1 else "the script's own batch size"
         return _probe(start, f"no prediction: starting at {start_text}")
     predicted_max = min(predicted_max, LARGEST_BATCH)
-    small_size = max(1, predicted_max // FIRST_SIZE_DIVISOR, min(prediction.linear_from, predicted_max // 2))
+    small_size = max(1, predicted_max // FIRST_SIZE_DIVISOR)
     return _probe(small_size, f"predicted: {predicted_max} fits; trying a small size first, to check the prediction")
 
 
@@ -299,11 +295,7 @@ def _towards_boundary(state: BatchState) -> BatchDecision:
 def _at_boundary(state: BatchState, likely_size: int, next_size: int) -> BatchDecision:
     """Confirm `likely_size`, or probe `next_size`, which shows whether `likely_size` is the largest."""
     if state.no_oom and len(state.probes_that_fit) > 1:
-        above = likely_size + 1
-        tight_fit = state.tightest(above)
-        error = f"give or take {mebibytes(tight_fit.error_at(above))}"
-        above_text = f"by the fit {above} would need {tight_fit.need_text(above)}, {error}"
-        return _confirm(likely_size, _confirm_reason(state, likely_size, above_text))
+        return _confirm(likely_size, _confirm_reason(state, likely_size, state.need_words(likely_size + 1)))
     excess_bytes = max(fit.need_bytes(next_size) - fit.limit_bytes for fit in state.memory_fits)
     text = f"the error of the fit leaves open whether {next_size} does"
     if excess_bytes > 0:
@@ -373,77 +365,34 @@ def _is_refuted(state: BatchState, batch_size: int) -> bool:
 
 
 def _confirm_reason(state: BatchState, size: int, above_text: str) -> str:
-    text = f"{size} fits"
-    if size > state.largest_fitted:
-        tight_fit = state.tightest(size)
-        error = mebibytes(tight_fit.error_at(size))
-        text = f"by the fit {size} needs {tight_fit.need_text(size)}, give or take {error},"
-    return f"{text} and {above_text}: confirming {size} in a fresh process"
+    text = f"{size} fits" if size <= state.largest_fitted else state.need_words(size)
+    return f"{text}, and {above_text}: confirming {size} in a fresh process"
 
 
 def _larger_size_reason(state: BatchState, target: int) -> str:
-    tight_fit = state.tightest(target)
-    needs = tight_fit.need_text(target) + (f" on rank {tight_fit.rank}" if state.world_size > 1 else "")
     if len(state.probes_that_fit) > 1:
-        error = mebibytes(tight_fit.error_at(target))
-        return f"by the fit {target} needs {needs}, and fits even with {error} more"
+        return f"{state.need_words(target)}, and fits even then"
     is_predicted = state.prediction is not None and state.prediction.bytes_per_sample is not None
     growth = "with the predicted growth per sample" if is_predicted else "even if all memory grows with the batch"
-    return f"{growth} {target} fits: it needs {needs}"
+    return f"{growth} {target} fits: it needs {state.tightest(target).need_text(target)}"
 
 
-BATCH_PHASE = "forward_backward"
-"""The phase that grows with the batch."""
-BEND_BYTES = 4 << 20
-"""A peak up to this far off the line is on the line: measured peaks scatter as much."""
+def predicted_size(model: MemoryModel, plan: RunPlan, limit_bytes: int) -> Predicted:
+    """Predict the largest batch under a limit of bytes per rank."""
+    max_batch = model.max_batch(plan.spec, plan.world_size, limit_bytes)
+    # The growth below the maximum: a correction by an earlier run bends at that run's size.
+    spec = replace(plan.spec, knobs={**plan.spec.knobs, "batch_size": max(1, max_batch - 1)})
+    below = model.predict(spec, plan.world_size)
+    return Predicted(
+        fixed_bytes=below.fixed_bytes, bytes_per_sample=below.bytes_per_sample, max_batch=max_batch, basis=below.basis
+    )
 
 
-@dataclass(frozen=True)
-class SizePrediction:
-    """The memory model of a search's training; None, with the reason, if there is none."""
+def trace_size_model(plan: RunPlan, cancelled: threading.Event) -> MemoryModel:
+    """Return the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace.
 
-    model: MemoryModel | None
-    reason: str = ""
-
-    def against(self, plan: RunPlan, limit_bytes: int) -> Predicted:
-        """Predict the largest batch under a limit of bytes per rank."""
-        if self.model is None:
-            return Predicted(reason=f"no prediction ({self.reason}); sizes are found by trying them")
-        max_batch = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
-        # The growth below the maximum: a correction by an earlier run bends at that run's size.
-        prediction_below = self._predict_at(plan, max(1, max_batch - 1))
-        return Predicted(
-            fixed_bytes=prediction_below.fixed_bytes,
-            bytes_per_sample=prediction_below.bytes_per_sample,
-            max_batch=max_batch,
-            linear_from=linear_from(
-                lambda size: self._predict_at(plan, size).traced_bytes[BATCH_PHASE], max(1, max_batch)
-            ),
-            basis=prediction_below.basis,
-        )
-
-    def _predict_at(self, plan: RunPlan, batch_size: int) -> Prediction:
-        assert self.model is not None
-        knobs = {**plan.spec.knobs, "batch_size": batch_size}
-        return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
-
-
-def linear_from(traced_peak: Callable[[int], float], max_batch: int) -> int:
-    """Return the smallest batch whose traced peak is on the line through that of `max_batch`.
-
-    A traced peak is convex in the batch, so the sizes off the line are the smallest ones.
+    Raises UserError with the reason that there is none.
     """
-    highest_peak = traced_peak(max_batch)
-    bytes_per_sample = traced_peak(max_batch + 1) - traced_peak(max_batch)
-
-    def is_bent(size: int) -> bool:
-        return traced_peak(size) > highest_peak - (max_batch - size) * bytes_per_sample + BEND_BYTES
-
-    return min(largest_fitting(is_bent, max_batch) + 1, max_batch)
-
-
-def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
-    """Read the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace."""
     why_cut_short = "the trace took too long"
 
     def note(tracing: TraceProgress) -> None:
@@ -454,10 +403,8 @@ def predict_size(plan: RunPlan, cancelled: threading.Event) -> SizePrediction:
 
     try:
         model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, note)
-        return SizePrediction(model.corrected_for(next(iter(plan.device_names), None)))
     except ProgramCancelled:
-        return SizePrediction(None, why_cut_short)
-    except UserError as error:
-        return SizePrediction(None, error.message)
-    except OSError as error:  # as in a full temporary folder: the search goes on without a prediction
-        return SizePrediction(None, f"the trace failed: {error.strerror}")
+        raise UserError(why_cut_short, key="model") from None
+    except OSError as error:  # as in a full temporary folder
+        raise UserError(f"the trace failed: {error.strerror}", key="model") from None
+    return model.corrected_for(next(iter(plan.device_names), None))
