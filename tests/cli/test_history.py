@@ -1,6 +1,5 @@
 """`runs`: what was trained before, shown, compared, and step by step."""
 
-import json
 import os
 import re
 import subprocess
@@ -42,29 +41,6 @@ def test_what_a_search_sets_in_its_runs_is_not_shown_as_changed(cli):
     shown = cli("runs", "show", "20261101").out.splitlines()[-1]
     assert shown == "settings: data.kind=random batch_size=4"
     assert cli("runs", "list", "--json").json["runs"][1]["changed"] == searched
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"reason": "no optimizer step seen: torch was imported", "steps": 0}, "no optimizer step seen: torch was"),
-        ({"steps": 1}, "? few steps"),
-    ],
-)
-def test_the_table_of_the_app_says_what_the_list_says(cli, fields, words):
-    ended(cli.home, A, **fields)
-    [row] = iter_rows(Home(cli.home))
-    assert words in "".join(text for text, _ in RunsTable().row_line(row, 200))
-
-
-def test_a_raw_count_of_bytes_has_its_size_behind_it_and_is_recorded_alone(cli):
-    why = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 6442450944 bytes."
-    ended(cli.home, A, state="oom", reason=why)
-    for words in (("runs", "show", "last"), ("runs", "list")):
-        assert "you tried to allocate 6442450944 bytes (6.00 GiB)." in cli(*words).out
-    assert cli("runs", "show", "last", "--json").json["reason"] == why
-    [row] = iter_rows(Home(cli.home))
-    assert "6442450944 bytes (6.00 GiB)" in "".join(text for text, _ in RunsTable().row_line(row, 200))
 
 
 def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(monkeypatch, capsys):
@@ -279,10 +255,3 @@ def test_without_a_watched_gpu_the_steps_are_still_shown(cli):
     step = cli("runs", "show", "last", "--steps", "--json").json["steps"][0]
     assert (step["step_ms"], step["energy_joules"]) == (1000, None)
     assert cli("runs", "show", "last", "--steps").out.splitlines()[0].split() == ["STEP", "TOOK", "DATA"]
-
-
-def test_a_result_without_a_diagnosis_says_so(cli):
-    old = json.loads(msgspec.json.encode(result(RUN)))
-    del old["diagnosis"]
-    put(cli.home / "runs" / RUN / "result.json", old)
-    assert "bottlenecks were not looked for" in cli("runs", "show", "last", "--why").out

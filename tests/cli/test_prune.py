@@ -151,18 +151,6 @@ def test_orphans_of_the_caches_go(own):
     ]
 
 
-def test_a_link_to_a_folder_frees_its_own_size_alone(own, tmp_path):
-    tokens = cached(own, "tokens/text-1/ids.bin").parent
-    elsewhere = tmp_path / "elsewhere"
-    tokens.rename(elsewhere)
-    tokens.symlink_to(elsewhere)
-    os.utime(tokens, (time.time() - 31 * DAY_S,) * 2, follow_symlinks=False)
-    link_bytes = tokens.lstat().st_blocks * 512
-    found = own("runs", "prune", "--yes", "--json").json
-    assert [(one["path"], one["bytes"]) for one in found["caches"]] == [(str(tokens), link_bytes)]
-    assert (elsewhere / "ids.bin").exists()
-
-
 def test_the_data_of_a_training_stay_in_the_cache(own):
     lost(own.home, OLD)
     tokens = cached(own, "tokens/text-1/ids.bin", age_s=31 * DAY_S)
@@ -193,14 +181,6 @@ def test_foreign_folders_below_runs_and_searches_stay(own):
     assert runs(own) == sorted([*(folder.name for folder in foreign[:3]), "zzz-empty"])
     assert sorted((own.home / "searches").iterdir()) == sorted(foreign[3:])
     assert all((folder / "events.out.tfevents").exists() for folder in foreign)
-
-
-def test_foreign_folders_are_not_counted_among_the_runs_that_are_kept(own):
-    for run_id in (OLD, NEW):
-        ended(own.home, run_id)
-    (own.home / "runs" / "CartPole_Nov22").mkdir()
-    assert own("runs", "prune", "--keep", "1", "--yes").code == 0
-    assert runs(own) == [NEW, "CartPole_Nov22"]
 
 
 def test_what_stays_is_named_not_counted_as_freed_and_makes_the_exit_code_4(own):

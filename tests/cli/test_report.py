@@ -8,14 +8,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import msgspec
 import pytest
 
 from cli.command import Cli
-from on_disk import RECORDED, A, B, ended, lost, result, started
+from on_disk import RECORDED, A, B, ended, lost, started
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
-from trainfast_runner.records.run_file import Overridden, PredictedSpeed, ScriptAsked, ScriptFigures
+from trainfast_runner.records.run_file import Overridden, ScriptAsked, ScriptFigures
 from trainfast_tui.report import blocks, pictures
 from trainfast_tui.report.document import report_document
 
@@ -149,13 +148,6 @@ def test_a_page_holds_the_whole_run_and_loads_nothing(recorded):
     assert len(re.findall(r"^\| -+", markdown, re.MULTILINE)) == len(page.tables)
 
 
-def test_markdown_has_the_figures_of_pictures_in_words(recorded):
-    _, _, markdown = recorded
-    assert markdown.startswith("# tiny-llama")
-    assert "**phases of a step**: run A: " in markdown
-    assert "Throttled by heat from" in markdown
-
-
 def test_settings_that_ran_otherwise_stand_beside_those_asked(recorded, cli, tmp_path):
     assert "is the one that was asked for" in recorded[2]
     lines = shutil.copytree(RECORDED, cli.home / "runs" / RECORDED.name) / "worker.jsonl"
@@ -173,12 +165,6 @@ def test_a_run_out_of_memory_says_what_would_fit(cli, tmp_path):
     assert "out of memory: no memory |" in markdown
 
 
-def test_a_run_that_was_not_throttled_has_no_shade(cli, tmp_path):
-    ended(cli.home, A)
-    page = page_of(cli, tmp_path, "last")
-    assert "Throttled" not in page.text
-
-
 def test_text_of_a_run_stays_text(cli, tmp_path):
     diagnosis = [Diagnosis(rule="thermal", line=EVIL, advice=EVIL)]
     changed = {"data.paths": [EVIL], "batch_size": 4}
@@ -192,12 +178,6 @@ def test_text_of_a_run_stays_text(cli, tmp_path):
     assert "<script" not in markdown
     assert "![i]" not in markdown, "no image that a viewer would fetch"
     assert "&lt;script&gt;" in markdown
-
-
-def test_speed_is_predicted_beside_the_measured_one(cli, tmp_path):
-    predicted = PredictedSpeed(median=80.0, low=70.0, high=95.0, basis="2 runs of this model")
-    ended(cli.home, A, throughput=msgspec.structs.replace(result().throughput, predicted=predicted))
-    assert "predicted 80.0 samples/s (70.0 to 95.0), +25.0 %" in markdown_of(cli, tmp_path, A)
 
 
 def test_a_figure_that_was_not_measured_is_absent_and_never_zero(cli, tmp_path):
@@ -243,13 +223,6 @@ def test_a_run_that_is_running_has_no_report(cli, tmp_path):
     with (directory / "alive.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         assert "is still running" in cli("report", "last", "-o", str(tmp_path / "report.md")).refused()
-
-
-def test_runs_of_other_work_are_not_in_the_picture_of_memory_and_throughput(cli, tmp_path):
-    ended(cli.home, A, samples_per_s=100.0)
-    ended(cli.home, B, samples_per_s=130.0, knobs={"seq_len": 64})
-    cli("report", "20261101", "20261102", "-o", str(tmp_path / "two.md"))
-    assert PARETO not in (tmp_path / "two.md").read_text()
 
 
 def test_without_matplotlib_a_report_has_its_tables_and_says_how_to_get_pictures(recorded, tmp_path, monkeypatch):

@@ -46,14 +46,6 @@ def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli):
     assert Home(cli.home).run_ids() == []
 
 
-@pytest.mark.long
-def test_a_limit_below_the_parameters_ends_without_a_run(cli):
-    done = cli("search", "max-batch", "tiny-llama", "--set", "memory_limit=1MiB", "--json")
-    assert done.code == 3
-    assert "parameters" in done.err
-    assert Home(cli.home).run_ids() == []
-
-
 def limited(limit: str, *more: str) -> list[str]:
     return ["tiny-llama", *SMALL, "--set", f"memory_limit={limit}", *more]
 
