@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
+from still import FULL, SMALL, Conducted, has, running
+
 from recorded import (
     BASELINE,
     BEST_ID,
     FASTEST,
     LEADING,
-    SPACE,
     START_NS,
     S,
     a_question,
@@ -26,8 +27,6 @@ from recorded import (
     seen,
     write_lines,
 )
-from still import FULL, SMALL, Conducted, has, running
-
 from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
@@ -70,12 +69,6 @@ def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget()
     dear = chosen(31, "trial", 11, "many processes", **{**LEADING, "price_s": 9400.0})
     words = "31 % chance that going on finds 2 % more, but that takes 2 h 36 min, beyond the budget"
     assert chance_words(BestSoFar((*lines, dear))) == words
-
-
-@pytest.mark.parametrize(("chance", "words"), [(1.0, "over 99 %"), (0.996, "over 99 %"), (0.0, "under 1 %")])
-def test_an_estimated_chance_is_never_certain(chance: float, words: str) -> None:
-    step = chosen(31, "trial", 11, "it may be faster", **{**LEADING, "chance": chance})
-    assert chance_words(BestSoFar((*best_going_on(), step))).startswith(f"{words} chance that going on")
 
 
 async def test_enter_takes_the_answer(home: Home) -> None:
@@ -268,18 +261,6 @@ async def test_every_figure_is_that_of_the_objective(
         assert "5.00 (" in text, "of the trials' own counters"
 
 
-async def test_a_smaller_terminal_shows_all_that_matters(home: Home, live_best: Path) -> None:
-    async with running(home) as (app, pilot):
-        await pilot.opened(live_best)
-        await pilot.resize_terminal(*SMALL)
-        await pilot.pause()
-        lines = app.text.splitlines()
-    assert (len(lines), max(map(len, lines))) == (24, 80)
-    assert lines[-1].startswith("Enter take")
-    assert any("limit 1.00 GiB" in line for line in lines)
-    assert any(line.startswith("▸ batch_size=16") for line in lines)
-
-
 async def test_an_answer_longer_than_the_screen_begins_at_its_top_and_scrolls_to_the_trials(
     home: Home, live_best: Path
 ) -> None:
@@ -305,25 +286,9 @@ async def test_plain_ascii_and_no_control_sequences(home: Home, conducted: Condu
     assert "xy" in text
 
 
-def test_a_snapshot_knows_the_state_the_rates_and_the_limit(home: Home) -> None:
-    found = seen(a_search(home, best_going_on()))
-    assert found.state == "interrupted"
-    rate = found.so_far.rates[0]
-    assert rate.low < 42.0 < rate.high
-    assert found.so_far.limit_bytes == 1 << 30
-    assert found.so_far.candidates == SPACE.candidates
-
-
 def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) -> None:
     run = ColdRun(candidate_number=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
     so_far = seen(a_search(home, [*best_going_on(), run])).so_far
     assert so_far.attempts[-1] == run
     assert len(so_far.attempts) - 1 not in so_far.values
     assert 41 < so_far.values[0].median < 43
-
-
-def test_the_command_aligns_the_gains_of_its_answer_to_the_right(home: Home) -> None:
-    lines = answer_lines(seen(a_search(home, best_answered())).so_far, BEST_ID)
-    header = next(at for at, line in enumerate(lines) if line.startswith("value "))
-    table = lines[header : header + 5]
-    assert len({line.index(")") for line in table}) == 1, "\n".join(table)

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from still import BEST_NOW_S, SMALL, Conducted, Lock, a_snapshot, has, running
+from textual.pilot import Pilot
+
 from recorded import (
     BEST_ID,
     START_NS,
@@ -21,20 +24,16 @@ from recorded import (
     own_supervisor,
     write_lines,
 )
-from still import BEST_NOW_S, SMALL, Conducted, Lock, a_snapshot, has, running
-from textual.pilot import Pilot
-
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.search import control
-from trainfast_runner.search.best_journal import UNNAMED_REASON, BestEnded, BestRequest
+from trainfast_runner.search.best_journal import BestEnded, BestRequest
 from trainfast_runner.search.journal import CANCELLED_REASON
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned
-from trainfast_tui.text.best_words import NAMED_BY_KEYS, question_lines, varied_line
 from trainfast_tui.text.format import Piece
 
 PLAN = "candidates 12, 11 of them can run here"
@@ -192,40 +191,6 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
         assert app.session.searches.best.options == BestOptions()
 
 
-async def test_s_while_a_search_starts_stops_it(
-    home: Home, planned: None, started: list[Started], conducted: Conducted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cancelled: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
-    search = conducted(best_going_on())
-    async with running(home, size=SMALL) as (_, pilot):
-        await pilot.opened(None)
-        await pilot.until(PLAN)
-        await pilot.press("enter")
-        await pilot.until("The knobs are being checked")
-        assert "Stopping as soon as the search has started" in await pilot.press("s")
-        while not cancelled:
-            await pilot.show_search(search)
-    assert cancelled == [search]
-
-
-async def test_a_plan_longer_than_the_screen_scrolls_above_a_notice(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = [(f"left alone: knob {number}", "muted") for number in range(40)]
-    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, options, cancelled: BestPlanned(options, long))
-    async with running(home, size=SMALL) as (_, pilot):
-        await pilot.opened(None)
-        text = await pilot.until("left alone: knob 1")
-        assert "below  ↑ ↓" in text
-        assert "knob 39" not in text
-        await pilot.press("p")
-        text = await pilot.until("There is no live search.")
-        assert text.index("left alone: knob 1") < text.index("There is no live search.")
-        has(await pilot.press(*["down"] * 40), "knob 39", "above  ↑ ↓")
-        assert "best fit: tiny-llama" in await pilot.press(*["up"] * 30), "held at both ends"
-
-
 async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, started: list[Started]) -> None:
     async with running(home, size=SMALL) as (_, pilot):
         text = await pilot.opened(a_search(home, best_answered()))
@@ -308,21 +273,3 @@ async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.
         text = await pilot.until("Refused: the device is still in use")
         assert len(starts) == 1
         assert text.count("Refused: ") == 1, "the start's refusal stands in place of the plan's"
-
-
-def test_a_refused_setting_is_named_once_in_the_plan() -> None:
-    left_alone = {"precision=tf32": "precision=tf32 is a format of tensor cores", "workers=4": "there are 2 cores"}
-    assert question_lines({"batch_size": [4, 8]}, left_alone, 16) == [
-        "varying batch_size 4, 8 at a global batch of 16",
-        "left alone: precision=tf32 is a format of tensor cores",
-        "left alone: workers=4: there are 2 cores",
-    ]
-
-
-def test_a_knob_without_a_named_value_says_how_to_name_it_here() -> None:
-    left_alone = {"precision": UNNAMED_REASON}
-    reason = "left alone: precision: no present value is named"
-    assert varied_line({}, 4096) == "varying nothing at a global batch of 4,096"
-    assert question_lines({}, left_alone, None)[1] == f"{reason}; --set precision=VALUE names it"
-    assert question_lines({}, left_alone, None, to_name=NAMED_BY_KEYS)[1] == f"{reason}; {NAMED_BY_KEYS}"
-    assert "Enter" in NAMED_BY_KEYS

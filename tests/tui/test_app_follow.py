@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, own_supervisor, write_lines
 from still import Lock, a_live_run
 
+from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, own_supervisor, write_lines
 from trainfast_runner.records.capped_file import LOG_LINES_KEPT
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_lines import Event, Step
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest_run
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer, Reader
@@ -126,13 +126,6 @@ def test_damage_and_holes_are_survived(home: Home) -> None:
     empty.mkdir()
     assert Follower(empty).poll().steps == ()
     assert Follower(home.directory("never")).poll().state == "lost"
-
-
-def test_an_unknown_field_of_a_newer_version_is_ignored(home: Home) -> None:
-    directory = a_run(home, steps=1)
-    line = msgspec.json.decode((directory / "steps.jsonl").read_bytes(), type=dict)
-    (directory / "steps.jsonl").write_bytes(msgspec.json.encode({**line, "from_the_future": [1]}) + b"\n")
-    assert Follower(directory).poll().steps == (msgspec.json.decode(msgspec.json.encode(line), type=Step),)
 
 
 def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Lock) -> None:

@@ -7,13 +7,12 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-import msgspec
 import pytest
-from recorded import a_run, a_step, a_tick, write_lines
 from still import FULL, SMALL, a_snapshot, has, running, shown
 from textual.widget import Widget
 
 import trainfast_tui
+from recorded import a_run, a_step, a_tick
 from trainfast_runner.records.home import Home
 from trainfast_tui import charts, panels, screens
 from trainfast_tui.app import TrainfastApp
@@ -157,22 +156,6 @@ async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:
         rate = a_step(30).tokens / a_step(30).step_ms * 1e3
         assert f"tokens/s last {rate:,.0f}" in (await top_chart("t"))[0], "the newest step's"
         assert await top_chart("t") == samples, "on its own y axis again"
-
-
-@pytest.mark.parametrize(
-    ("absent", "keys", "words"),
-    [
-        ({"tokens": 0}, ("t",), "This model has no tokens; t shows samples/s."),
-        ({"samples": None, "tokens": None}, (), "The script shows no samples: start it with --samples-per-step N."),
-    ],
-)
-async def test_what_a_run_does_not_count_is_said(
-    home: Home, absent: dict[str, int | None], keys: tuple[str, ...], words: str
-) -> None:
-    directory = a_run(home)
-    steps = [msgspec.structs.replace(a_step(number), **absent) for number in range(1, 31)]
-    write_lines(directory / "steps.jsonl", steps)
-    assert words in (await shown(home, a_snapshot(directory), *keys))[0]
 
 
 async def test_the_log_opens_closes_and_scrolls(home: Home) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from recorded import START_NS, S, a_gpu, a_run, a_tick, write_lines
 from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, lacks, running, shown
 
+from recorded import START_NS, S, a_gpu, a_run, a_tick, write_lines
 from trainfast_runner.machine.telemetry.binding import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import RunConditions, RunError
@@ -92,26 +92,6 @@ async def test_text_of_the_training_is_shown_as_text(home: Home) -> None:
     lacks(text, "\x1b", "\x07")
     has(text, "[bold red]not markup[/] red bell [/nonsense]", "[link=x]reason[/]")
     assert "owned" not in text
-
-
-async def test_few_measured_steps_are_shown_to_be_few(home: Home) -> None:
-    one, _ = await shown(home, a_snapshot(a_run(home, "20261121-000000-tiny-llama-0001", steps=4)))
-    assert "few steps: only 1 measured" in one
-    two, _ = await shown(home, a_snapshot(a_run(home, "20261121-000000-tiny-llama-0002", steps=5)))
-    assert "few steps: medians of 2 steps" in two
-
-
-async def test_a_run_without_a_step_promises_none_and_shows_its_last_memory(home: Home) -> None:
-    directory = a_run(home, state="stopped", steps=0, reason="stopped after 0 steps", log="")
-    gone = a_tick(9)
-    run = msgspec.structs.replace(gone.host.run, memory_rss_bytes=0, processes=0)
-    with (directory / "telemetry.jsonl").open("ab") as file:
-        gone = msgspec.structs.replace(gone, host=msgspec.structs.replace(gone.host, run=run))
-        file.write(msgspec.json.encode(gone) + b"\n")
-    text, _ = await shown(home, a_snapshot(directory), "l")
-    assert "Its steps are kept" not in text
-    has(text, "No step was completed.", "process memory 492 MiB")
-    assert text.splitlines()[-3].startswith("The training printed nothing."), "an empty log takes two lines"
 
 
 @pytest.mark.parametrize("keys", [(), ("m",), ("h",)])

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import msgspec
-from recorded import BEST_ID, GIB, SEARCH_ID, a_gpu, a_question, a_run, a_search, asked
 from still import FULL, a_snapshot, running, shown
 
+from recorded import BEST_ID, GIB, SEARCH_ID, a_gpu, a_question, a_run, a_search, asked
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.search.advice import gather
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import MachineSeen
 from trainfast_tui.next_run.sources import next_run_from_preset, next_run_from_script, repeat_preset_run
-
-
-async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
-    old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
-    spec = repeat_preset_run(old, home).spec
-    assert spec.data == {"kind": "text", "objective": "causal-lm"}
-    assert gather(spec, Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2), home).measured == ()
 
 
 async def test_a_confirmation_run_leaves_the_knobs_that_were_searched_to_the_next_run(home: Home) -> None:

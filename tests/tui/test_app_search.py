@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from recorded import CONDUCTED, START_NS, S, a_probe, a_search, answered, going_on, nothing_fits, write_lines
-from still import MIDDLE, NOW_S, SMALL, Lock, a_snapshot, has, running
+from still import MIDDLE, NOW_S, SMALL, Lock, has, running
 
-from trainfast_runner.errors import UserError
+from recorded import CONDUCTED, START_NS, S, a_probe, a_search, answered, going_on, nothing_fits, write_lines
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.search import control
-from trainfast_runner.search.batch_journal import BatchEnded, ConfirmationRun, RankPeaks
+from trainfast_runner.search.batch_journal import BatchEnded, ConfirmationRun
 from trainfast_runner.search.journal import Paused
 from trainfast_runner.search.searches import newest_search
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -29,16 +27,6 @@ async def test_enter_applies_the_answer_under_the_cursor(home: Home, keys: tuple
         assert f"batch_size = {batch_size}; r runs it" in await pilot.press("enter")
         assert app.screen is app.main
         assert app.knobs["batch_size"] == batch_size
-
-
-async def test_the_step_of_a_confirmation_run_is_its_median_and_not_its_last(home: Home) -> None:
-    *tried, confirmation, last, ended = answered()
-    ranks = [RankPeaks(rank=0, step_ms=985.0)]
-    confirmed = msgspec.structs.replace(confirmation, step_ms=1661.0, ranks=ranks)
-    async with running(home, size=MIDDLE) as (_, pilot):
-        text = await pilot.opened(a_search(home, [*tried, confirmed, last, ended]))
-        assert "1,661 ms" in text
-        assert "985 ms" not in text
 
 
 async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) -> None:
@@ -171,17 +159,6 @@ async def test_the_end_of_a_search_is_notified_on_the_visible_screen(home: Home,
         assert app.screen is not app.main
 
 
-async def test_a_notice_that_names_the_search_goes_once_the_search_is_shown(home: Home, live_search: Path) -> None:
-    async with running(home, size=MIDDLE) as (app, pilot):
-        await pilot.opened(live_search)
-        assert "Batch search is using the device" in await pilot.press("escape", "s")
-        await pilot.press("b")
-        await pilot.show_search(live_search, lines=answered())
-        await pilot.press("escape")
-        assert app.screen is app.main
-        assert "Batch search is using the device" not in app.text
-
-
 def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(home: Home, conduct: Lock) -> None:
     assert newest_search(home) is None
     live = a_search(home, going_on())
@@ -214,28 +191,3 @@ async def test_enter_applies_an_answer_to_the_preset_of_its_search(home: Home) -
         text = " ".join(app.text.split())
         assert "The next run is now tiny-llama" in text
         assert "the search had other knobs" not in text
-
-
-async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -> None:
-    reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
-    async with running(home, size=SMALL) as (app, pilot):
-        await pilot.opened(live_search)
-        broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
-        await pilot.show_search(live_search, lines=[*going_on(), broken])
-        text = " ".join(app.text.split())
-        assert f"stopped early: {reason}; its journal is kept, F5 continues" in text
-        assert text.count(reason) == 1
-
-
-async def test_a_refused_search_can_be_started_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> Path:
-        raise UserError("the device is in use", key="devices")
-
-    monkeypatch.setattr(control, "start_search", refuse)
-    async with running(home, a_snapshot(None), size=MIDDLE) as (_, pilot):
-        await pilot.press("b")
-        await pilot.until("Enter start")
-        await pilot.press("enter")
-        text = await pilot.until("Refused: the device is in use")
-        assert "Enter start" in text.splitlines()[-1]
-        assert "f5" not in text.splitlines()[-1], "there is no search to continue"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import CONDUCTED, START_NS, S, a_search, answered, asked, going_on
 from still import MIDDLE, NOW_S, SMALL, Conducted, Lock, a_live_run, has, running
 from textual.pilot import Pilot
 
+from recorded import CONDUCTED, START_NS, S, a_search, answered, asked, going_on
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.search import control
@@ -184,31 +184,6 @@ async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: H
         assert not starts.asked[0][1], "an unfinished journal is continued"
 
 
-async def test_a_refusal_stands_below_a_question_that_is_longer_than_the_screen(home: Home, starts: Starts) -> None:
-    starts.refusal = UserError("memory_limit is too small", key="memory_limit")
-    async with running(home, size=(40, 9)) as (_, pilot):
-        await pilot.show_search(None)
-        await pilot.press("b", "enter")
-        text = await pilot.until("Refused: memory_limit is too small")
-    assert "more lines: " in text
-
-
-async def test_a_refusal_that_comes_under_the_help_stands_there_when_the_help_is_closed(
-    home: Home, starts: Starts
-) -> None:
-    starts.refusal = UserError("memory_limit is below what the parameters need", key="memory_limit")
-    starts.go.clear()
-    async with running(home, size=MIDDLE) as (app, pilot):
-        await asked_for(pilot)
-        await pilot.press("question_mark")
-        starts.go.set()
-        await pilot.until_true(lambda: not app.session.searches.batch.is_active, "the refusal")
-        await pilot.press("escape")
-        text = await pilot.show_search(None)
-        assert "Refused: memory_limit is below what the parameters need" in text
-        assert "The knobs are being checked" not in text
-
-
 async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts: Starts) -> None:
     starts.refusal = UserError("search max-batch cannot try batch sizes with strategy=pp", key="strategy")
     async with running(home, size=MIDDLE) as (app, pilot):
@@ -294,13 +269,3 @@ async def test_b_pressed_before_anything_is_known_waits_for_the_search_that_goes
         await pilot.show_search(search)
         assert "probing: batch_size 42" in await pilot.until("largest batch")
         assert starts.asked == []
-
-
-async def test_the_notice_of_looking_for_a_search_goes_when_none_is_found(home: Home) -> None:
-    async with running(home, size=SMALL) as (app, pilot):
-        assert "Looking for a live search…" in await pilot.press("b")
-        await pilot.show_search(None)
-        await pilot.until("Enter starts the search")
-        await pilot.press("escape")
-        assert app.screen is app.main
-        assert "Looking for a live search" not in app.text

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
 from rich.cells import cell_len
 from rich.style import Style
 from still import a_snapshot
@@ -17,6 +16,7 @@ from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.geometry import Region
 
+from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
 from texts import any_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
@@ -168,12 +168,6 @@ def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
 def test_the_shortest_throttling_is_still_marked() -> None:
     rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
     assert rows[-2].count("T") == 1
-
-
-def test_a_very_low_chart_still_shades_throttled_time() -> None:
-    chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(ThrottledSpan(0, 120 * S, "thermal"),))
-    for height in (1, 2):
-        assert lines(chart, 80, height)[-1].count("░") > 60
 
 
 def test_a_limit_has_a_line_a_label_and_its_value() -> None:
@@ -334,22 +328,6 @@ async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
         assert seen(chart) != before
 
 
-async def test_the_widget_follows_its_size_and_theme() -> None:
-    app = Screen()
-    async with app.run_test(size=(80, 15)) as pilot:
-        chart = app.query_one(StripChart)
-        chart.show_chart(a_chart(a_series([100.0] * 121)))
-        for width, height in ((120, 30), (1, 2), (40, 5)):
-            await pilot.resize_terminal(width, height)
-            await pilot.pause()
-            assert {chart.render_line(y).cell_length for y in range(chart.size.height)} <= {width}
-        for theme in ("textual-light", "textual-ansi", "nord"):
-            if theme in app.available_themes:
-                app.theme = theme
-                await pilot.pause()
-                assert "Power" in chart.render_line(0).text
-
-
 async def test_every_part_can_be_read_in_every_theme() -> None:
     app = Screen()
     async with app.run_test(size=(80, 15)) as pilot:
@@ -380,15 +358,6 @@ def test_a_reading_that_is_missing_counts_its_gpus(gpus: int, words: str) -> Non
     assert [chart.empty for chart in charts if chart.title == "power"] == [words]
 
 
-def test_the_legend_says_which_figure_is_the_last_and_which_the_median() -> None:
-    """A figure below the chart is the median: two numbers of one name say which they are."""
-    series = msgspec.structs.replace(a_series([13.0] * 119 + [12.1], name="samples/s"), median=13.0)
-    chart = a_chart(series, title="throughput", format_value=fmt.number)
-    assert lines(chart, width=80)[0].rstrip().endswith("samples/s last 12.1, median 13.0")
-    assert lines(chart, width=44)[0].rstrip().endswith("samples/s last 12.1"), "without room the last one alone"
-    assert lines(a_chart(a_series([64.0] * 121)), width=80)[0].rstrip().endswith("64 W"), "readings have no median"
-
-
 def test_the_range_grows_at_once_and_shrinks_late() -> None:
     y_range = YRange()
     assert y_range.fit(0, 95, 0) == (0, 100)
@@ -416,14 +385,6 @@ def test_ends_of_the_range_are_round() -> None:
 def test_a_column_keeps_its_extremes() -> None:
     columns = time_columns([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 0, 10, 3, 100)
     assert columns == [(1.0, 9.0), (4.0, 4.0), None]
-
-
-def test_samples_after_the_window_are_not_drawn() -> None:
-    assert time_columns([0, 25, 99], [1.0, 2.0, 3.0], 0, 10, 3, 5) == [(1.0, 1.0), None, (2.0, 2.0)]
-
-
-def test_times_and_values_of_different_length_are_refused_by_nobody_but_end_at_the_shorter() -> None:
-    assert time_columns([0, 10, 20], [1.0], 0, 10, 3, 100) == [(1.0, 1.0), None, None]
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, write_lines
 from still import CPU, MIDDLE, Lock, a_live_run, a_snapshot, running
 from traced import Tracer
 
+from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, write_lines
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import warm_tracer
@@ -207,34 +207,6 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home,
             write_lines(live / "events.jsonl", [own_supervisor(), now(state)])
             await pilot.show(a_snapshot(live, second=23))
             assert app.session.requests[-1].may_trace == may_trace, state
-
-
-def test_the_wait_for_the_imports_is_shown(home: Home, tracer: Tracer) -> None:
-    tracer.importing = "/env/bin/python"
-    answers = Answers(home)
-    answers.ask("seq_len=64")
-    words = "importing torch and transformers in /env/bin/python (first time: some seconds)…"
-    seen = []
-
-    def shows(expected: str) -> bool:
-        seen.append(answers.next().reason)
-        return seen[-1] == expected
-
-    wait_for(lambda: shows(words))
-    tracer.imported.set()
-    wait_for(lambda: shows("tracing the model…"))
-    assert "tracing the model…" in seen[seen.index(words) :], "the import is named first, then the trace"
-    tracer.go.set()
-    wait_for(lambda: answers.next().fit is not None)
-
-
-def test_a_record_that_cannot_be_read_leaves_the_memory_predicted(home: Home, tracer: Tracer) -> None:
-    directory = a_run(home)
-    (directory / "result.json").unlink()
-    (directory / "result.json").mkdir()
-    answers = Answers(home)
-    answers.ask("seq_len=128", "batch_size=12")
-    assert answers.next().fit is not None
 
 
 def test_two_threads_that_trace_first_at_once_get_one_tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
