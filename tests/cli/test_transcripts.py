@@ -9,7 +9,7 @@ what it prints, line by line, where ... stands for any text, and alone for any l
 - what it does not say
 [3] is its exit code, 0 if none is given
 .path.in.its.json = a value
-{tmp}, {home}, {presets} and {python} are paths
+{tmp}, {home}, {presets}, {python} and {path} are those of the test
 """
 
 import functools
@@ -38,6 +38,7 @@ NAMES = {name: value for module in (result, run_file, run_lines, on_disk) for na
     "resolve": resolve,
 }
 
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 VARIABLE = re.compile("[A-Z_]+=")
 EXIT_CODE = re.compile(r"\[(\d+)\]")
 
@@ -67,7 +68,7 @@ def check_text(done: Done, expected: list[str]) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_transcript(cli: Cli, tmp_path: Path, case: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    places = {"home": cli.home, "presets": cli.presets, "tmp": tmp_path, "python": sys.executable}
+    places = {"home": cli.home, "presets": cli.presets, "tmp": tmp_path, "python": sys.executable, "path": PATH}
     names = {**NAMES, **places}
     steps = [line.rstrip() for line in case[1:] if line.strip()]
     for place, line in enumerate(steps):

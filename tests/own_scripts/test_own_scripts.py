@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 
 import pytest
 
@@ -129,16 +128,6 @@ def test_accelerate_counts_optimizer_steps_under_accumulation(cli):
     assert result["script"]["framework"] == "accelerate"
     assert result["step_ms"]["optimizer"] > 0, "accelerate passes a closure that is None"
     assert samples_of_steps(cli, result) == {8}, "accelerate draws one batch ahead"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
-def test_lightning(cli):
-    result = run_script(cli, *script("with_lightning.py"))
-    assert counted(result) == 10
-    assert "took 10 steps" in printed(cli, result)
-    assert result["script"]["framework"] == "Lightning"
-    assert result["loss"]["first"] > 0
 
 
 @pytest.mark.long

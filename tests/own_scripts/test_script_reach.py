@@ -151,12 +151,6 @@ def test_a_programs_own_m_is_no_module(words, name, ranks, tmp_path):
     assert (command.name, command.ranks(0)) == (name, ranks)
 
 
-def test_a_module_after_a_launcher_is_read_however_it_is_written():
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--no_python", "python")
-    command = read_command((*launcher, "-mpackage.train", "--lr", "1"))
-    assert (command.script, command.name) == (("-m", "package.train", "--lr", "1"), "package.train")
-
-
 CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processes: {}\n"
 
 
