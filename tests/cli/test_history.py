@@ -26,23 +26,6 @@ from trainfast_tui.screens.runs import RunsTable
 from trainfast_tui.text.format import FigureHeading
 
 
-def test_what_a_search_sets_in_its_runs_is_not_shown_as_changed(cli):
-    searched = {"data.kind": "random", "batch_size": 4, "memory_limit": None, "steps": 11, "timing_warmup": 3}
-    ended(cli.home, A, role="cold", overrides=searched)
-    ended(cli.home, B, overrides={"steps": 11, "memory_limit": None})
-    by_itself, of_a_search = cli("runs", "list").out.splitlines()[1:]
-    assert "steps=11 memory_limit=none" in by_itself
-    assert "data.kind=random batch_size=4  " in of_a_search
-    by_itself, of_a_search = (
-        "".join(text for text, _ in RunsTable().row_line(row, 160)) for row in iter_rows(Home(cli.home))
-    )
-    assert "steps=11 memory_limit=none" in by_itself
-    assert of_a_search.endswith("data.kind=random batch_size=4  a search's run")
-    shown = cli("runs", "show", "20261101").out.splitlines()[-1]
-    assert shown == "settings: data.kind=random batch_size=4"
-    assert cli("runs", "list", "--json").json["runs"][1]["changed"] == searched
-
-
 def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(monkeypatch, capsys):
     rows = [["run-one", "finished", "batch_size=64", "1,234 samples/s"]]
     header = ["RUN", "STATE", "OVERRIDES", FigureHeading("SAMPLES")]
@@ -246,12 +229,3 @@ def test_a_verdict_opens_to_its_numbers(cli):
     assert re.search(r"throttled by heat +62\.5 % +the rule: at least 2\.0 %", opened)
     assert "92 °C" in opened
     assert "source    chosen: two runs" in opened
-
-
-def test_without_a_watched_gpu_the_steps_are_still_shown(cli):
-    write_hot_run(cli.home)
-    path = cli.home / "runs" / RUN / "run.json"
-    path.write_bytes(path.read_bytes().replace(b'"watch_uuids":["GPU-b"]', b'"watch_uuids":[]'))
-    step = cli("runs", "show", "last", "--steps", "--json").json["steps"][0]
-    assert (step["step_ms"], step["energy_joules"]) == (1000, None)
-    assert cli("runs", "show", "last", "--steps").out.splitlines()[0].split() == ["STEP", "TOOK", "DATA"]

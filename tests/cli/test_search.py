@@ -15,18 +15,13 @@ from cli.command import Started, directory_of, live_runs, until
 from trainfast_runner.records.home import JOURNAL_FILE, Home, is_conducted
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.search.batch_journal import (
-    BatchEnded,
-    BatchFollower,
     BatchLaunched,
     BatchStep,
-    Change,
-    ConfirmationRun,
     Probe,
     read_batch_journal,
 )
 from trainfast_tui.cli import search_progress
 from trainfast_tui.cli.search_progress import BatchPrinter
-from trainfast_tui.text.batch_words import batch_answer_lines
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -193,13 +188,6 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli):
         assert run.json["state"] == "finished", change
 
 
-def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path):
-    change = Change(settings={"optimizer": "adafactor", "precision": "bf16-pure"}, saves="needs 25 MiB of 60 MiB")
-    ended = BatchEnded(state="nothing_fits", reason="a batch of 1 does not fit", changes=[change])
-    search = BatchFollower(tmp_path).poll()
-    assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in batch_answer_lines(search, ended)[-1]
-
-
 def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(tmp_path, monkeypatch):
     home, text = Home(tmp_path).create(), io.StringIO()
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
@@ -212,16 +200,3 @@ def test_a_confirmation_run_says_how_long_it_has_taken_and_its_steps(tmp_path, m
     printer.tick()
     steps = len((recorded / "steps.jsonl").read_text().splitlines())
     assert text.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"
-
-
-def test_sizes_have_their_thousands_separated(tmp_path, monkeypatch):
-    text = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", text)
-    printer = BatchPrinter(Home(tmp_path))
-    for line in (
-        BatchStep(action="probe", batch_size=4096, why="twice the last"),
-        ConfirmationRun(batch_size=65536, run_id="cold", state="oom", seconds=9.0, refutes=[4096]),
-    ):
-        printer.print_line(line)
-    assert "probe 4,096: twice the last" in text.getvalue()
-    assert "  65,536 out of memory in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in text.getvalue()

@@ -120,18 +120,6 @@ def planned(cli):
     return plan_script_best(preset, (), BestRequest(vary={"batch_size": ["1", "2"]}))
 
 
-def test_edited_script_begins_a_new_search(cli, tmp_path):
-    preset_of(cli, *written(tmp_path, CLAMPED))
-    home = Home(cli.home)
-    first = open_best(planned(cli), home, SearchOptions())
-    assert open_best(planned(cli), home, SearchOptions()) == first, "the same script continues"
-    assert search_before_edit(home, first) is None
-    (tmp_path / "train.py").write_text(CLAMPED.replace("min(3", "min(5"))
-    second = open_best(planned(cli), home, SearchOptions())
-    assert second != first
-    assert search_before_edit(home, second) == first
-
-
 def test_edited_file_of_the_command_begins_a_new_search(cli, tmp_path, monkeypatch):
     words, home = (*written(tmp_path, TAKES_FILES), "--config=hyper.yaml", "--data", "corpus"), Home(cli.home)
     monkeypatch.chdir(tmp_path)

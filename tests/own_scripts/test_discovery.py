@@ -62,33 +62,6 @@ def test_f16_a_child_in_its_own_session_without_our_environment_is_ended_and_the
     assert identify(int(pid.read_text())) is None
 
 
-def test_processes_that_a_script_started_before_its_parser_are_ended(cli, tmp_path):
-    pids = tmp_path / "pids"
-    lines = (
-        "import subprocess, sys\nwait = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-        "children = [subprocess.Popen(wait, start_new_session=own) for own in (False, True)]\n"
-        f"open({str(pids)!r}, 'w').write(' '.join(str(child.pid) for child in children))\n"
-    )
-    discovered(cli, *written(tmp_path, lines + ARGPARSE))
-    assert [identify(int(pid)) for pid in pids.read_text().split()] == [None, None]
-
-
-def test_long_list_of_flags_is_folded_to_those_of_knobs(cli, tmp_path):
-    lines = (
-        "import argparse\np = argparse.ArgumentParser()\n"
-        "for n in range(30):\n    p.add_argument(f'--other-{n}')\np.add_argument('--bs', type=int, default=16)\n"
-        "p.parse_args()\n"
-    )
-    short = cli("presets", "new", "mine", *written(tmp_path, lines)).out
-    assert "argparse, 31 flags" in short
-    assert "  --bs " in short
-    assert "--other-7" not in short
-    assert "and 30 flags without a knob; --all lists them" in short
-    whole = cli("presets", "new", "mine", "--overwrite", "--all", *written(tmp_path, lines)).out
-    assert whole.index("  --bs ") < whole.index("--other-7 "), "flags of knobs come first"
-    assert "--all lists them" not in whole
-
-
 @pytest.mark.ci
 @pytest.mark.long
 def test_preset_of_a_script_runs_by_name_from_anywhere(cli, tmp_path, monkeypatch):

@@ -35,14 +35,6 @@ def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli, mapping)
     assert "lr: asked for 0.5, ran 0.001" in cli("runs", "show", "last").out
 
 
-@pytest.mark.ci
-@pytest.mark.long
-def test_steps_replace_those_of_the_preset(cli, mapping):
-    mapping.write_text(MAPPING + "steps = 100\n")
-    result = run_script(cli, "--steps=8", "--preset", str(mapping), *script("plain_torch.py", "--steps=100000"))
-    assert result["steps"] == {"measured": 5, "warmup": 3}
-
-
 def test_knobs_that_the_script_may_not_take_are_named_before_the_start(cli, tmp_path):
     asked = ("--set", "lr=0.5", "--set", "precision=bf16")
     done = cli("run", "--json", *asked, *written(tmp_path, "print('trained')\n"))

@@ -10,10 +10,7 @@ import zipfile
 
 import pytest
 
-from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, counted, run_script, samples_of_steps, script, written
-
-SAMPLES = 256
-"""In the data of the Hugging Face scripts."""
+from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, counted, run_script, samples_of_steps, script
 
 
 def printed(cli, result):
@@ -91,33 +88,6 @@ def test_hf_argument_parser_stops_after_the_steps_asked_for(cli, tmp_path):
     assert counted(result) == 7
     assert "took 7 steps" in printed(cli, result), "the Trainer stopped by itself, and the script went on"
     assert result["script"]["framework"] == "HF Trainer"
-
-
-@pytest.mark.long
-def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli, tmp_path):
-    flags = (f"--output_dir={tmp_path / 'out'}", "--per_device_train_batch_size=4096", "--use_cpu=true")
-    flags += ("--report_to=none", "--save_strategy=no", "--max_steps=6")
-    result = run_script(cli, *script("hf_argument_parser.py", *flags))
-    assert samples_of_steps(cli, result) == {SAMPLES}
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli, tmp_path):
-    lines = (
-        "import torch\n"
-        "critic, generator = torch.nn.Linear(2, 1), torch.nn.Linear(64, 2)\n"
-        "small, large = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (critic, generator))\n"
-        "for step in range(6):\n"
-        "    for _ in range(5):\n"
-        "        critic(torch.ones(4, 2)).sum().backward()\n"
-        "        small.step()\n"
-        "    critic(generator(torch.ones(4, 64))).sum().backward()\n"
-        "    large.step()\n"
-    )
-    result = run_script(cli, *written(tmp_path, lines))
-    assert counted(result) == 6
-    assert result["actual"]["parameters"] == 64 * 2 + 2
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from own_scripts.conftest import run_script, samples_of_steps, written
-from trainfast_runner.memory.oom import asked_and_free
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
@@ -66,19 +65,6 @@ for epoch in range(6):
     assert min(step.step_ms for step in steps[2::2]) < 160, "an evaluation takes 160 ms"
     assert result["script"]["evaluation_seconds"] > 6 * 0.16 * 0.9
     assert "evaluation" in cli("runs", "show", "last").out
-
-
-@pytest.mark.parametrize(
-    ("message", "asked_bytes"),
-    [
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 77000 bytes. Error code 12", 77000),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.0 GiB", 2 << 30),
-        ("Unable to allocate 512. MiB for an array with shape (2,) and data type float64", 512 << 20),
-        ("Unable to allocate 1.50 TiB for an array with shape (2,) and data type float64", 3 << 39),
-    ],
-)
-def test_kind_b_the_bytes_of_a_refused_request_are_read_from_its_message(message, asked_bytes):
-    assert asked_and_free(message)[0] == asked_bytes
 
 
 def test_case_08_out_of_memory_in_an_evaluation_is_told_from_one_in_training(cli, tmp_path):

@@ -126,20 +126,6 @@ def test_search_ends_at_the_batch_that_the_data_fills(cli, tmp_path):
     assert searched(cli, "--set", "memory_limit=256MiB")["max_batch"] == 99
 
 
-@pytest.mark.long
-def test_bench_compares_the_values_of_a_script_in_trials(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    preset_of(cli, *script("wide_argparse.py", f"--save={tmp_path / 'model.pt'}"))
-    done = cli("bench", "mine", "--vary", "batch_size=4,8", "--set", "steps=6", "--json")
-    assert done.code == 0, done.err
-    rows = {row["id"]: row for row in done.json["rows"]}
-    assert list(rows) == ["batch_size=4", "batch_size=8"]
-    assert done.json["baseline"] == "batch_size=4"
-    assert all(row["state"] == "finished" for row in rows.values())
-    assert rows["batch_size=8"]["samples_per_s"][0] > 0
-    assert not (tmp_path / "model.pt").exists()
-
-
 def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli):
     preset_of(cli, *script("plain_torch.py", "--pause=0.2", "--steps=1000"))
     home, options = Home(cli.home), SearchOptions()

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
-from still import FULL, SMALL, Conducted, has, running
-
 from recorded import (
     BASELINE,
     BEST_ID,
@@ -27,6 +25,8 @@ from recorded import (
     seen,
     write_lines,
 )
+from still import FULL, SMALL, Conducted, has, running
+
 from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
@@ -259,22 +259,6 @@ async def test_every_figure_is_that_of_the_objective(
     assert chart in text
     if asked["objective"] == "samples_per_joule":
         assert "5.00 (" in text, "of the trials' own counters"
-
-
-async def test_an_answer_longer_than_the_screen_begins_at_its_top_and_scrolls_to_the_trials(
-    home: Home, live_best: Path
-) -> None:
-    async with running(home, size=(80, 12)) as (app, pilot):
-        await pilot.opened(live_best)
-        await pilot.press(*["up"] * 3, *["down"] * 12)
-        write_lines(live_best / "journal.jsonl", best_answered())
-        lines = (await pilot.show_search(live_best)).splitlines()
-        assert lines[0].startswith("best fit: tiny-llama ─"), "moves in the table of trials scroll no answer"
-        assert lines[1].startswith("✓ ")
-        assert lines[10].startswith("more lines: ")
-        assert "There is no live search." in await pilot.press("space"), "a notice stands below what scrolls"
-        await pilot.press(*["down"] * 30)
-        assert "cold" in app.text.splitlines()[8]
 
 
 @pytest.mark.parametrize("plain_output", [False, True])

@@ -12,7 +12,6 @@ import pytest
 from recorded import (
     HEAT,
     RAMP,
-    SMALL_BATCH,
     START_NS,
     S,
     a_gpu,
@@ -30,15 +29,10 @@ from trainfast_runner.records.result import Result, StepCount
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
-from trainfast_tui.cli.runs import explained_bottlenecks
 from trainfast_tui.panels.step_panel import conditions_line
 from trainfast_tui.text.diagnosis_words import (
-    cost_words,
-    figure_name,
-    figure_text,
     no_bottleneck_in_result,
     no_bottleneck_in_run,
-    overlap_words,
 )
 
 
@@ -47,16 +41,6 @@ async def test_a_line_says_it_and_a_key_opens_it_and_closes_it(home: Home) -> No
         assert f"d {HEAT.line}" in app.text
         assert "throttled by heat, 16 % of a step" in await pilot.press("d")
         assert "next run" in await pilot.press("d")
-
-
-def test_shares_that_overlap_are_shown_with_a_note() -> None:
-    two = [msgspec.structs.replace(HEAT, cost_fraction=0.7, cost_ms_per_step=350.0), HEAT]
-    assert [cost_words(one) for one in (*two, SMALL_BATCH)] == ["70 % of a step: 350 ms", "16 % of a step", ""]
-    assert overlap_words(two) == ""
-    assert overlap_words([two[0], two[0]]).startswith("The shares add up to more than a step")
-    *_, last = explained_bottlenecks([two[0], two[0]], "nothing")
-    assert last == overlap_words([two[0], two[0]])
-    assert "throttled by heat, 70 % of a step: 350 ms" in explained_bottlenecks(two, "nothing")
 
 
 async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Home) -> None:
@@ -169,20 +153,3 @@ def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Lock) -> N
     ]
     write_lines(directory / "telemetry.jsonl", mute)
     assert conditions_text(directory, 110).startswith("throttling unknown   steady so far, from step")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("data_wait_fraction", 0.314, "31.4 %"),
-        ("thermal_ms_per_step", 12.34, "12.3 ms a step"),
-        ("foreign_memory_bytes", 2**30, "1.00 GiB"),
-        ("temperature_c", 91, "91 °C"),
-        ("workers", 2, "2"),
-        ("link", "SYS", "SYS"),
-        ("power_w", None, "–"),
-    ],
-)
-def test_a_figure_is_shown_with_the_unit_of_its_name(name: str, value: float | str | None, text: str) -> None:
-    assert figure_text(name, value) == text
-    assert not figure_name(name).endswith(("_bytes", " ms"))

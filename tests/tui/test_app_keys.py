@@ -8,11 +8,11 @@ import pkgutil
 from pathlib import Path
 
 import pytest
+from recorded import a_run, a_step, a_tick
 from still import FULL, SMALL, a_snapshot, has, running, shown
 from textual.widget import Widget
 
 import trainfast_tui
-from recorded import a_run, a_step, a_tick
 from trainfast_runner.records.home import Home
 from trainfast_tui import charts, panels, screens
 from trainfast_tui.app import TrainfastApp
@@ -132,16 +132,6 @@ async def test_the_palette_knows_the_commands_of_the_screen(home: Home) -> None:
         titles = {command.title for command in app.get_system_commands(app.screen)}
         assert {"run (r)", "stop (s)", "preset (p)", "help (?)", "quit (q)"} <= titles
         assert not any(title.startswith("mark") for title in titles)
-
-
-async def test_zooming_says_what_the_charts_show(home: Home) -> None:
-    snapshot = a_snapshot(a_run(home))
-    text, _ = await shown(home, snapshot, "plus")
-    assert "The charts show 22 s: there is nothing shorter to show." in text
-    text, _ = await shown(home, a_snapshot(None), "minus")
-    assert "The charts show 5 min." in text
-    text, _ = await shown(home, snapshot, "n")
-    assert "first reading: memory" in text
 
 
 async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from still import CPU, FULL, SMALL, StillApp, a_snapshot, has, running
+from recorded import a_run
+from still import CPU, FULL, SMALL, a_snapshot, has, running
 from textual.events import Key
 from textual.pilot import Pilot
 
-from recorded import a_run
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_tui.control.messages import Changes, SituationGathered
+from trainfast_tui.control.messages import Changes
 from trainfast_tui.control.threads import SituationGatherer
 from trainfast_tui.next_run.sources import next_run_from_preset, preset_choices
 from trainfast_tui.panels.knob_panel import KnobPanel
@@ -86,12 +86,6 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         assert "tp_degree" not in next_run.reset("strategy").spec.overrides
 
 
-def post_facts(app: StillApp, situation: Situation) -> None:
-    """Post these facts as the answer to the newest request, which a session without threads does not make."""
-    key = app.session.background.situations._key = ("tiny-llama", "", "")
-    app.post(SituationGathered(key, situation))
-
-
 def test_facts_that_come_late_do_not_advise_another_preset(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "gather", lambda *_: Situation())
     posted: queue.Queue[Any] = queue.Queue()
@@ -103,17 +97,6 @@ def test_facts_that_come_late_do_not_advise_another_preset(home: Home, monkeypat
     assert gatherer.situation is None
     gatherer.note(posted.get(timeout=60))
     assert gatherer.situation is not None
-
-
-async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
-    async with running(home, a_snapshot(None)) as (app, pilot):
-        refusal = UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")
-        app.show_changes(Changes(refusal=refusal))
-        post_facts(app, Situation())
-        await pilot.pause()
-        text = app.text
-        assert "Refused: pp_degree=9: there are 4 layers; try" in text
-        assert text.count("pp_degree=9: there are 4 layers; try pp_degree=4") == 1, "in the status line, in one piece"
 
 
 async def test_advice_stands_beside_its_knob(home: Home) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from still import SMALL, Lock, a_live_run, a_snapshot, has, running, the_machine
-
 from recorded import RAMP, START_NS, S, a_full_tick, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
+from still import Lock, a_live_run, a_snapshot, has, running, the_machine
+
 from trainfast_runner.machine.process_list import ProcessRow
 from trainfast_runner.machine.processes import Identity
-from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.binding import library_failure
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.reader import Reader
@@ -45,24 +44,6 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         has(text, "lost for 20 s: GPU is lost", "GPU 1 does not answer", "✗  20 s ago  GPU 1 was lost: GPU is lost")
         has(text, "61.0 GiB of 139 GiB")
         assert "lost for 20 s: GPU is lost" in await pilot.press("m"), "on the main screen as well"
-
-
-@pytest.mark.parametrize("gpu", [0, 5])
-async def test_the_error_of_the_chosen_gpu_is_shown_whole_and_its_event_where_charts_do_not_fit(
-    home: Home, gpu: int
-) -> None:
-    why = binding.device_failure(binding.GPU_IS_LOST, "")
-    ticks = [a_full_tick(second, 8) for second in range(80)]
-    ticks[79].devices[gpu] = a_gpu(gpu, error=why, throttle_reasons=None)
-    async with running(home, size=SMALL) as (_, pilot):
-        text = await pilot.monitor(replace(the_machine(8), ticks=tuple(ticks)))
-        rows = text.splitlines()
-        if gpu == 0:
-            assert rows[1].rstrip().endswith("lost for 1 s: GPU is lost: it no longer answers on its bus")
-            assert " ".join(" ".join(rows[2:5]).split()).startswith(why), "the chosen one says all, below it"
-        else:
-            assert f"✗  1 s ago  GPU {gpu} was lost: GPU is lost" in text
-            assert f"GPU {gpu} was lost" in " ".join((await pilot.press("less_than_sign")).splitlines()[-5:])
 
 
 async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> None:

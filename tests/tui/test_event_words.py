@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
 from still import a_snapshot, running
 from textual.app import App, ComposeResult
 
-from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, Tick
@@ -118,20 +118,6 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
         narrow, _ = text_of(line, 11 + 10, 2)
         assert "T" in narrow
         assert text_of(line, 91, 1) == ["     P  4 s ago  GPU 0: at the power limit  3 of 3, < earlier"]
-
-
-async def test_what_happened_before_the_span_on_the_axis_is_still_shown_and_chosen() -> None:
-    events = MachineEvents().update([a_ramp_tick(second) for second in range(40)])
-    app = Line()
-    async with app.run_test():
-        line = app.query_one(EventLine)
-        line.show_events(events, TimeAxis(START_NS + 200 * S, START_NS + 320 * S, is_live=True))
-        signs, words = text_of(line, 91, 2)
-        assert set(signs.removeprefix("   events ├")) == {"─"}
-        assert words == "     P  4 min 44 s ago  GPU 0: at the power limit  3 of 3, < earlier"
-        line.move(-1)
-        assert line.move(-1) == "GPU 0: no longer: thermal slowdown (software), after 12 s"
-        assert line.chosen_ns == START_NS + RAMP.stop * S
 
 
 def test_the_axis_of_an_ended_run_without_a_sample_or_step_ends_at_its_last_event(home: Home) -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import GIB, MIB, a_run
 from rich.cells import cell_len
 from still import FULL, SMALL, Lock, a_fit, a_live_run, a_snapshot, has, running
 
-from recorded import GIB, MIB, a_run
 from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_tui.next_run.sources import MeasuredMemory, NextRunMemory
@@ -54,22 +54,6 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
     assert lines[-1] == "2.00 GiB too much; batch_size 1 does not fit"
     lines = shown(NextRunMemory(replace(large, max_batch=3)))
     assert lines[-1] == "2.00 GiB too much  batch_size up to 3"
-
-
-def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
-    tight = replace(
-        FITS,
-        margin_bytes=100 * MIB,
-        available=AvailableMemory(1450 * MIB, "memory_limit", from_memory_limit=True),
-        max_batch=7,
-    )
-    *_, legend, total, left = shown(NextRunMemory(tight))
-    assert "┈ margin 100 MiB" in legend
-    assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
-    assert left == "50.0 MiB too much  batch_size up to 7"
-    assert shown(NextRunMemory(tight), SMALL)[0] == "needs 1.46 GiB of 1.42 GiB"
-    few = a_fit(140, AvailableMemory(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
-    assert shown(NextRunMemory(replace(few, margin_bytes=12 * MIB)), SMALL)[0] == "with margin 152 MiB of 120 MiB"
 
 
 def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
