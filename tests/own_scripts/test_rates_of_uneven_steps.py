@@ -45,6 +45,8 @@ for x in DataLoader(torch.randn(sum(sizes), 8), batch_sampler=batches):
     assert "mean: steps differ in size" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_case_01_an_evaluation_between_steps_leaves_the_throughput_alone(cli, tmp_path):
     lines = """
 train, test = (DataLoader(TensorDataset(torch.randn(count, 8)), batch_size=8) for count in (16, 64))

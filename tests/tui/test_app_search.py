@@ -6,12 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from recorded import CONDUCTED, START_NS, S, a_probe, a_search, answered, going_on, nothing_fits, write_lines
 from still import MIDDLE, NOW_S, SMALL, Lock, has, running
 
-from recorded import CONDUCTED, START_NS, S, a_probe, a_search, answered, going_on, nothing_fits, write_lines
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import PAUSE_FILE, Home
-from trainfast_runner.search import control
 from trainfast_runner.search.batch_journal import BatchEnded, ConfirmationRun
 from trainfast_runner.search.journal import Paused
 from trainfast_runner.search.searches import newest_search
@@ -94,10 +93,8 @@ async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Ho
 
 
 async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
-    home: Home, live_search: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, live_search: Path, cancelled: list[Path]
 ) -> None:
-    cancelled: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.opened(live_search)
         await pilot.press("s")
