@@ -50,6 +50,8 @@ def test_the_preset_is_the_same_run(trained, tmp_path):
     assert_same(resolve(str(file)), recorded(trained))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_training_arguments_are_taken_by_the_trainer(trained, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     script = tmp_path / "script.py"

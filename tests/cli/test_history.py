@@ -151,6 +151,8 @@ def test_the_power_limit_and_a_watched_gpu_leave_no_doubt(cli):
     assert cli("runs", "show", C, "--json").json["doubts"] == []
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_short_run_beside_a_busy_loop_is_doubtful(cli):
     """The steps take less than a second: none of the host's samples falls into them."""
     with ExitStack() as stack:

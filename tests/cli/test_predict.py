@@ -165,18 +165,6 @@ def test_what_does_not_fit_says_so_and_by_how_much(predict):
     assert all("no, +" in line for line in rows)
 
 
-def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(predict):
-    text = predict("single", "strategy=ddp", "devices=99").out
-    assert "peak memory" in text
-    assert re.search(r"^cannot run here +devices=99: at most 8 processes on a CPU", text, re.MULTILINE)
-    assert "shared by" not in text
-    found = predict.json("single", "strategy=dp")
-    assert found["cannot_run"].startswith("strategy=dp copies the model to each of two or more GPUs")
-    assert (found["fits"], found["max_batch"]) == (None, None)
-    text = predict("single", "precision=tf32").out
-    assert re.search(r"^cannot run here +precision=tf32 is a format", text, re.MULTILINE)
-
-
 ROUND = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0, operation_us=20.0, cpu_share=1.0)
 """A calibration in round figures: a real one takes seconds, and is refused beside other work."""
 

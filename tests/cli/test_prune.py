@@ -119,18 +119,6 @@ def test_a_search_stays_as_long_as_one_of_its_runs(own):
     assert [one["search_id"] for one in gone["searches"]] == [of_both.name]
 
 
-@pytest.mark.parametrize("run_ids", [[], [NEW], [MIDDLE, NEW]])
-def test_every_search_stays_while_there_are_no_more_runs_than_are_kept(own, run_ids):
-    for minute in (1, 2):
-        old_search(own.home, minute)
-    for run_id in run_ids:
-        ended(own.home, run_id)
-    assert own("runs", "prune", "--keep", "3", "--dry-run").out == "nothing to delete\n"
-    assert own("runs", "prune", "--keep", "100", "--older-than", "1d", "--dry-run").out == "nothing to delete\n"
-    searches = own("runs", "prune", "--keep", "0", "--dry-run", "--json").json["searches"]
-    assert len(searches) == 2
-
-
 def test_orphans_of_the_caches_go(own):
     used, unused = cached(own, "traced/used.json"), cached(own, "inspected/unused.json", age_s=31 * DAY_S)
     half_made = cached(own, f"traced/.used.json.{2**22 + 1}-7")

@@ -87,18 +87,3 @@ evaluate()
     for advice in ("evaluation batch", "eval_accumulation_steps", "preprocess_logits_for_metrics"):
         assert any(advice in line for line in oom["advice"])
         assert advice in text
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_a_function_of_the_training_named_predict_is_no_evaluation(cli, tmp_path):
-    lines = """
-def predict_noise(x):
-    model(x)
-    raise MemoryError("Unable to allocate 512. MiB for an array with shape (2,) and data type float64")
-for n in range(5): step(torch.randn(8, 8))
-predict_noise(torch.randn(8, 8))
-"""
-    result = run_script(cli, *written(tmp_path, START + lines), code=3)
-    assert (result["state"], result["error"]["phase"]) == ("oom", "train")
-    assert result["reason"].endswith("(step 6, phase train)")

@@ -32,7 +32,7 @@ from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best_journal import ColdRun, Instruction, Trial, read_best_journal
-from trainfast_runner.search.journal import Paused, Waiting
+from trainfast_runner.search.journal import Paused
 from trainfast_tui.screens.best import BestView, candidate_points, trial_lines
 from trainfast_tui.text.best_words import answer_lines, chance_words
 from trainfast_tui.text.format import line_text
@@ -77,15 +77,6 @@ async def test_enter_takes_the_answer(home: Home) -> None:
         assert "r runs it" in await pilot.press("enter")
         assert app.screen is app.main
         assert (app.knobs["batch_size"], app.knobs["grad_accum"], app.knobs["precision"]) == (4, 4, "bf16")
-
-
-@pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_an_answer_that_the_budget_ended_says_how_far_the_search_came(home: Home, size: tuple[int, int]) -> None:
-    lines = best_answered(best_number=BASELINE, gain_percent=None, tied_numbers=[], tried_in_budget=5)
-    async with running(home, size=size) as (_, pilot):
-        text = await pilot.opened(a_search(home, lines))
-        assert "? 5 of 12 tried when the budget ended; t adds time; best so far: the baseline" in " ".join(text.split())
-        assert "best so far 60.5 samples/s" in text
 
 
 OTHERS = Doubt(kind="other_processes", text="other processes took 72 % of the CPU")
@@ -171,15 +162,6 @@ async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, li
         assert "The search goes on; B shows it." in await pilot.press("escape")
 
 
-async def test_search_that_waits_for_another_run_names_it(home: Home, conducted: Conducted) -> None:
-    run_id = "20261121-080200-gpt2-0a0a"
-    search = conducted([*best_going_on(), Waiting(t_ns=START_NS + 32 * S, run_id=run_id)])
-    async with running(home) as (_, pilot):
-        text = await pilot.opened(search)
-    assert f"● waiting for {run_id} to end" in text
-    assert "32 s so far, the budget is 10 min" in text, "the wait takes nothing of the budget"
-
-
 async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> None:
     async with running(home) as (_, pilot):
         await pilot.opened(live_best)
@@ -214,17 +196,6 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
         await pilot.press("p", *"unpin", "enter")
         await pilot.until_true(lambda: len(read_instructions(live_best)) == 3, "the unpin")
         assert read_instructions(live_best)[-1].do == "unpin"
-
-
-async def test_x_skips_the_setting_under_way(home: Home, live_best: Path) -> None:
-    async with running(home) as (_, pilot):
-        await pilot.opened(live_best)
-        assert "setting 11" in await pilot.press("x")
-        await pilot.press(*"under way", "enter")
-        await pilot.until_true(lambda: len(read_instructions(live_best)) == 1, "the skip")
-        assert (read_instructions(live_best)[0].do, read_instructions(live_best)[0].candidate_number) == ("skip", 11)
-        words = " ".join((await pilot.show_search(live_best)).split())
-    assert "your instructions: skip the setting batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in words
 
 
 OBJECTIVES: list[tuple[dict[str, Any], str, str, str]] = [

@@ -221,19 +221,6 @@ async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
         assert "Enter starts the search" in await pilot.opened(search), "the next run is of another preset"
 
 
-async def test_a_shown_search_begins_anew_with_its_own_preset(
-    home: Home, planned: None, starts: Starts, conducted: Conducted
-) -> None:
-    search = conducted(best_going_on())
-    async with running(home) as (app, pilot):
-        await pilot.opened(search)
-        app.session.set_preset("gpt2")
-        await pilot.show_search(search, lines=best_answered())
-        await pilot.press("f5")
-        await pilot.until_true(lambda: starts.asked, "the start")
-    assert starts.asked[0].spec.name == "tiny-llama", "the search on the screen, not the next run"
-
-
 async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[object] = []
 

@@ -17,7 +17,6 @@ from recorded import (
     a_gpu,
     a_ramp_tick,
     a_run,
-    a_step,
     a_thermal_ramp,
     own_supervisor,
     write_lines,
@@ -47,12 +46,6 @@ async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Ho
     async with running(home, size=(80, 24)) as (_, pilot):
         assert "No step was measured yet" in await pilot.press("d")
         assert "no bottleneck measured" in await pilot.show(a_snapshot(a_run(home)))
-
-
-@pytest.mark.parametrize(("measured", "words"), [(2, "too few measured steps yet"), (3, "no bottleneck measured now")])
-def test_nothing_found_in_a_live_run_is_distinguished_from_too_few_steps(measured: int, words: str) -> None:
-    steps = tuple(a_step(number) for number in range(1, 3 + measured + 1))
-    assert no_bottleneck_in_run(RunSnapshot(Path("run"), state="running", steps=steps)).startswith(words)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, own_supervisor, write_lines
 from still import Lock, a_live_run
 
-from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, own_supervisor, write_lines
 from trainfast_runner.records.capped_file import LOG_LINES_KEPT
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
@@ -133,16 +133,6 @@ def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Loc
     running = a_live_run(home, hold)
     a_run(home, "20261122-000000-tiny-llama-ffff")
     assert newest_run(home) == running
-
-
-def test_runs_of_a_search_are_not_the_newest_run(home: Home, hold: Lock) -> None:
-    a_live_run(home, hold, run_id="20261123-000000-tiny-llama-0001", role="probe")
-    assert newest_run(home) is None
-    ended = a_run(home, "20261121-000000-tiny-llama-0002")
-    assert newest_run(home) == ended
-    a_live_run(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
-    a_live_run(home, hold, run_id="20261122-000000-tiny-llama-0004", role="cold")
-    assert newest_run(home) == ended
 
 
 def test_an_unreadable_run_is_not_the_newest_run(home: Home) -> None:

@@ -61,14 +61,6 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
     assert "in the monitor" in titles[0], "the keys of where it was asked come first"
 
 
-async def test_the_key_of_the_help_closes_it_again(home: Home) -> None:
-    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
-        for key in ("question_mark", "f1"):
-            assert "keys on the main screen" in await pilot.press(key)
-            await pilot.press(key)
-            assert app.screen is app.main
-
-
 @pytest.mark.parametrize("size", [FULL, (60, 16)])
 async def test_a_page_down_skips_no_line_and_repeats_none(home: Home, size: tuple[int, int]) -> None:
     async with running(home, size=size) as (app, pilot):
@@ -77,17 +69,6 @@ async def test_a_page_down_skips_no_line_and_repeats_none(home: Home, size: tupl
         last = app.text.splitlines()[page.bottom - 1]
         await pilot.press("pagedown", "up")
         assert app.text.splitlines()[page.y] == last
-
-
-async def test_the_help_is_filtered_to_entries_with_their_sections(home: Home) -> None:
-    async with running(home, a_snapshot(None), size=SMALL) as (_, pilot):
-        text = await pilot.press("question_mark", "end", "slash", *"grad_clip norm", "enter")
-        lines = text.splitlines()
-        assert "/ filter" in lines[-1]
-        assert lines[0].startswith("help with “grad_clip norm” ─")
-        assert [line.partition(" ")[0] for line in lines[1:-2] if line[:1].strip()] == ["knobs:", "grad_clip"]
-        assert "keys on the main screen" in await pilot.press("escape")
-        assert "help nothing with “zebra”" in await pilot.press("slash", *"zebra", "enter")
 
 
 def test_each_command_has_its_own_key_and_a_method() -> None:

@@ -147,14 +147,6 @@ async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
         assert app.session.next_run.spec.preset == preset_choices()[0][0]
 
 
-async def test_the_preset_picker_takes_a_variant(home: Home) -> None:
-    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
-        await pilot.press("p")
-        await pilot.press("home", *["down"] * 5, "enter")
-        assert app.session.next_run.spec.variant is not None
-        assert f"preset {app.session.next_run.spec.name}"[:28] in app.text
-
-
 async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_one_after_a_yes(
     home: Home, tmp_path: Path
 ) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
+from recorded import START_NS, S, a_gpu, a_run, a_tick, write_lines
 from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, lacks, running, shown
 
-from recorded import START_NS, S, a_gpu, a_run, a_tick, write_lines
 from trainfast_runner.machine.telemetry.binding import UNIFIED_MEMORY
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import RunConditions, RunError
@@ -102,17 +102,6 @@ async def test_a_long_notice_wraps_on_the_smallest_screen(home: Home, keys: tupl
             text = await pilot.post(Notified(words))
             assert words in " ".join(text.split())
             assert "? help" in text.splitlines()[-1], "the footer keeps its row"
-
-
-async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:
-    tick = a_tick(20, live=False)
-    blank = msgspec.structs.replace(tick, host=msgspec.structs.replace(tick.host, cpu_percent=None))
-    async with running(home) as (app, pilot):
-        for ticks in ((tick,), (tick, blank)):
-            await pilot.show(a_snapshot(None, ticks=ticks))
-        row = next(line for line in app.text.splitlines() if line.startswith("CPU"))
-        assert "–" not in row
-        assert " 99 %" in row
 
 
 async def test_a_reading_error_leaves_other_notices_and_goes_with_its_cause(home: Home) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from recorded import BEST_ID, GIB, SEARCH_ID, a_gpu, a_question, a_run, a_search, asked
 from still import FULL, a_snapshot, running, shown
 
-from recorded import BEST_ID, GIB, SEARCH_ID, a_gpu, a_question, a_run, a_search, asked
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
@@ -106,10 +106,3 @@ async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> Non
     assert app.knobs["devices"] is None, "the launcher's own choice is no setting"
     assert not any(app.session.next_run.is_changed(name) for name in app.knobs)
     assert GIB == 2**30
-
-
-async def test_a_model_that_was_changed_is_shown_above_the_knobs_of_the_next_run(home: Home) -> None:
-    run = a_run(home, changed=("model.num_hidden_layers", "batch_size"), model={"num_hidden_layers": 1})
-    text, app = await shown(home, a_snapshot(run))
-    assert "with model.num_hidden_layers=1" in text
-    assert app.session.next_run.typed_field_overrides() == ["model.num_hidden_layers=1"]

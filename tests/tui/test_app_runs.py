@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from recorded import a_run, an_oom_run
 from still import Lock, a_snapshot, has, running
 
-from recorded import a_run, an_oom_run
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.control.run_control import compared_with_previous
@@ -129,16 +129,6 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
         assert home.directory(FIRST).exists()
 
 
-async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
-    two_runs(home)
-    async with running(home, size=(120, 40)) as (app, pilot):
-        await pilot.press("h")
-        await pilot.until("runs   2")
-        await pilot.press("down", "enter")
-        assert app.screen is app.main
-        assert app.session.reader.followed == home.directory(FIRST)
-
-
 async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "REFRESH_S", 0.05)
     two_runs(home)
@@ -155,23 +145,6 @@ async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pyte
         home.remove(FIRST)
         await pilot.until("runs   1")
         assert app.screen.query_one(RunsTable).marked == [], "a mark goes with its run"
-
-
-async def test_the_probes_of_a_search_are_not_listed_however_often_it_is_looked_at(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "REFRESH_S", 0.05)
-    two_runs(home)
-    a_run(home, "20261121-060000-tiny-llama-0001", role="probe", steps=0)
-    async with running(home, size=(120, 40)) as (_, pilot):
-        await pilot.press("h")
-        await pilot.until("runs   2")
-        a_run(home, "20261121-060100-tiny-llama-0002", role="probe", steps=0, state="oom")
-        an_oom_run(home)
-        text = await pilot.until("runs   3")
-        assert "0001" not in text
-        home.remove(SECOND)
-        await pilot.until("runs   2")
 
 
 def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -> None:

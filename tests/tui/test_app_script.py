@@ -268,14 +268,6 @@ async def test_looking_again_beside_a_measured_run_ends_the_script(home: Home, w
         assert not thread.is_alive()
 
 
-async def test_no_script_is_started_beside_a_measured_run(home: Home, work: Path, hold: Lock) -> None:
-    directory = a_live_run(home, hold)
-    async with running(home, a_snapshot(directory, second=23)) as (app, pilot):
-        await pilot.press("o")
-        await typed(pilot, command())
-        assert f"{directory.name} is being measured, and starting the script would slow it" in app.text
-
-
 async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home: Home, work: Path) -> None:
     async with running(home) as (app, pilot):
         await looked_into(pilot)

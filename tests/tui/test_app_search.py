@@ -38,16 +38,6 @@ async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) ->
         assert text.count("● fits") == 2
 
 
-async def test_the_cursor_is_on_the_first_answer_of_a_search_that_was_started_over(home: Home) -> None:
-    async with running(home, size=SMALL) as (app, pilot):
-        search = a_search(home, answered())
-        await pilot.opened(search)
-        await pilot.press("down", "down")
-        for lines in (going_on(), answered()):
-            await pilot.show_search(search, lines=lines)
-        assert "▸ recommended batch_size=40" in app.text
-
-
 async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(home: Home, live_search: Path) -> None:
     sizes = range(101, 161)
     tried = [a_probe(size, at=6) for size in sizes]
@@ -144,16 +134,6 @@ async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
         assert "The search has ended: batch_size 42 is the largest that fits" in await pilot.show_search(
             live_search, lines=answered()
         )
-
-
-async def test_the_end_of_a_search_is_notified_on_the_visible_screen(home: Home, live_search: Path) -> None:
-    async with running(home, size=MIDDLE) as (app, pilot):
-        await pilot.show_search(live_search)
-        await pilot.press("h")
-        await pilot.until("No run yet; Esc")
-        await pilot.show_search(live_search, lines=answered())
-        await pilot.until("The search has ended: batch_size 42 is the largest that fits")
-        assert app.screen is not app.main
 
 
 def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(home: Home, conduct: Lock) -> None:

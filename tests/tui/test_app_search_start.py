@@ -196,22 +196,6 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_continues_it(home
     assert [asked.fresh for asked in starts.asked] == [False]
 
 
-async def test_f5_continues_the_search_on_the_screen_though_a_knob_was_turned_since(home: Home, starts: Starts) -> None:
-    search = starts.directory = a_search(home, going_on())
-    conductor = lock_of_conductor(search)
-    async with running(home, size=MIDDLE) as (app, pilot):
-        await pilot.opened(search)
-        await pilot.press("escape")
-        app.session.set_next_run(app.session.next_run.with_value("optimizer", "sgd"))
-        await pilot.press("b")
-        await pilot.show_search(search)
-        os.close(conductor)
-        await pilot.show_search(search)
-        await pilot.press("f5")
-        await pilot.until_true(lambda: starts.asked, "the start")
-    assert starts.asked[0].spec.knobs["optimizer"] == "adamw"
-
-
 async def test_b_pressed_before_anything_is_known_waits_for_the_search_that_goes_on(
     home: Home, conducted: Conducted, starts: Starts
 ) -> None:

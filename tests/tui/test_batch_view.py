@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from msgspec.structs import replace
+from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, memory_fit, seen
 from still import MIDDLE, SMALL, Conducted, has, running
 
-from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, memory_fit, seen
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.search.batch_journal import BatchStep, Predicted
@@ -33,13 +31,6 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home
         text = await pilot.opened(search)
     has(text, "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)", "~ void on rank 0")
     has(text, "python 4711 of another user took 2.00 GiB", "● fits, rank 1 fullest")
-
-
-async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: Home, live_search: Path) -> None:
-    async with running(home, ascii=True, size=SMALL) as (_, pilot):
-        text = await pilot.opened(live_search)
-    assert text.isascii()
-    has(text, "@ fits", "|----", "now: probe batch_size 42", "Esc leave  s stop")
 
 
 async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, conducted: Conducted) -> None:

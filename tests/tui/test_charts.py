@@ -1,6 +1,5 @@
 """Charts, by the text a person would see: strips over time, settings, and those of a report."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
 from rich.cells import cell_len
 from rich.style import Style
 from still import a_snapshot
@@ -16,7 +16,6 @@ from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.geometry import Region
 
-from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
 from texts import any_text
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
@@ -28,7 +27,6 @@ from trainfast_tui.charts.chart_data import (
     TimeAxis,
     YRange,
     gap_ns_of,
-    nice_ceiling,
     time_columns,
 )
 from trainfast_tui.charts.charted import TickValues, device_charts, reading_names, throttled_spans
@@ -89,18 +87,6 @@ def test_absent_readings_and_late_samples_leave_a_gap() -> None:
         assert not any(columns[start * 70 // 120 + 1 : end * 70 // 120 - 1])
         assert all(columns[2 : start * 70 // 120 - 2])
         assert all(columns[end * 70 // 120 + 3 : -1])
-
-
-def test_not_a_number_is_a_gap_and_not_an_error() -> None:
-    rows = lines(a_chart(a_series([100.0, math.nan, math.inf, -math.inf, 100.0] * 24)))
-    assert "100 W" in rows[0]
-
-
-def test_sparse_samples_are_joined() -> None:
-    rows = plot(a_chart(a_series([100.0] * 13, every_s=10.0), gap_ns=15 * S))
-    drawn = [row for row in rows if row.strip()]
-    assert len(drawn) == 1
-    assert " " not in drawn[0].strip()
 
 
 def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
@@ -168,26 +154,6 @@ def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
 def test_the_shortest_throttling_is_still_marked() -> None:
     rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
     assert rows[-2].count("T") == 1
-
-
-def test_a_limit_has_a_line_a_label_and_its_value() -> None:
-    rows = lines(a_chart(a_series([100.0] * 121), limit=Limit(300.0, "limit")))
-    (row,) = [row for row in rows if "╌" in row]
-    assert "╌limit╌" in row
-    assert row.startswith("   300 W ┤")
-
-
-def test_labels_have_units_and_the_title_the_newest_value() -> None:
-    rows = lines(a_chart(a_series([50.0] * 120 + [87.0]), y_max=100.0))
-    assert rows[0].startswith("Power")
-    assert rows[0].endswith("GPU 0 87 W")
-    assert rows[1].startswith("   100 W ┤")
-    assert rows[-3].startswith("     0 W ┤")
-    assert rows[-1].split() == ["-2", "min", "now"]
-
-
-def test_a_stale_newest_value_reads_absent() -> None:
-    assert lines(a_chart(a_series([50.0] * 60)))[0].endswith("–")
 
 
 def test_two_series_differ_in_texture() -> None:
@@ -373,13 +339,6 @@ def test_the_range_stays_while_the_data_returns() -> None:
     for second in range(200):
         high = 300 if second % 15 == 0 else 90
         assert y_range.fit(0, high, second * S) == (0, 400)
-
-
-def test_ends_of_the_range_are_round() -> None:
-    assert nice_ceiling(0.73) == pytest.approx(0.8)
-    assert nice_ceiling(1000) == 1000
-    assert nice_ceiling(17 * 2**30, binary=True) == 20 * 2**30
-    assert nice_ceiling(16 * 2**30, binary=True) == 16 * 2**30
 
 
 def test_a_column_keeps_its_extremes() -> None:

@@ -127,12 +127,3 @@ def test_the_axis_of_an_ended_run_without_a_sample_or_step_ends_at_its_last_even
     write_lines(directory / "events.jsonl", [Event(t_ns=START_NS, kind="state", state="starting"), end])
     axis = time_axis(a_snapshot(directory), DEFAULT_WINDOW)
     assert (axis.end_ns, axis.is_live) == (end.t_ns, False)
-
-
-async def test_nothing_happened_is_shown() -> None:
-    app = Line()
-    async with app.run_test():
-        line = app.query_one(EventLine)
-        line.show_events([], TimeAxis(START_NS, START_NS + 40 * S, is_live=True))
-        assert text_of(line, 60, 2)[1].strip() == "no events"
-        assert line.move(-1) == "No events in this time."

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, write_lines
 from still import CPU, MIDDLE, Lock, a_live_run, a_snapshot, running
 from traced import Tracer
 
-from recorded import GIB, MIB, a_gpu, a_run, a_tick, now, own_supervisor, write_lines
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import warm_tracer
@@ -138,15 +138,6 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home: 
     answers.ask("seq_len=64", "memory_limit=none")
     assert answers.next().failed
     assert tracer.traced == [64]
-
-
-def test_nothing_is_traced_while_a_run_is_measured(home: Home, tracer: Tracer) -> None:
-    answers = Answers(home)
-    answers.ask("seq_len=64", may_trace=False)
-    assert answers.next() == NextRunMemory(reason=NO_TRACE_NOW)
-    answers.ask("seq_len=128", may_trace=False)
-    assert answers.next().fit is not None, "what is known costs nothing"
-    assert tracer.traced == []
 
 
 def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home: Home, tracer: Tracer) -> None:

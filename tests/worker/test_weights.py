@@ -89,10 +89,3 @@ def test_a_tied_head_initialized_by_the_last_stage_is_the_embedding_of_the_first
     init_weights(last, 0, CPU, [last.lm_head])
     assert torch.equal(first.transformer.wte.weight, last.lm_head.weight)
     assert {p.is_meta for p in last.transformer.h.parameters() if p.dim() > 1} == {True}
-
-
-def test_weights_without_a_rule_are_initialized_by_their_own_module():
-    whole = built(LLAMA, "causal-lm")
-    whole.lm_head.adapter = torch.nn.Bilinear(8, 8, 8, device="meta")
-    init_weights(whole, 0, CPU)
-    assert 0 < whole.lm_head.adapter.weight.std() < 1
