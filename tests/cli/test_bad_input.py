@@ -63,25 +63,6 @@ def test_a_slow_training_python_is_waited_for_in_words(cli, tmp_path):
     assert text.index("checking…") < text.index("\x1b[K") < text.index("it exited without reporting an error")
 
 
-OTHER_COMMANDS = ("search max-batch", "search best", "presets show")
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["predict", "run", *(pytest.param(one, marks=[pytest.mark.ci, pytest.mark.long]) for one in OTHER_COMMANDS)],
-)
-def test_case_21_a_speech_model_is_refused_before_launch(cli, tmp_path, command):
-    preset = tmp_path / "speech.toml"
-    sizes = "d_model = 32\nencoder_layers = 1\ndecoder_layers = 1\nvocab_size = 4000"
-    data = '[data]\nkind = "text"\nobjective = "seq2seq"\n'
-    preset.write_text(f'schema = 1\ntitle = "speech"\n[model]\nfamily = "whisper"\n{sizes}\n{data}')
-    done = cli(*command.split(), str(preset))
-    text = done.out if command == "presets show" else done.refused()
-    assert "whisper is not supported" in text
-    assert "did you mean" not in text
-    assert not list(cli.home.glob("runs/*"))
-
-
 def test_an_error_names_at_most_twenty_values():
     line = UserError("no such thing", allowed=[f"value{number}" for number in range(300)]).line()
     assert line.count("value") == 20

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cli.command import SMALL
-from on_disk import A, B, C, D, E, ended, lost, put, result, run_file
+from on_disk import A, B, ended, put, result, run_file
 from on_disk import A as RUN
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import STRICT_SPEED, RunConditions, Spread, Throttle, Throughput
@@ -38,29 +38,6 @@ def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(monkeypatch, 
         assert set(lines[1].split()) <= words
 
 
-@pytest.mark.parametrize("content", [b'{"schema": 1, "run', b'{"schema": 1, "run_id": "\xff"}'])
-def test_a_damaged_result_is_no_crash(cli, content):
-    ended(cli.home, A)
-    lost(cli.home, B, steps=2)
-    (cli.home / "runs" / B / "result.json").write_bytes(content)
-    (cli.home / "runs" / "stray-file").write_text("")
-    (cli.home / "runs" / "stray-directory").mkdir()
-    done = cli("runs", "list", "--json")
-    assert done.code == 0, done.err
-    by_id = {row["run_id"][-4:]: row["state"] for row in done.json["runs"]}
-    assert by_id["aaaa"] == "finished"
-    assert by_id["bbbb"] == "lost"
-
-
-def test_a_newer_result_is_read_as_far_as_it_is_known(cli):
-    one = msgspec.to_builtins(result(A))
-    directory = cli.home / "runs" / one["run_id"]
-    directory.mkdir(parents=True)
-    (directory / "result.json").write_bytes(msgspec.json.encode({**one, "schema": 9, "horoscope": {"sign": "leo"}}))
-    assert cli("runs", "list", "--json").json["runs"][0]["state"] == "finished"
-    assert cli("runs", "show", "last").code == 0
-
-
 def test_of_a_run_that_has_ended_the_list_opens_one_file(cli, monkeypatch):
     """That makes ten thousand of them a second; `python -m benchmarks` measures it."""
     encoded = msgspec.json.encode(result("20261101-100000-tiny-llama-0000")).decode()
@@ -78,27 +55,6 @@ def test_of_a_run_that_has_ended_the_list_opens_one_file(cli, monkeypatch):
     assert len(opened) == 1, "who wants one row reads one"
     assert len(list(rows)) == 299
     assert len(opened) == 300
-
-
-def test_compare_tells_a_difference_from_noise(cli):
-    ended(cli.home, A)
-    same, doubt = "no significant difference", "doubtful"
-    for run_id, fields, verdicts in (
-        (B, {"samples_per_s": 101.0}, (same, same)),
-        (C, {"samples_per_s": 130.0, "knobs": {"batch_size": 16}}, ("better", "not comparable: different batch")),
-        (D, {"samples_per_s": 130.0, "mad": 60.0}, (same, same)),
-        (E, {"samples_per_s": 130.0, "steps": 3}, (doubt, doubt)),
-    ):
-        ended(cli.home, run_id, **fields)
-        rows = {row["label"]: row for row in cli("runs", "compare", A, run_id, "--json").json["rows"]}
-        assert (rows["throughput"]["verdict"], rows["step"]["verdict"]) == verdicts
-    found = cli("runs", "compare", A, C, "--json").json
-    assert found["knobs"] == [["batch_size", 8, 16]]
-    throughput = found["rows"][0]
-    assert (throughput["unit"], throughput["delta"], throughput["percent"]) == ("samples/s", 30.0, 30.0)
-    text = cli("runs", "compare", A, C).out
-    for words in ("batch_size  8  16", "+30.0 samples/s", "+30.0 %", "step: forward"):
-        assert words in text
 
 
 QUIET, BUSY = A, B
@@ -139,16 +95,6 @@ def test_a_doubt_is_one_verdict_in_compare_history_and_json(cli, kind, fields):
     busy, quiet = iter_rows(Home(cli.home))
     assert ("? 13.7", "warning") in [(text.strip(), tone) for text, tone in RunsTable().row_line(busy, 120)]
     assert "?" not in "".join(text for text, _ in RunsTable().row_line(quiet, 120))
-
-
-def test_the_power_limit_and_a_watched_gpu_leave_no_doubt(cli):
-    """A GPU at its power limit is in its ordinary state, and a hot GPU beside a run on the CPU does not slow it."""
-    at_limit = {"actual": Actual(device="cuda"), "throttle": Throttle(power_fraction=0.9)}
-    ended(cli.home, QUIET, **at_limit)
-    ended(cli.home, BUSY, samples_per_s=130.0, **at_limit)
-    ended(cli.home, C, throttle=Throttle(thermal_fraction=0.9))
-    assert cli("runs", "compare", QUIET, BUSY, "--json").json["rows"][0]["verdict"] == "better"
-    assert cli("runs", "show", C, "--json").json["doubts"] == []
 
 
 @pytest.mark.ci

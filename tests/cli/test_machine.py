@@ -126,39 +126,6 @@ def test_doctor_names_what_is_there(cli):
         assert check["state"] != "warn" or check["cure"] or check["name"].startswith("GPU")
 
 
-def test_doctor_says_why_runs_cannot_start(cli, tmp_path):
-    bad_home = tmp_path / "file"
-    bad_home.write_text("")
-    found = cli("doctor", "--json", TRAINFAST_HOME=str(bad_home))
-    assert found.code == 0
-    assert not found.json["healthy"]
-    (check,) = [check for check in found.json["checks"] if check["name"] == "run directory"]
-    assert check["state"] == "fail"
-    assert "TRAINFAST_HOME" in check["cure"]
-    given = cli("doctor", "--python", "/nowhere")
-    assert "Fix the checks marked" in given.out
-    assert "there is no Python at /nowhere" in given.refused()
-    assert "there is no Python" in cli("doctor", "--python", "/nowhere", "--json").json["error"]["message"]
-    assert "2 for a --python PATH that cannot train" in " ".join(cli("doctor", "--help").out.split())
-
-
-def test_doctor_sees_gpus_that_this_torch_cannot_use(cli, gpus):
-    machine = gpus(2)
-    text = cli("doctor", **machine).out
-    assert "GPU 0" in text
-    assert "GPU 1" in text
-    assert "not supported by this GPU and driver" in text
-
-
-def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli, gpus):
-    machine = gpus(1, "init 18 0 1000")
-    (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
-    assert check["state"] == "warn"
-    assert check["finding"] == "none: the driver was updated under the running system. Training runs on the CPU"
-    assert check["cure"] == "reboot, or reload the nvidia kernel modules"
-    assert "driver was updated under the running system" in cli("monitor", "--once", **machine).out
-
-
 def test_a_binding_that_cannot_be_used_is_one_sentence_everywhere_and_nothing_else_suffers(cli, tmp_path):
     (tmp_path / "pynvml.py").write_text("raise RuntimeError('not for you')\n")
     machine = {"PYTHONPATH": str(tmp_path)}
@@ -193,23 +160,6 @@ def test_logind_says_whose_runs_end_at_logout(tmp_path, monkeypatch):
     assert not ends_at_logout("ann")
     answers("Failed to get property")
     assert not ends_at_logout("bob")
-
-
-def test_topo_draws_two_islands_of_four(cli, gpus):
-    machine = gpus(8)
-    found = cli("topo", "--json", **machine).json
-    assert set(found) >= {"schema", "devices", "matrix", "legend", "advice"}
-    near, far = ["NV4"] * 4, ["SYS"] * 4
-    for index, row in enumerate(found["matrix"]):
-        island = [*near[: index % 4], "X", *near[index % 4 + 1 :]]
-        assert row == (island + far if index < 4 else far + island)
-    assert [device["numa_node"] for device in found["devices"]] == [0] * 4 + [1] * 4
-    assert {device["nvlinks"] for device in found["devices"]} == {12}
-    assert "tp_degree at most 4" in " ".join(found["advice"])
-    lines = cli("topo", **machine).out.splitlines()
-    assert lines[1].split() == [*(f"GPU{index}" for index in range(8)), "CPU", "AFFINITY", "NUMA"]
-    assert lines[2].split()[:10] == ["GPU0", "X", *near[1:], *far, "0-31"]
-    assert any("NV#" in line for line in lines)
 
 
 @pytest.fixture

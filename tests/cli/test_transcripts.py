@@ -9,7 +9,7 @@ what it prints, line by line, where ... stands for any text, and alone for any l
 - what it does not say
 [3] is its exit code, 0 if none is given
 .path.in.its.json = a value
-{tmp}, {home}, {presets}, {python} and {path} are those of the test
+{name} is a variable: tmp, home, presets, python, path, nvml, or one of the lines above
 """
 
 import functools
@@ -66,10 +66,17 @@ def check_text(done: Done, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_transcript(cli: Cli, tmp_path: Path, case: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transcript(
+    cli: Cli, tmp_path: Path, case: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
-    places = {"home": cli.home, "presets": cli.presets, "tmp": tmp_path, "python": sys.executable, "path": PATH}
-    names = {**NAMES, **places}
+    names = NAMES | {"home": cli.home, "presets": cli.presets, "tmp": tmp_path, "python": sys.executable, "path": PATH}
+    if any("{nvml}" in line for line in case):
+        names["nvml"] = request.getfixturevalue("nvml_library")
+
+    def filled(line: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: str(names.get(found[1], found[0])), line)
+
     steps = [line.rstrip() for line in case[1:] if line.strip()]
     for place, line in enumerate(steps):
         if line.startswith("+ "):
@@ -77,13 +84,10 @@ def test_a_transcript(cli: Cli, tmp_path: Path, case: list[str], monkeypatch: py
         elif line.startswith("$"):
             rest = steps[place + 1 :]
             expected = rest[: next((n for n, one in enumerate(rest) if one.startswith(("$", "+ "))), len(rest))]
-            for name, value in places.items():
-                expected = [one.replace(f"{{{name}}}", str(value)) for one in expected]
-                line = line.replace(f"{{{name}}}", str(value))
-            words = shlex.split(line[2:])
+            words = shlex.split(filled(line)[2:])
             variables = dict(word.split("=", 1) for word in itertools.takewhile(VARIABLE.match, words))
             done = cli(*words[len(variables) :], **variables)
             refusal = any(one.startswith("! ") for one in expected)
             codes = [int(found[1]) for one in expected if (found := EXIT_CODE.fullmatch(one))]
             assert done.code == (codes[0] if codes else 2 if refusal else 0), done.err
-            check_text(done, expected)
+            check_text(done, [filled(one) for one in expected])

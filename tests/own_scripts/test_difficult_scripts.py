@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 
@@ -13,13 +12,6 @@ from own_scripts.conftest import no_step, run_script, script, written
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_lines import Step
-
-
-def test_script_without_torch_finishes_without_a_step(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", "--json", *written(tmp_path, "print('nothing to train')\n"))
-    assert "no process of the script imported torch" in no_step(done)
-    assert done.json["script"]["exit_code"] == 0
-    assert cli("runs", "show", "last").code == 0
 
 
 def test_a_script_that_ends_before_its_first_step_lists_the_ways(cli: Cli, tmp_path: Path) -> None:
@@ -72,22 +64,6 @@ def test_step_of_two_optimizers_counts_once(cli: Cli, tmp_path: Path) -> None:
     assert {step.lr for step in steps} == {1.0}, "a whole number is a rate too"
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "words"),
-    [
-        ("input('continue? ')", 1, "EOFError.*a run has no standard input"),
-        ("import sys\ndef broken(:", 1, r"exited with status 1: SyntaxError: .+ \(\w+\.py:2\)"),
-        ("import sys\nprint('no data')\nsys.exit(17)", 17, "status 17: no data"),
-    ],
-)
-def test_a_script_that_fails_keeps_its_exit_code_beside_ours_and_says_why(
-    cli: Cli, tmp_path: Path, text: str, code: int, words: str
-) -> None:
-    done = cli("run", "--json", *written(tmp_path, f"{text}\n"))
-    assert (done.code, done.json["script"]["exit_code"]) == (4, code)
-    assert re.search(words, done.json["reason"])
-
-
 def test_script_that_forks_and_leaves_is_ended_with_its_children(cli: Cli, tmp_path: Path) -> None:
     done = cli(
         "run",
@@ -135,27 +111,6 @@ def test_out_of_memory_before_the_first_step_names_its_phase(cli: Cli) -> None:
     assert (result["state"], result["error"]["phase"]) == ("oom", "forward")
     assert result["script"]["exit_code"] == 1
     assert "forward" in cli("runs", "show", "last").out
-
-
-@pytest.mark.parametrize(
-    ("flags", "environment", "why"),
-    [
-        (("-I",), {}, "the interpreter ignores PYTHONPATH"),
-        (
-            (),
-            {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the hooks",
-        ),
-    ],
-)
-def test_closed_door_is_printed_at_the_start_and_the_end(
-    cli: Cli, tmp_path: Path, flags: tuple[str, ...], environment: dict[str, str], why: str
-) -> None:
-    _, python, path = written(tmp_path, "print('trained')\n")
-    done = cli("run", "--json", "--", python, *flags, path, **environment)
-    assert f"its steps are not seen: {why}" in done.err
-    assert why in no_step(done)
-    assert "--steps-from-log" in no_step(done)
 
 
 @pytest.mark.long

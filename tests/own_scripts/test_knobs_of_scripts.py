@@ -211,29 +211,3 @@ def test_each_assignment_among_the_words_of_a_value_replaces_its_own():
     preset = script_preset.ScriptPreset(flag_words={"precision": words})
     command = ["python", "t.py", "model.dtype=fp32", "trainer.amp=false"]
     assert preset.applied(command, {"precision": "bf16"})[2:] == ["model.dtype=bf16", "trainer.amp=true"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("schema = 2", "schema must be 1"),
-        ("schema = true", "schema must be 1"),
-        ("schema = 1\n[script]\ncomand = []", "mine.toml:3: unknown key 'comand'; did you mean command?"),
-        ('schema = 1\n[script]\ncommand = "python train.py"', "command must be a list of words"),
-        ('schema = 1\n[script]\nframework = "keras"', "mine.toml:3: there is no framework 'keras'"),
-        ('schema = 1\n[script.knobs]\nbatch_sise = "--b {}"', "mine.toml:3: there is no knob 'batch_sise'"),
-        ('schema = 1\n[script.knobs]\nbatch_size = "--b"', "batch_size needs words with {} for its value"),
-        ("schema = 1\n[knobs]\nbatch_size = 0", "mine.toml:3: batch_size"),
-        ("schema = 1\n[script.knobs]\nlr = '--lr {} \"'", "mine.toml:3: a quote is open"),
-        (
-            "schema = 1\n[script.knobs]\nprecision = { bf17 = '--bf16' }",
-            "mine.toml:3: precision: 'bf17' is not one of its values; did you mean bf16?",
-        ),
-    ],
-)
-def test_mistake_in_the_mapping_names_its_line(tmp_path, text, expected):
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-    with pytest.raises(UserError) as refused:
-        script_preset.load(str(path))
-    assert expected in refused.value.line()

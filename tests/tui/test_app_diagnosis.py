@@ -14,7 +14,6 @@ from recorded import (
     RAMP,
     START_NS,
     S,
-    a_gpu,
     a_ramp_tick,
     a_run,
     a_thermal_ramp,
@@ -118,31 +117,26 @@ def test_a_cool_run_is_not_throttled(home: Home, hold: Lock) -> None:
     assert "not throttled   clock at maximum" in conditions_text(directory, 110)
 
 
-def test_of_a_gpu_that_is_lost_now_nothing_earlier_is_shown(home: Home, hold: Lock) -> None:
+READ = ("throttle_reasons", "thermal_violation_ns", "energy_mj", "sm_clock_mhz", "power_w", "temperature_c")
+UNREAD: dict[str, Any] = dict.fromkeys((*READ, "power_violation_ns", "sync_boost_violation_ns"))
+
+
+@pytest.mark.parametrize(
+    ("since", "error", "words"),
+    [
+        (RAMP.stop - 6, "GPU is lost", "no reading of GPU 0"),
+        (0, None, "throttling unknown   steady so far, from step"),
+    ],
+)
+def test_of_a_gpu_without_readings_nothing_is_guessed_and_nothing_earlier_shown(
+    home: Home, hold: Lock, since: int, error: str | None, words: str
+) -> None:
     directory = live_ramp(home, hold, RAMP.stop)
-    lost = a_gpu(0, error="GPU is lost")
-    blank: dict[str, Any] = dict.fromkeys(("throttle_reasons", "thermal_violation_ns", "energy_mj", "sm_clock_mhz"))
-    blank |= dict.fromkeys(("power_w", "temperature_c", "power_violation_ns", "sync_boost_violation_ns"))
     ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
-    ticks[-6:] = [
-        msgspec.structs.replace(tick, devices=[msgspec.structs.replace(lost, uuid=tick.devices[0].uuid, **blank)])
-        for tick in ticks[-6:]
-    ]
+    for place in range(since, RAMP.stop):
+        silent = msgspec.structs.replace(ticks[place].devices[0], error=error, **UNREAD)
+        ticks[place] = msgspec.structs.replace(ticks[place], devices=[silent])
     write_lines(directory / "telemetry.jsonl", ticks)
     text = conditions_text(directory, 110)
-    assert text.startswith("no reading of GPU 0")
+    assert text.startswith(words)
     assert "J/step" not in text
-
-
-def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Lock) -> None:
-    directory = live_ramp(home, hold, RAMP.stop)
-    silent = {"throttle_reasons": None, "thermal_violation_ns": None, "energy_mj": None, "sm_clock_mhz": None}
-    ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
-    mute = [
-        msgspec.structs.replace(
-            tick, devices=[msgspec.structs.replace(tick.devices[0], power_w=None, temperature_c=None, **silent)]
-        )
-        for tick in ticks
-    ]
-    write_lines(directory / "telemetry.jsonl", mute)
-    assert conditions_text(directory, 110).startswith("throttling unknown   steady so far, from step")

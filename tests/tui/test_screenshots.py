@@ -59,6 +59,16 @@ def picture(app: TrainfastApp, name: str, folder: Path, title: str = "trainfast-
     return path
 
 
+async def take(app: TrainfastApp, *steps: tuple[tuple[str, ...], str, str | None]) -> None:
+    """Press the keys of each step, wait for its words, and take its picture if it has a name."""
+    pilot = Pilot(app)
+    for keys, words, name in steps:
+        await pilot.press(*keys)
+        await until(pilot, words)
+        if name is not None:
+            picture(app, name, SCREENS)
+
+
 @asked
 async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
     pytest.importorskip("torch")
@@ -66,42 +76,28 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
     app = TrainfastApp(Session(Home(tmp_path / "home").create(), preset="tiny-llama"))
     async with app.run_test(size=(140, 42)) as pilot:
         app.theme = "textual-dark"
-        await until(pilot, "No run yet")
-        await until(pilot, "global batch")
-        picture(app, "first-start", SCREENS)
-        await pilot.press("r")
-        await until(pilot, "step (3[5-9]|4[0-9]) of 50")
-        picture(app, "live", SCREENS)
-        await until(pilot, "✓ finished")
-        await pilot.press("right")
-        await until(pilot, "global batch 16")
-        picture(app, "turned-knob", SCREENS)
-        await pilot.press("r")
-        await until(pilot, "● running")
-        await until(pilot, "step (3[5-9]|4[0-9]) of 50")
-        picture(app, "second-run", SCREENS)
-        await until(pilot, "✓ finished")
+        await take(
+            app,
+            ((), "No run yet", None),
+            ((), "global batch", "first-start"),
+            (("r",), "step (3[5-9]|4[0-9]) of 50", "live"),
+            ((), "✓ finished", None),
+            (("right",), "global batch 16", "turned-knob"),
+            (("r",), "● running", None),
+            ((), "step (3[5-9]|4[0-9]) of 50", "second-run"),
+            ((), "✓ finished", None),
+        )
         await result_shown(app, pilot)
-        await pilot.press("c")
-        await until(pilot, "compare ─")
-        picture(app, "compare", SCREENS)
+        await take(app, (("c",), "compare ─", "compare"))
         await pilot.press("escape")
         app.session.next_run = app.session.next_run.with_value("batch_size", "4096").with_value("memory_limit", "1GiB")
         app.main.show_next_run()
-        await pilot.press("r")
-        await until(pilot, "OUT OF MEMORY")
-        await until(pilot, "the prediction says that each fits")
-        picture(app, "out-of-memory", SCREENS)
+        await take(app, (("r",), "OUT OF MEMORY", None), ((), "the prediction says that each fits", "out-of-memory"))
         app.session.set_next_run(
             app.session.next_run.with_value("batch_size", "8").with_value("memory_limit", "768MiB")
         )
-        await pilot.press("b", "enter")
-        await until(pilot, "✓ batch_size [0-9]+ (is the largest that )?fits")
-        picture(app, "batch-search", SCREENS)
-        await pilot.press("enter")
-        await pilot.press("h")
-        await until(pilot, "runs   4")
-        picture(app, "runs", SCREENS)
+        await take(app, (("b", "enter"), "✓ batch_size [0-9]+ (is the largest that )?fits", "batch-search"))
+        await take(app, (("enter", "h"), "runs   4", "runs"))
 
 
 @asked
@@ -113,17 +109,15 @@ async def test_picture_of_a_best_fit(tmp_path: Path) -> None:
         await until(pilot, "global batch")
         next_run = app.session.next_run.with_value("batch_size", "2").with_value("grad_accum", "8")
         app.session.set_next_run(next_run.with_value("seq_len", "64"))
-        await pilot.press("B")
-        await until(pilot, "candidates ")
-        await pilot.press("v", *"batch_size=2,4,8,16", "space", *"checkpointing=off,full", "enter")
-        await until(pilot, "v vary +batch_size=2,4,8,16 checkpointing")
-        await pilot.press("b", *"16", "enter")
-        await until(pilot, "b global batch +16 samples")
-        await pilot.press("t", *"4m", "enter")
-        await until(pilot, "t time budget +4 min")
-        await pilot.press("enter")
-        await until(pilot, "✓ ")
-        picture(app, "best-fit", SCREENS)
+        varied = ("v", *"batch_size=2,4,8,16", "space", *"checkpointing=off,full", "enter")
+        await take(
+            app,
+            (("B",), "candidates ", None),
+            (varied, "v vary +batch_size=2,4,8,16 checkpointing", None),
+            (("b", *"16", "enter"), "b global batch +16 samples", None),
+            (("t", *"4m", "enter"), "t time budget +4 min", None),
+            (("enter",), "✓ ", "best-fit"),
+        )
 
 
 @asked
