@@ -12,6 +12,8 @@ import pytest
 
 from forking import Forks
 
+# One process of the test run forks all of these scripts from one that has imported torch and transformers.
+pytestmark = pytest.mark.xdist_group("hooked-scripts")
 PATIENCE_S = 60.0
 START = """
 import time, torch
