@@ -230,7 +230,6 @@ def a_run(
     gpus: int = 0,
     reason: str | None = None,
     preset: str = "tiny-llama",
-    title: str = "Llama, 4 layers of 192, on this Python's own sources",
     synthetic: bool = False,
     error: RunError | None = None,
     log: str = "tokenizing the standard library\nepoch 1\n",
@@ -239,8 +238,6 @@ def a_run(
     memory_limit: list[int] | None = None,
     role: str | None = None,
     predicted_bytes: int | None = None,
-    model: dict[str, Any] | None = None,
-    changed: tuple[str, ...] = (),
 ) -> Path:
     """A run directory in `home`; without a result and with its lock held by the test it is live."""
     home.create()
@@ -251,9 +248,9 @@ def a_run(
     run = RunFile(
         run_id=run_id,
         preset=preset,
-        title=title,
-        model={"family": "llama", **(model or {})},
-        overrides=[*changed, *(knobs or {})],
+        title="Llama, 4 layers of 192, on this Python's own sources",
+        model={"family": "llama"},
+        overrides=list(knobs or {}),
         data={"kind": "random" if synthetic else "text", "objective": "causal-lm"},
         knobs=chosen,
         device="cuda" if gpus else "cpu",

@@ -221,10 +221,6 @@ async def shown(
         return await pilot.press(*keys), app
 
 
-async def until(pilot: Pilot[Any], words: str) -> str:
-    return await StillPilot(pilot.app).until(words)
-
-
 def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, ...] = ()) -> Snapshot:
     """The snapshot that the reader would post `second` seconds after the recorded start."""
     run = None

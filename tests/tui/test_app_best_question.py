@@ -26,7 +26,6 @@ from textual.pilot import Pilot
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.search import control
 from trainfast_runner.search.best_journal import BestEnded, BestRequest
 from trainfast_runner.search.journal import CANCELLED_REASON
 from trainfast_runner.settings.knob_values import KnobValue
@@ -194,9 +193,7 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         text = await pilot.until(f"{PLAN}, begun anew")
         assert "f fresh         yes: starts over" in text
         await pilot.press("f")
-        text = await pilot.until(PLAN)
-        assert "begun anew" not in text
-        assert "f fresh         no: continues an unfinished search" in text
+        assert "begun anew" not in await pilot.until("f fresh         no: continues an unfinished search")
         await pilot.press("f", "enter")
         await until_started(pilot, starts)
         assert starts.asked[0].fresh, "it is asked for fresh"
@@ -221,22 +218,16 @@ async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
         assert "Enter starts the search" in await pilot.opened(search), "the next run is of another preset"
 
 
-async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[object] = []
-
-    def refuse(*arguments: Any, **options: Any) -> Path:
+async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch, starts: Starts) -> None:
+    def refuse(*arguments: Any) -> BestPlanned:
         raise UserError("the device is in use", key="devices")
 
-    def refuse_start(*arguments: Any, **options: Any) -> Path:
-        starts.append(arguments)
-        raise UserError("the device is still in use", key="devices")
-
     monkeypatch.setattr(BestControl, "_plan", refuse)
-    monkeypatch.setattr(control, "start_search", refuse_start)
+    starts.refusal = UserError("the device is still in use", key="devices")
     async with running(home) as (_, pilot):
         await pilot.opened(None)
         await pilot.until("Refused: the device is in use")
         await pilot.press("enter")
         text = await pilot.until("Refused: the device is still in use")
-        assert len(starts) == 1
+        assert len(starts.asked) == 1
         assert text.count("Refused: ") == 1, "the start's refusal stands in place of the plan's"

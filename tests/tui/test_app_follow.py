@@ -200,7 +200,7 @@ def test_only_the_newest_snapshot_counts() -> None:
     assert not taken.can_replace(PostedMessage(TerminalLost()))
 
 
-def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
+def test_a_slow_terminal_halves_the_pace_until_it_keeps_up_and_so_does_a_training_on_the_cpu() -> None:
     pacer = Pacer()
     assert pacer.note(0.01) == SHORTEST_PERIOD_S
     assert pacer.words == ""
@@ -213,9 +213,6 @@ def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
         pacer.note(0.0)
     assert pacer.period_s == SHORTEST_PERIOD_S
     assert pacer.words == ""
-
-
-def test_beside_a_training_on_the_cpu_it_is_repainted_half_as_often() -> None:
     pacer = Pacer()
     assert pacer.note(0.01, trains_on_cpu=True) == PERIOD_BESIDE_TRAINING_S > SHORTEST_PERIOD_S
     assert pacer.words == "", "nothing is late"

@@ -6,10 +6,11 @@ import itertools
 from pathlib import Path
 
 import pytest
+from recorded import a_run
 from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, has, lacks, running, screen_text, the_machine
+from textual.events import Key, MouseScrollDown
 from textual.widget import Widget
 
-from recorded import a_run
 from trainfast_runner.records.home import Home
 from trainfast_tui.panels.dialogs import TextDialog, YesDialog
 from trainfast_tui.panels.header_footer import Footer
@@ -76,18 +77,12 @@ async def test_the_wheel_moves_through_the_knobs_and_back(home: Home) -> None:
     async with running(home, a_snapshot(None)) as (app, pilot):
         panel = app.screen.query_one(KnobPanel)
         first = panel.current
-        await pilot._post_mouse_events([_wheel_down()], panel)
+        await pilot._post_mouse_events([MouseScrollDown], panel)
         assert panel.current == panel.listed[3]
         await pilot.press("g")
         assert panel.current == first
         await pilot.press("G")
         assert panel.current == panel.listed[-1]
-
-
-def _wheel_down() -> type:
-    from textual.events import MouseScrollDown
-
-    return MouseScrollDown
 
 
 async def test_a_click_orders_a_table_and_opens_a_run(home: Home) -> None:
@@ -143,7 +138,7 @@ async def test_keys_typed_ahead_reach_the_dialog_that_they_open(home: Home, hold
     async with running(home, a_snapshot(a_live_run(home, hold))) as (app, pilot):
         monkeypatch.setattr(app.session, "start_run", lambda *arguments, **options: started.append(arguments))
         for key in ("r", "y"):
-            app.post_message(_key(key))
+            app.post_message(Key(key, key if len(key) == 1 else None))
         await pilot.pause()
         assert len(started) == 1, "a y that is typed before its question is there answers it"
         assert app.screen is app.main
@@ -154,16 +149,10 @@ async def test_esc_and_the_keys_after_it_keep_their_order(home: Home) -> None:
         await pilot.press("question_mark")
         # As a terminal delivers `Esc /` in one piece, followed by more letters.
         for key in ("alt+slash", "s", "e", "e", "d", "enter"):
-            app.post_message(_key(key))
+            app.post_message(Key(key, key if len(key) == 1 else None))
         await pilot.pause()
         assert app.screen is app.main
         assert app.screen.query_one(KnobPanel).listed == ("seed",)
-
-
-def _key(name: str):
-    from textual.events import Key
-
-    return Key(name, name if len(name) == 1 else None)
 
 
 async def test_a_search_is_named_on_every_screen_while_it_runs(home: Home, live_best: Path) -> None:

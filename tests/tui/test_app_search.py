@@ -63,13 +63,6 @@ async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(h
         assert not seen_sizes(app.text) & {101, 160}
         await pilot.press(*["pagedown"] * 9)
         assert seen_sizes(app.text) == newest
-        # With an answer the arrows move among its sizes.
-        await pilot.show_search(live_search, lines=[*answered()[:-3], *tried, *answered()[-3:]])
-        text = await pilot.press("down", "down")
-        has(text, "▸ largest     batch_size=42", "✓ confirmed")
-        text = await pilot.press("pageup")
-        assert "▸ largest     batch_size=42" in text
-        assert "✓ confirmed" not in text
 
 
 async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Home) -> None:

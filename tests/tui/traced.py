@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-
 from recorded import MIB
+
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory import tracing
@@ -25,10 +25,6 @@ class TenMiBASample:
     segments = ()
     stacks = ()
     optimizer_work = (1000.0, 1e9, 1e9)
-
-    def corrected_for(self, gpu: str | None) -> TenMiBASample:
-        """Nothing is known of any GPU."""
-        return self
 
     def correction_for(self, spec: RunSpec, ranks: int) -> None:
         """Nothing has been measured."""
