@@ -26,6 +26,10 @@ class TenMiBASample:
     stacks = ()
     optimizer_work = (1000.0, 1e9, 1e9)
 
+    def corrected_for(self, gpu: str | None) -> TenMiBASample:
+        """Nothing is known of any GPU."""
+        return self
+
     def correction_for(self, spec: RunSpec, ranks: int) -> None:
         """Nothing has been measured."""
 
