@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +13,10 @@ import pytest
 from on_disk import put, run_file
 from plans import PLAN
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Flops, Result, Spread, StepTime, Throughput
+from trainfast_runner.records.result import Result, Spread, Throughput
 from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
-from trainfast_runner.search.bench import Bench, PlannedRow, tabulate
 from trainfast_tui.cli import bench, launching
-from trainfast_tui.cli.bench import bench_columns
-from trainfast_tui.cli.signals import Signals
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
 
@@ -125,36 +121,6 @@ def test_ctrl_c_during_a_start_that_loses_the_device_ends_the_command(tmp_path, 
     assert waited == ["wait"]
 
 
-@pytest.mark.parametrize("wait", [True, False])
-def test_with_wait_a_run_that_takes_the_device_between_two_rows_fails_none(wait, tmp_path, monkeypatch):
-    done: list[str] = []
-
-    def noting(name: str) -> Callable[..., None]:
-        return lambda *arguments: done.append(name)
-
-    def start(plan: RunPlan, home: Home, on_wait: object) -> Path:
-        done.append("start")
-        if done.count("start") == 1:
-            raise DevicesBusy("the CPU is in use by another-run")
-        return tmp_path
-
-    monkeypatch.setattr(launching, "await_devices", noting("await_devices"))
-    monkeypatch.setattr(bench, "predict_memory", noting("predict_memory"))
-    monkeypatch.setattr(bench.launch, "start", start)
-    monkeypatch.setattr(bench, "follow", lambda *arguments, **options: Result(run_id="r", state="finished"))
-    row = PlannedRow("one", PLAN.spec, {}, lambda: PLAN)
-
-    def run_row() -> object:
-        return bench.run_row(row, Home(tmp_path), Signals(), lambda: None, python=None, wait=wait)
-
-    if not wait:
-        with pytest.raises(DevicesBusy):
-            run_row()
-        return
-    assert isinstance(run_row(), Result)
-    assert done == ["await_devices", "predict_memory", "start"] * 2
-
-
 def benched(*words: str) -> int:
     """The exit code of `bench tiny-llama --json` with these words, in this process."""
     parser = argparse.ArgumentParser()
@@ -203,18 +169,3 @@ def test_device_in_use_before_anything_is_measured_refuses_the_bench(starts):
     starts += [1]
     with pytest.raises(DevicesBusy):
         benched("--vary", "batch_size=2,4")
-
-
-def test_large_figures_of_a_table_are_whole_numbers_without_an_exponent():
-    rows = (PlannedRow("one", PLAN.spec, {}),)
-    planned = Bench("tiny-llama", "One row", "one", rows)
-    rate = Spread(median=12345.4, mad=1.0)
-    result = Result(
-        run_id="r",
-        state="finished",
-        throughput=Throughput(samples_per_s=rate),
-        step_ms=StepTime(p50=54321.2),
-        flops=Flops(model_tflops_per_device=1234.5),
-    )
-    columns = bench_columns(planned, tabulate(planned, {"one": [result]}))
-    assert [columns[name] for name in ("samples/s", "step ms", "TFLOP/s")] == [["12,345"], ["54,321"], ["1,234"]]

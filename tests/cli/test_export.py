@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest
 
 from cli.command import Cli, Done
-from on_disk import A, ended, started
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
 from trainfast_runner.records.run_file import RunFile
@@ -51,6 +50,8 @@ def test_the_preset_is_the_same_run(trained, tmp_path):
     assert_same(resolve(str(file)), recorded(trained))
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_training_arguments_are_taken_by_the_trainer(trained, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     script = tmp_path / "script.py"
@@ -64,24 +65,12 @@ def test_training_arguments_are_taken_by_the_trainer(trained, tmp_path, monkeypa
     assert "# seq_len=16: max_seq_length (of the data)" in script.read_text()
 
 
-def test_deepspeed_refuses_a_run_without_it(trained):
-    cli, _ = trained
-    refusal = cli("export", "last", "--to", "deepspeed").refused()
-    assert "strategy=single" in refusal
-    assert "another run" in refusal
-
-
 def test_accelerate_takes_its_own(trained, tmp_path):
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     file = tmp_path / "accelerate.yaml"
     file.write_text(exported(trained, "accelerate"))
     config = config_args.load_config_from_file(str(file))
     assert (config.distributed_type, config.mixed_precision, config.num_processes) == ("NO", "no", 1)
-
-
-def test_an_unknown_form_names_the_nearest(trained):
-    cli, _ = trained
-    assert "did you mean deepspeed?" in cli("export", "last", "--to", "deepsped").refused()
 
 
 def test_the_files_are_written_once(trained, tmp_path):
@@ -100,17 +89,3 @@ def test_a_file_that_cannot_be_written_is_a_failure(trained, tmp_path):
     done = cli("export", "last", "--to", "torchrun", "-o", str(tmp_path))
     assert done.code == 4
     assert done.err == f"trainfast-tui: cannot write into {tmp_path}: No such file or directory\n"
-
-
-def test_settings_that_ran_out_of_memory_come_with_a_warning(cli):
-    run_id = A
-    ended(cli.home, run_id, state="oom")
-    started(cli.home, A, **resolve("tiny-llama").record_fields())
-    warning = f"{run_id} ran out of memory with these settings: see trainfast-tui runs show {run_id}"
-    for form in ("training-args", "accelerate", "torchrun", "command", "preset"):
-        done = cli("export", "last", "--to", form)
-        assert done.err == f"warning: {warning}\n"
-        assert done.out.startswith(f"# Warning: {warning}\n"), form
-    done = cli("export", "last", "--to", "command", "--json")
-    assert done.err == f"warning: {warning}\n"
-    assert set(done.json) == {"run_id", "to", "text", "left_out", "files"}

@@ -1,6 +1,5 @@
 """`runs`: what was trained before, shown, compared, and step by step."""
 
-import json
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ import msgspec
 import pytest
 
 from cli.command import SMALL
-from on_disk import A, B, C, D, E, ended, lost, put, result, run_file
+from on_disk import A, B, ended, put, result, run_file
 from on_disk import A as RUN
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import STRICT_SPEED, RunConditions, Spread, Throttle, Throughput
@@ -27,46 +26,6 @@ from trainfast_tui.screens.runs import RunsTable
 from trainfast_tui.text.format import FigureHeading
 
 
-def test_what_a_search_sets_in_its_runs_is_not_shown_as_changed(cli):
-    searched = {"data.kind": "random", "batch_size": 4, "memory_limit": None, "steps": 11, "timing_warmup": 3}
-    ended(cli.home, A, role="cold", overrides=searched)
-    ended(cli.home, B, overrides={"steps": 11, "memory_limit": None})
-    by_itself, of_a_search = cli("runs", "list").out.splitlines()[1:]
-    assert "steps=11 memory_limit=none" in by_itself
-    assert "data.kind=random batch_size=4  " in of_a_search
-    by_itself, of_a_search = (
-        "".join(text for text, _ in RunsTable().row_line(row, 160)) for row in iter_rows(Home(cli.home))
-    )
-    assert "steps=11 memory_limit=none" in by_itself
-    assert of_a_search.endswith("data.kind=random batch_size=4  a search's run")
-    shown = cli("runs", "show", "20261101").out.splitlines()[-1]
-    assert shown == "settings: data.kind=random batch_size=4"
-    assert cli("runs", "list", "--json").json["runs"][1]["changed"] == searched
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"reason": "no optimizer step seen: torch was imported", "steps": 0}, "no optimizer step seen: torch was"),
-        ({"steps": 1}, "? few steps"),
-    ],
-)
-def test_the_table_of_the_app_says_what_the_list_says(cli, fields, words):
-    ended(cli.home, A, **fields)
-    [row] = iter_rows(Home(cli.home))
-    assert words in "".join(text for text, _ in RunsTable().row_line(row, 200))
-
-
-def test_a_raw_count_of_bytes_has_its_size_behind_it_and_is_recorded_alone(cli):
-    why = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 6442450944 bytes."
-    ended(cli.home, A, state="oom", reason=why)
-    for words in (("runs", "show", "last"), ("runs", "list")):
-        assert "you tried to allocate 6442450944 bytes (6.00 GiB)." in cli(*words).out
-    assert cli("runs", "show", "last", "--json").json["reason"] == why
-    [row] = iter_rows(Home(cli.home))
-    assert "6442450944 bytes (6.00 GiB)" in "".join(text for text, _ in RunsTable().row_line(row, 200))
-
-
 def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(monkeypatch, capsys):
     rows = [["run-one", "finished", "batch_size=64", "1,234 samples/s"]]
     header = ["RUN", "STATE", "OVERRIDES", FigureHeading("SAMPLES")]
@@ -77,29 +36,6 @@ def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(monkeypatch, 
         assert all(len(line) <= width for line in lines)
         words = set(" ".join(rows[0]).split())
         assert set(lines[1].split()) <= words
-
-
-@pytest.mark.parametrize("content", [b'{"schema": 1, "run', b'{"schema": 1, "run_id": "\xff"}'])
-def test_a_damaged_result_is_no_crash(cli, content):
-    ended(cli.home, A)
-    lost(cli.home, B, steps=2)
-    (cli.home / "runs" / B / "result.json").write_bytes(content)
-    (cli.home / "runs" / "stray-file").write_text("")
-    (cli.home / "runs" / "stray-directory").mkdir()
-    done = cli("runs", "list", "--json")
-    assert done.code == 0, done.err
-    by_id = {row["run_id"][-4:]: row["state"] for row in done.json["runs"]}
-    assert by_id["aaaa"] == "finished"
-    assert by_id["bbbb"] == "lost"
-
-
-def test_a_newer_result_is_read_as_far_as_it_is_known(cli):
-    one = msgspec.to_builtins(result(A))
-    directory = cli.home / "runs" / one["run_id"]
-    directory.mkdir(parents=True)
-    (directory / "result.json").write_bytes(msgspec.json.encode({**one, "schema": 9, "horoscope": {"sign": "leo"}}))
-    assert cli("runs", "list", "--json").json["runs"][0]["state"] == "finished"
-    assert cli("runs", "show", "last").code == 0
 
 
 def test_of_a_run_that_has_ended_the_list_opens_one_file(cli, monkeypatch):
@@ -119,27 +55,6 @@ def test_of_a_run_that_has_ended_the_list_opens_one_file(cli, monkeypatch):
     assert len(opened) == 1, "who wants one row reads one"
     assert len(list(rows)) == 299
     assert len(opened) == 300
-
-
-def test_compare_tells_a_difference_from_noise(cli):
-    ended(cli.home, A)
-    same, doubt = "no significant difference", "doubtful"
-    for run_id, fields, verdicts in (
-        (B, {"samples_per_s": 101.0}, (same, same)),
-        (C, {"samples_per_s": 130.0, "knobs": {"batch_size": 16}}, ("better", "not comparable: different batch")),
-        (D, {"samples_per_s": 130.0, "mad": 60.0}, (same, same)),
-        (E, {"samples_per_s": 130.0, "steps": 3}, (doubt, doubt)),
-    ):
-        ended(cli.home, run_id, **fields)
-        rows = {row["label"]: row for row in cli("runs", "compare", A, run_id, "--json").json["rows"]}
-        assert (rows["throughput"]["verdict"], rows["step"]["verdict"]) == verdicts
-    found = cli("runs", "compare", A, C, "--json").json
-    assert found["knobs"] == [["batch_size", 8, 16]]
-    throughput = found["rows"][0]
-    assert (throughput["unit"], throughput["delta"], throughput["percent"]) == ("samples/s", 30.0, 30.0)
-    text = cli("runs", "compare", A, C).out
-    for words in ("batch_size  8  16", "+30.0 samples/s", "+30.0 %", "step: forward"):
-        assert words in text
 
 
 QUIET, BUSY = A, B
@@ -182,16 +97,8 @@ def test_a_doubt_is_one_verdict_in_compare_history_and_json(cli, kind, fields):
     assert "?" not in "".join(text for text, _ in RunsTable().row_line(quiet, 120))
 
 
-def test_the_power_limit_and_a_watched_gpu_leave_no_doubt(cli):
-    """A GPU at its power limit is in its ordinary state, and a hot GPU beside a run on the CPU does not slow it."""
-    at_limit = {"actual": Actual(device="cuda"), "throttle": Throttle(power_fraction=0.9)}
-    ended(cli.home, QUIET, **at_limit)
-    ended(cli.home, BUSY, samples_per_s=130.0, **at_limit)
-    ended(cli.home, C, throttle=Throttle(thermal_fraction=0.9))
-    assert cli("runs", "compare", QUIET, BUSY, "--json").json["rows"][0]["verdict"] == "better"
-    assert cli("runs", "show", C, "--json").json["doubts"] == []
-
-
+@pytest.mark.ci
+@pytest.mark.long
 def test_a_short_run_beside_a_busy_loop_is_doubtful(cli):
     """The steps take less than a second: none of the host's samples falls into them."""
     with ExitStack() as stack:
@@ -270,19 +177,3 @@ def test_a_verdict_opens_to_its_numbers(cli):
     assert re.search(r"throttled by heat +62\.5 % +the rule: at least 2\.0 %", opened)
     assert "92 °C" in opened
     assert "source    chosen: two runs" in opened
-
-
-def test_without_a_watched_gpu_the_steps_are_still_shown(cli):
-    write_hot_run(cli.home)
-    path = cli.home / "runs" / RUN / "run.json"
-    path.write_bytes(path.read_bytes().replace(b'"watch_uuids":["GPU-b"]', b'"watch_uuids":[]'))
-    step = cli("runs", "show", "last", "--steps", "--json").json["steps"][0]
-    assert (step["step_ms"], step["energy_joules"]) == (1000, None)
-    assert cli("runs", "show", "last", "--steps").out.splitlines()[0].split() == ["STEP", "TOOK", "DATA"]
-
-
-def test_a_result_without_a_diagnosis_says_so(cli):
-    old = json.loads(msgspec.json.encode(result(RUN)))
-    del old["diagnosis"]
-    put(cli.home / "runs" / RUN / "result.json", old)
-    assert "bottlenecks were not looked for" in cli("runs", "show", "last", "--why").out

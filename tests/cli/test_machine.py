@@ -1,17 +1,13 @@
 """`monitor`, `doctor`, `topo` and the device of a run: the machine as it is, with and without GPUs."""
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 from cuda_python import cuda_python
 
 from cli.command import SMALL
-from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.doctor import ends_at_logout
-from trainfast_runner.machine.resource_limits import tightest_group_limit
-from trainfast_tui.cli import doctor
 
 
 def test_monitor_gives_the_hosts_real_readings(cli):
@@ -130,50 +126,6 @@ def test_doctor_names_what_is_there(cli):
         assert check["state"] != "warn" or check["cure"] or check["name"].startswith("GPU")
 
 
-def test_doctor_says_why_runs_cannot_start(cli, tmp_path):
-    bad_home = tmp_path / "file"
-    bad_home.write_text("")
-    found = cli("doctor", "--json", TRAINFAST_HOME=str(bad_home))
-    assert found.code == 0
-    assert not found.json["healthy"]
-    (check,) = [check for check in found.json["checks"] if check["name"] == "run directory"]
-    assert check["state"] == "fail"
-    assert "TRAINFAST_HOME" in check["cure"]
-    given = cli("doctor", "--python", "/nowhere")
-    assert "Fix the checks marked" in given.out
-    assert "there is no Python at /nowhere" in given.refused()
-    assert "there is no Python" in cli("doctor", "--python", "/nowhere", "--json").json["error"]["message"]
-    assert "2 for a --python PATH that cannot train" in " ".join(cli("doctor", "--help").out.split())
-
-
-def test_doctor_looks_for_build_tools_beside_the_python_of_a_folder(cli, tmp_path):
-    folder = tmp_path / "env" / "bin"
-    folder.mkdir(parents=True)
-    for tool, command in (("python", f'exec {sys.executable} "$@"'), ("ninja", "exit")):
-        (folder / tool).write_text(f"#!/bin/sh\n{command}\n")
-        (folder / tool).chmod(0o700)
-    checks = cli("doctor", "--json", "--python", str(folder.parent)).json["checks"]
-    found = {check["name"]: check["finding"] for check in checks}
-    assert found["ninja"] == str(folder / "ninja")
-
-
-def test_doctor_sees_gpus_that_this_torch_cannot_use(cli, gpus):
-    machine = gpus(2)
-    text = cli("doctor", **machine).out
-    assert "GPU 0" in text
-    assert "GPU 1" in text
-    assert "not supported by this GPU and driver" in text
-
-
-def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli, gpus):
-    machine = gpus(1, "init 18 0 1000")
-    (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
-    assert check["state"] == "warn"
-    assert check["finding"] == "none: the driver was updated under the running system. Training runs on the CPU"
-    assert check["cure"] == "reboot, or reload the nvidia kernel modules"
-    assert "driver was updated under the running system" in cli("monitor", "--once", **machine).out
-
-
 def test_a_binding_that_cannot_be_used_is_one_sentence_everywhere_and_nothing_else_suffers(cli, tmp_path):
     (tmp_path / "pynvml.py").write_text("raise RuntimeError('not for you')\n")
     machine = {"PYTHONPATH": str(tmp_path)}
@@ -208,62 +160,6 @@ def test_logind_says_whose_runs_end_at_logout(tmp_path, monkeypatch):
     assert not ends_at_logout("ann")
     answers("Failed to get property")
     assert not ends_at_logout("bob")
-
-
-def test_the_tightest_memory_limit_above_us_counts(tmp_path):
-    group = tmp_path / "fs/job/step"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    (group.parent / "memory.max").write_text(f"{3 << 30}\n")
-    (tmp_path / "cgroup").write_text("0::/job/step\n")
-    (tmp_path / "mountinfo").write_text(f"41 31 0:38 / {tmp_path / 'fs'} rw,relatime - cgroup2 cgroup2 rw\n")
-    limit, where = tightest_group_limit(tmp_path)
-    assert limit == 3 << 30
-    assert where == str(group.parent / "memory.max")
-
-
-def test_topo_draws_two_islands_of_four(cli, gpus):
-    machine = gpus(8)
-    found = cli("topo", "--json", **machine).json
-    assert set(found) >= {"schema", "devices", "matrix", "legend", "advice"}
-    near, far = ["NV4"] * 4, ["SYS"] * 4
-    for index, row in enumerate(found["matrix"]):
-        island = [*near[: index % 4], "X", *near[index % 4 + 1 :]]
-        assert row == (island + far if index < 4 else far + island)
-    assert [device["numa_node"] for device in found["devices"]] == [0] * 4 + [1] * 4
-    assert {device["nvlinks"] for device in found["devices"]} == {12}
-    assert "tp_degree at most 4" in " ".join(found["advice"])
-    lines = cli("topo", **machine).out.splitlines()
-    assert lines[1].split() == [*(f"GPU{index}" for index in range(8)), "CPU", "AFFINITY", "NUMA"]
-    assert lines[2].split()[:10] == ["GPU0", "X", *near[1:], *far, "0-31"]
-    assert any("NV#" in line for line in lines)
-
-
-def test_topo_without_a_gpu_is_one_sentence(cli):
-    done = cli("topo", "--json")
-    assert done.code == 0
-    assert (done.json["devices"], done.json["matrix"]) == ([], [])
-    text = cli("topo").out.splitlines()
-    assert len(text) == 1
-    assert text[0].startswith("No GPU to show, runs train on the CPU: ")
-
-
-def test_a_preset_is_shown_with_advice_for_this_machine(cli):
-    advice = {one["knob"]: one for one in cli("presets", "show", "gpt2-medium", "--json").json["advice"]}
-    assert advice["strategy"]["value"] == "single"
-    assert "50304 instead of 50257" in advice["model"]["text"]
-    text = cli("presets", "show", "gpt2-medium").out
-    assert "advice for this machine" in text
-    assert advice["strategy"]["text"] in text
-
-
-def test_launches_a_second_are_printed_with_their_meaning(capsys):
-    ceiling = Ceiling(device="cuda", name="NVIDIA H100", tflops={"bf16": 1012.4}, copy_gb_per_s=3011.6, operation_us=11)
-    doctor._print_ceiling(ceiling)
-    printed = capsys.readouterr().out
-    assert "launches about 91,000 operations a second: a step of 1,000 small ones takes at least 11.0 ms" in printed
-    assert "gain from compile and larger batches" in printed
-    assert "bf16 1,012 TFLOP/s; copy 3,012 GB/s (read and written)" in printed
 
 
 @pytest.fixture

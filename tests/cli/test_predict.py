@@ -1,7 +1,6 @@
 """`predict` as its user sees it: rows in their order, words about what is traced, problems as rows."""
 
 import re
-import sys
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling
 from trainfast_runner.machine.cpu import cpu_name
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
-from trainfast_tui.cli import main, progress
+from trainfast_tui.cli import main
 
 PRESET = """
 schema = 1
@@ -164,46 +163,6 @@ def test_what_does_not_fit_says_so_and_by_how_much(predict):
     assert re.search(fits, text, re.MULTILINE)
     rows = predict("ways", limit, f"batch_size={10 * most}").out.splitlines()[1:3]
     assert all("no, +" in line for line in rows)
-
-
-def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(predict):
-    text = predict("single", "strategy=ddp", "devices=99").out
-    assert "peak memory" in text
-    assert re.search(r"^cannot run here +devices=99: at most 8 processes on a CPU", text, re.MULTILINE)
-    assert "shared by" not in text
-    found = predict.json("single", "strategy=dp")
-    assert found["cannot_run"].startswith("strategy=dp copies the model to each of two or more GPUs")
-    assert (found["fits"], found["max_batch"]) == (None, None)
-    text = predict("single", "precision=tf32").out
-    assert re.search(r"^cannot run here +precision=tf32 is a format", text, re.MULTILINE)
-
-
-def test_another_length_has_no_published_figures(predict):
-    why = "Published figures are left out: seq_len differs from the published run."
-    header, *rows = predict("ways", "seq_len=64").out.splitlines()
-    assert "published" not in header
-    assert "difference" not in header
-    assert header.index("peak in") == rows[0].index("the optimizer step")
-    assert rows.count(why) == 1
-    text = predict("ways/plain", "seq_len=64").out
-    assert why in text
-    assert "\npublished " not in text
-    words = predict.json("ways/plain", "seq_len=64")
-    assert (words["published"], words["unpublished"]) == (None, why)
-
-
-def test_the_wait_for_the_imports_is_shown(predict, monkeypatch):
-    monkeypatch.setattr(progress, "SLOW_S", 0.0)
-    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
-
-    def ask_each(_tracer: WarmTracer, *asked: Any) -> Generator[dict[str, Any]]:
-        yield {"imported": True}
-        yield from Tracer()(*asked)
-
-    monkeypatch.setattr(WarmTracer, "ask_each", ask_each)
-    lines = predict("ways").err.splitlines()
-    importing = f"importing torch and transformers in {sys.executable} (first time: some seconds)"
-    assert lines.index(importing) < lines.index(next(line for line in lines if line.startswith("tracing plain")))
 
 
 ROUND = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0, operation_us=20.0, cpu_share=1.0)

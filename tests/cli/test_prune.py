@@ -49,34 +49,6 @@ def runs(cli: Cli) -> list[str]:
     return sorted(path.name for path in (cli.home / "runs").iterdir())
 
 
-def test_keep_leaves_the_newest_runs_and_says_first_what_goes(own):
-    for run_id in (OLD, MIDDLE, NEW):
-        ended(own.home, run_id)
-    asked = own("runs", "prune", "--keep", "1")
-    assert "nothing was deleted: there is no terminal to ask on; add --yes" in asked.refused()
-    assert asked.out.splitlines()[-1].startswith("to delete: 2 runs, ")
-    dry = own("runs", "prune", "--keep", "1", "--dry-run", "--json").json
-    assert [one["run_id"] for one in dry["runs"]] == [OLD, MIDDLE]
-    assert dry["total_bytes"] == sum(one["bytes"] for one in dry["runs"]) > 0
-    assert dry["deleted"] is False
-    assert runs(own) == [OLD, MIDDLE, NEW]
-    done = own("runs", "prune", "--keep", "1", "--yes")
-    assert done.code == 0
-    assert done.out.splitlines()[-1].startswith("freed ")
-    assert runs(own) == [NEW]
-    assert own("runs", "prune", "--keep", "1", "--yes").out == "nothing to delete\n"
-
-
-def test_older_than_goes_by_the_time_a_run_began_and_both_must_let_it_go(own):
-    week, hour = recent(7 * DAY_S), recent(3600)
-    for run_id in (OLD, week, hour):
-        ended(own.home, run_id)
-    both = own("runs", "prune", "--keep", "1", "--older-than", "2w", "--dry-run", "--json").json
-    assert [one["run_id"] for one in both["runs"]] == [OLD]
-    alone = own("runs", "prune", "--older-than", "2d", "--dry-run", "--json").json
-    assert [one["run_id"] for one in alone["runs"]] == [OLD, week]
-
-
 def test_without_a_limit_no_run_goes(own):
     ended(own.home, OLD)
     old_search(own.home)
@@ -119,18 +91,6 @@ def test_a_search_stays_as_long_as_one_of_its_runs(own):
     assert [one["search_id"] for one in gone["searches"]] == [of_both.name]
 
 
-@pytest.mark.parametrize("run_ids", [[], [NEW], [MIDDLE, NEW]])
-def test_every_search_stays_while_there_are_no_more_runs_than_are_kept(own, run_ids):
-    for minute in (1, 2):
-        old_search(own.home, minute)
-    for run_id in run_ids:
-        ended(own.home, run_id)
-    assert own("runs", "prune", "--keep", "3", "--dry-run").out == "nothing to delete\n"
-    assert own("runs", "prune", "--keep", "100", "--older-than", "1d", "--dry-run").out == "nothing to delete\n"
-    searches = own("runs", "prune", "--keep", "0", "--dry-run", "--json").json["searches"]
-    assert len(searches) == 2
-
-
 def test_orphans_of_the_caches_go(own):
     used, unused = cached(own, "traced/used.json"), cached(own, "inspected/unused.json", age_s=31 * DAY_S)
     half_made = cached(own, f"traced/.used.json.{2**22 + 1}-7")
@@ -149,18 +109,6 @@ def test_orphans_of_the_caches_go(own):
     assert [path.exists() for path in (used, unused, half_made, held, free, tokens)] == [
         *(True, False, False, True, False, False)
     ]
-
-
-def test_a_link_to_a_folder_frees_its_own_size_alone(own, tmp_path):
-    tokens = cached(own, "tokens/text-1/ids.bin").parent
-    elsewhere = tmp_path / "elsewhere"
-    tokens.rename(elsewhere)
-    tokens.symlink_to(elsewhere)
-    os.utime(tokens, (time.time() - 31 * DAY_S,) * 2, follow_symlinks=False)
-    link_bytes = tokens.lstat().st_blocks * 512
-    found = own("runs", "prune", "--yes", "--json").json
-    assert [(one["path"], one["bytes"]) for one in found["caches"]] == [(str(tokens), link_bytes)]
-    assert (elsewhere / "ids.bin").exists()
 
 
 def test_the_data_of_a_training_stay_in_the_cache(own):
@@ -193,31 +141,6 @@ def test_foreign_folders_below_runs_and_searches_stay(own):
     assert runs(own) == sorted([*(folder.name for folder in foreign[:3]), "zzz-empty"])
     assert sorted((own.home / "searches").iterdir()) == sorted(foreign[3:])
     assert all((folder / "events.out.tfevents").exists() for folder in foreign)
-
-
-def test_foreign_folders_are_not_counted_among_the_runs_that_are_kept(own):
-    for run_id in (OLD, NEW):
-        ended(own.home, run_id)
-    (own.home / "runs" / "CartPole_Nov22").mkdir()
-    assert own("runs", "prune", "--keep", "1", "--yes").code == 0
-    assert runs(own) == [NEW, "CartPole_Nov22"]
-
-
-def test_what_stays_is_named_not_counted_as_freed_and_makes_the_exit_code_4(own):
-    """A link to a run on another disk is listed as a run, and is not followed to delete it."""
-    for run_id in (OLD, MIDDLE):
-        ended(own.home, run_id)
-    elsewhere = own.home / "elsewhere"
-    (own.home / "runs" / OLD).rename(elsewhere)
-    (own.home / "runs" / OLD).symlink_to(elsewhere)
-    planned = own("runs", "prune", "--keep", "0", "--dry-run", "--json").json
-    alone = next(one["bytes"] for one in planned["runs"] if one["run_id"] == MIDDLE)
-    done = own("runs", "prune", "--keep", "0", "--yes", "--json")
-    assert (done.code, done.json["left"], done.json["total_bytes"]) == (4, [OLD], alone)
-    again = own("runs", "prune", "--keep", "0", "--yes")
-    assert again.code == 4
-    assert again.out.splitlines()[-2:] == ["freed 0 B", f"not deleted, in use again or no permission: {OLD}"]
-    assert (elsewhere / "result.json").exists()
 
 
 def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own):

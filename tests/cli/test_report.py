@@ -8,14 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import msgspec
 import pytest
 
 from cli.command import Cli
-from on_disk import RECORDED, A, B, ended, lost, result, started
+from on_disk import RECORDED, A, ended
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Diagnosis, MemoryFigures, OomChange, OomExplanation
-from trainfast_runner.records.run_file import Overridden, PredictedSpeed, ScriptAsked, ScriptFigures
+from trainfast_runner.records.result import Diagnosis, MemoryFigures
 from trainfast_tui.report import blocks, pictures
 from trainfast_tui.report.document import report_document
 
@@ -25,7 +23,6 @@ SVG = "data:image/svg+xml;base64,"
 LOADING = {"href", "srcset", "data", "action", "poster", "background", "style", "xlink:href"}
 """Attributes that can make a browser fetch something."""
 MIB = 1 << 20
-PARETO = "throughput by peak memory of each run"
 EVIL = '<script>alert(1)</script> <img src="http://a.example/x"> | `code` ![i](http://a.example/y) \x1b[31m</td>'
 
 
@@ -149,34 +146,11 @@ def test_a_page_holds_the_whole_run_and_loads_nothing(recorded):
     assert len(re.findall(r"^\| -+", markdown, re.MULTILINE)) == len(page.tables)
 
 
-def test_markdown_has_the_figures_of_pictures_in_words(recorded):
-    _, _, markdown = recorded
-    assert markdown.startswith("# tiny-llama")
-    assert "**phases of a step**: run A: " in markdown
-    assert "Throttled by heat from" in markdown
-
-
 def test_settings_that_ran_otherwise_stand_beside_those_asked(recorded, cli, tmp_path):
     assert "is the one that was asked for" in recorded[2]
     lines = shutil.copytree(RECORDED, cli.home / "runs" / RECORDED.name) / "worker.jsonl"
     lines.write_text(lines.read_text().replace('"optimizer":"AdamW"', '"optimizer":"SGD"'))
     assert "| A | optimizer | AdamW | SGD (rank 0) |" in markdown_of(cli, tmp_path, "last")
-
-
-def test_a_run_out_of_memory_says_what_would_fit(cli, tmp_path):
-    change = OomChange(settings={"batch_size": "2"}, saves="100 MiB", costs="little")
-    explained = OomExplanation(needed_bytes=300 * MIB, limit_bytes=200 * MIB, changes=[change])
-    ended(cli.home, "20261101-100000-t-aaaa", state="oom", reason="no memory", oom=explained)
-    markdown = markdown_of(cli, tmp_path, "last")
-    assert "100 MiB too much" in markdown
-    assert "| --set batch_size=2 | 100 MiB | little |" in markdown
-    assert "out of memory: no memory |" in markdown
-
-
-def test_a_run_that_was_not_throttled_has_no_shade(cli, tmp_path):
-    ended(cli.home, A)
-    page = page_of(cli, tmp_path, "last")
-    assert "Throttled" not in page.text
 
 
 def test_text_of_a_run_stays_text(cli, tmp_path):
@@ -194,12 +168,6 @@ def test_text_of_a_run_stays_text(cli, tmp_path):
     assert "&lt;script&gt;" in markdown
 
 
-def test_speed_is_predicted_beside_the_measured_one(cli, tmp_path):
-    predicted = PredictedSpeed(median=80.0, low=70.0, high=95.0, basis="2 runs of this model")
-    ended(cli.home, A, throughput=msgspec.structs.replace(result().throughput, predicted=predicted))
-    assert "predicted 80.0 samples/s (70.0 to 95.0), +25.0 %" in markdown_of(cli, tmp_path, A)
-
-
 def test_a_figure_that_was_not_measured_is_absent_and_never_zero(cli, tmp_path):
     ended(cli.home, A, memory=MemoryFigures())
     page = page_of(cli, tmp_path, "last")
@@ -208,32 +176,6 @@ def test_a_figure_that_was_not_measured_is_absent_and_never_zero(cli, tmp_path):
     assert (cells["peak memory"], cells["predicted"], cells["J/sample"], cells["throttled"]) == ("–", "–", "–", "–")
     assert "– stands for a figure that was not measured." in page.text
     assert "No step was completed." in page.text, "there are no records to chart"
-
-
-def test_a_lost_run_is_reported_as_far_as_it_came(cli, tmp_path):
-    lost(cli.home, A, steps=7)
-    page = page_of(cli, tmp_path, "last")
-    assert_loads_nothing(page)
-    assert "lost: " in page.text
-    assert "Not as command: 20261101-100000-tiny-llama-aaaa has no model in its run.json." in page.text
-
-
-def test_runs_are_compared_with_the_first(cli, tmp_path):
-    ended(cli.home, A, samples_per_s=100.0)
-    ended(cli.home, B, samples_per_s=130.0, overrides={"batch_size": 16})
-    done = cli("report", "20261101", "last", "20261101", "-o", str(tmp_path / "two.md"), "--json")
-    assert done.json == {
-        "file": str(tmp_path / "two.md"),
-        "runs": [A, B],
-        "bytes": (tmp_path / "two.md").stat().st_size,
-    }
-    markdown = (tmp_path / "two.md").read_text()
-    assert "| against A |" in markdown
-    assert "+30.0 % (95 % CI: " in markdown
-    assert "): better |" in markdown
-    assert "batch_size=16" in markdown
-    assert PARETO in markdown
-    assert_tables_are_even(markdown)
 
 
 def test_a_run_that_is_running_has_no_report(cli, tmp_path):
@@ -245,13 +187,6 @@ def test_a_run_that_is_running_has_no_report(cli, tmp_path):
         assert "is still running" in cli("report", "last", "-o", str(tmp_path / "report.md")).refused()
 
 
-def test_runs_of_other_work_are_not_in_the_picture_of_memory_and_throughput(cli, tmp_path):
-    ended(cli.home, A, samples_per_s=100.0)
-    ended(cli.home, B, samples_per_s=130.0, knobs={"seq_len": 64})
-    cli("report", "20261101", "20261102", "-o", str(tmp_path / "two.md"))
-    assert PARETO not in (tmp_path / "two.md").read_text()
-
-
 def test_without_matplotlib_a_report_has_its_tables_and_says_how_to_get_pictures(recorded, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "can_draw", lambda: False)
     made, _ = report_document(Home(recorded[0].home), ["last"])
@@ -260,30 +195,3 @@ def test_without_matplotlib_a_report_has_its_tables_and_says_how_to_get_pictures
     assert page.pictures == []
     assert "pip install 'trainfast-tui[report]'" in page.text
     assert "Throttled by heat from" in page.text, "charts over time are sentences"
-
-
-def ran_script(cli: Cli, run_id: str, folder: str, *overridden: Overridden) -> None:
-    """A run of `train.py` in this folder."""
-    command = ["python", "train.py"]
-    of_script = {"preset": "train.py", "knobs": {}}
-    ended(cli.home, run_id, **of_script, script=ScriptFigures(command=command, cwd=folder, overridden=list(overridden)))
-    started(cli.home, run_id, **of_script, script=ScriptAsked(command=command, argv=command), cwd=folder)
-
-
-def test_overridden_knobs_stand_beside_what_was_asked(cli, tmp_path):
-    knobs = [Overridden(knob="lr", asked=0.5, ran=0.1, by="torch"), Overridden(knob="seed", asked=3, ran=None, by="x")]
-    ran_script(cli, "20261101-100000-train-py-aaaa", "/a", *knobs)
-    markdown = markdown_of(cli, tmp_path, "last")
-    assert "| A | lr | 0.5 | 0.1 (by torch) |" in markdown
-    assert "| A | seed | 3 | unknown |" in markdown
-    assert "is the one that was asked for" not in markdown
-
-
-def test_scripts_of_one_name_in_two_folders_share_no_picture(cli, tmp_path):
-    ran_script(cli, "20261101-100000-train-py-aaaa", "/a")
-    ran_script(cli, "20261102-100000-train-py-bbbb", "/b")
-    ran_script(cli, "20261103-100000-train-py-cccc", "/a")
-    apart = markdown_of(cli, tmp_path, "20261101", "20261102")
-    assert PARETO not in apart
-    assert "| not comparable: different scripts |" in apart
-    assert PARETO in markdown_of(cli, tmp_path, "20261101", "20261103")

@@ -102,18 +102,6 @@ def test_a_second_ctrl_c_kills_at_once(cli, tmp_path):
     assert done.json["reason"].startswith("killed as asked"), "not for the time that it took"
 
 
-@pytest.mark.long
-def test_ctrl_c_twice_ends_a_training_that_is_still_importing(cli):
-    started = cli.start("run", "tiny-llama", *SMALL, "--set", "steps=1000000", "--json")
-    started.until_printed("importing the training stack")
-    started.signal(signal.SIGINT)
-    started.until_printed("stopping the run")
-    started.signal(signal.SIGINT)
-    done = started.end()
-    assert done.code in (4, 130), done.err
-    assert done.json["state"] in ("killed", "stopped")
-
-
 def test_a_detached_run_is_attached_to_and_stopped_and_the_next_one_outlives_its_watchers(cli, endless):
     detached = cli("run", "--detach", "--json", *endless)
     assert detached.code == 0, detached.err

@@ -1,7 +1,5 @@
 """`search max-batch`: what it refuses; and, among the long tests, real searches under real limits."""
 
-import argparse
-import io
 import json
 import math
 import os
@@ -15,20 +13,13 @@ from cli.command import Started, directory_of, live_runs, until
 from trainfast_runner.records.home import JOURNAL_FILE, Home, is_conducted
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.search.batch_journal import (
-    BatchEnded,
-    BatchFollower,
     BatchLaunched,
     BatchStep,
-    Change,
-    ConfirmationRun,
     Probe,
     read_batch_journal,
 )
-from trainfast_runner.search.best import question
-from trainfast_runner.search.best_journal import BestEnded
-from trainfast_tui.cli import search, search_progress
+from trainfast_tui.cli import search_progress
 from trainfast_tui.cli.search_progress import SearchPrinter
-from trainfast_tui.text.batch_words import batch_answer_lines
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -45,14 +36,6 @@ def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli):
     line = cli(*limited, MALLOC_ARENA_MAX="2").refused()
     assert "MALLOC_ARENA_MAX" in line
     assert "env -u MALLOC_ARENA_MAX" in line
-    assert Home(cli.home).run_ids() == []
-
-
-@pytest.mark.long
-def test_a_limit_below_the_parameters_ends_without_a_run(cli):
-    done = cli("search", "max-batch", "tiny-llama", "--set", "memory_limit=1MiB", "--json")
-    assert done.code == 3
-    assert "parameters" in done.err
     assert Home(cli.home).run_ids() == []
 
 
@@ -203,45 +186,8 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli):
         assert run.json["state"] == "finished", change
 
 
-def test_a_change_of_several_knobs_is_printed_as_it_is_typed(tmp_path):
-    change = Change(settings={"optimizer": "adafactor", "precision": "bf16-pure"}, saves="needs 25 MiB of 60 MiB")
-    ended = BatchEnded(state="nothing_fits", reason="a batch of 1 does not fit", changes=[change])
-    search = BatchFollower(tmp_path).poll()
-    assert "  --set optimizer=adafactor --set precision=bf16-pure: needs" in batch_answer_lines(search, ended)[-1]
-
-
-def test_a_confirmation_run_says_how_long_it_has_taken(monkeypatch):
-    text = io.StringIO()  # without an encoding … is ~
     monkeypatch.setattr(search_progress, "TICK_S", 0.0)
     monkeypatch.setattr(sys, "stderr", text)
     printer = SearchPrinter()
     printer.print_line(BatchStep(action="prove", batch_size=37, why="it is the largest"))
     printer.tick()
-    assert text.getvalue().splitlines()[-1] == "confirming 37~ 0 s"
-
-
-def test_sizes_have_their_thousands_separated(monkeypatch):
-    text = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", text)
-    printer = SearchPrinter()
-    for line in (
-        BatchStep(action="probe", batch_size=4096, why="twice the last"),
-        ConfirmationRun(batch_size=65536, run_id="cold", state="oom", seconds=9.0, refutes=[4096]),
-    ):
-        printer.print_line(line)
-    assert "probe 4,096: twice the last" in text.getvalue()
-    assert "  65,536 out of memory in a fresh process, 9 s, which refutes that 4,096 fitted: cold" in text.getvalue()
-
-
-def test_a_busy_cpu_is_named_before_a_best_fit_search(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
-    monkeypatch.setattr(question, "others_cores", lambda seconds: len(os.sched_getaffinity(0)) / 2)
-    monkeypatch.setattr(search, "conduct_best", lambda *arguments: BestEnded(state="cancelled"))
-    monkeypatch.setattr(search, "_report_best", lambda *arguments: None)
-    parser = argparse.ArgumentParser()
-    search.search_best_arguments(parser)
-    words = ["tiny-llama", "--set", "devices=cpu", "--vary", "precision=fp32,bf16", "--budget", "30s"]
-    assert search.search_best(parser.parse_args(words)) == 130
-    assert (
-        "others take 50 % of the CPU: this budget tries about 2 of 2 settings" in capsys.readouterr().err.splitlines()
-    )

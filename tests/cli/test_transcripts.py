@@ -1,7 +1,7 @@
 """Commands and what they print, as a person types and reads them: the files in `transcripts`.
 
 # the name of a case, which begins with an empty home
-+ a line of Python that leaves something there
++ a line of Python that leaves something there, or looks at it
 $ a command, which variables of its environment may precede
 what it prints, line by line, where ... stands for any text, and alone for any lines
 ! what a refusal says in its one line, with exit code 2
@@ -9,13 +9,16 @@ what it prints, line by line, where ... stands for any text, and alone for any l
 - what it does not say
 [3] is its exit code, 0 if none is given
 .path.in.its.json = a value
+{name} is a variable: tmp, home, presets, python, path, nvml, or one of the lines above
 """
 
 import functools
 import itertools
 import json
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,18 +26,19 @@ import pytest
 import on_disk
 from cli.command import Cli, Done
 from trainfast_runner.records import result, run_file, run_lines
+from trainfast_runner.settings.spec import resolve
 
 CASES = [
     pytest.param(case.splitlines(), id=f"{file.stem}: {case.partition(chr(10))[0]}")
     for file in sorted(Path(__file__).with_name("transcripts").glob("*.txt"))
     for case in re.split(r"^# ", file.read_text(), flags=re.MULTILINE)[1:]
 ]
-NAMES = {
-    name: value
-    for module in (result, result, run_file, run_lines, run_file, on_disk)
-    for name, value in vars(module).items()
+NAMES = {name: value for module in (result, run_file, run_lines, on_disk) for name, value in vars(module).items()} | {
+    "os": os,
+    "resolve": resolve,
 }
 
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 VARIABLE = re.compile("[A-Z_]+=")
 EXIT_CODE = re.compile(r"\[(\d+)\]")
 
@@ -62,23 +66,28 @@ def check_text(done: Done, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_transcript(cli: Cli, tmp_path: Path, case: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transcript(
+    cli: Cli, tmp_path: Path, case: list[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
-    places = {"home": cli.home, "presets": cli.presets, "tmp": tmp_path}
+    names = NAMES | {"home": cli.home, "presets": cli.presets, "tmp": tmp_path, "python": sys.executable, "path": PATH}
+    if any("{nvml}" in line for line in case):
+        names["nvml"] = request.getfixturevalue("nvml_library")
+
+    def filled(line: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: str(names.get(found[1], found[0])), line)
+
     steps = [line.rstrip() for line in case[1:] if line.strip()]
     for place, line in enumerate(steps):
         if line.startswith("+ "):
-            exec(line[2:], {**NAMES, **places})
+            exec(line[2:], names)
         elif line.startswith("$"):
             rest = steps[place + 1 :]
             expected = rest[: next((n for n, one in enumerate(rest) if one.startswith(("$", "+ "))), len(rest))]
-            for name, value in places.items():
-                expected = [one.replace(f"{{{name}}}", str(value)) for one in expected]
-                line = line.replace(f"{{{name}}}", str(value))
-            words = shlex.split(line[2:])
+            words = shlex.split(filled(line)[2:])
             variables = dict(word.split("=", 1) for word in itertools.takewhile(VARIABLE.match, words))
             done = cli(*words[len(variables) :], **variables)
             refusal = any(one.startswith("! ") for one in expected)
             codes = [int(found[1]) for one in expected if (found := EXIT_CODE.fullmatch(one))]
             assert done.code == (codes[0] if codes else 2 if refusal else 0), done.err
-            check_text(done, expected)
+            check_text(done, [filled(one) for one in expected])

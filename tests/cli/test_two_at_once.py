@@ -5,7 +5,6 @@ import errno
 import itertools
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from trainfast_runner.records.home import JOURNAL_FILE, LAUNCH_LOCK_FILE, Home, 
 from trainfast_runner.records.run_directory import locked, shared_lock
 from trainfast_runner.running import launch
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.worker.shared.host import lock_holder, print_holder
+from trainfast_runner.worker.shared.host import lock_holder
 from trainfast_tui.cli import launching
 from trainfast_tui.cli import logs as stop_command
 from trainfast_tui.cli.logs import directory_to_stop, search_notice
@@ -80,16 +79,6 @@ def test_the_holder_of_a_lock_is_not_one_of_a_file_with_its_number_on_another_di
         for lines, holder in (([elsewhere], "another process"), ([elsewhere, *real], f"process {os.getpid()} (")):
             monkeypatch.setattr(Path, "read_text", lambda path, lines=lines: "\n".join(lines) + "\n")
             assert lock_holder(fd).startswith(holder)
-
-
-@pytest.mark.parametrize(("term", "begin"), [("dumb", b"waiting"), ("xterm", b"\r\x1b[Kwaiting")])
-def test_who_is_waited_for_is_printed_in_the_ways_of_the_terminal(monkeypatch, term, begin):
-    ours, theirs = pty.openpty()
-    monkeypatch.setenv("TERM", term)
-    with os.fdopen(ours, "rb") as screen, os.fdopen(theirs, "w") as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        print_holder("process 7")
-        assert screen.readline() == begin + b" for process 7\r\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

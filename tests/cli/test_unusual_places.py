@@ -91,19 +91,17 @@ def test_other_commands_do_without_a_working_directory(cli, tmp_path, words):
 
 
 @pytest.mark.long
-def test_a_deleted_working_directory_is_no_obstacle(cli, tmp_path):
-    done = typed_in(cli, tmp_path, *RUN, "--json", before=GONE)
+@pytest.mark.parametrize(("folder", "before"), [(b"", GONE), (b"caf\xe9", ":")], ids=["deleted", "not UTF-8"])
+def test_a_deleted_working_directory_and_one_that_is_not_utf8_are_no_obstacle(cli, tmp_path, folder, before):
+    place = os.path.join(os.fsencode(tmp_path), folder)
+    os.makedirs(place, exist_ok=True)
+    done = typed_in(cli, place, *RUN, "--json", before=before)
     assert done.json["state"] == "finished", done.json["reason"]
+
+
+def test_a_relative_home_in_a_deleted_working_directory_is_refused(cli, tmp_path):
     refusal = typed_in(cli, tmp_path, "runs", "list", before=GONE, TRAINFAST_HOME="relative").refused()
     assert "the current directory, which has been deleted" in refusal
-
-
-@pytest.mark.long
-def test_a_working_directory_that_is_not_utf8_is_no_obstacle(cli, tmp_path):
-    folder = os.fsencode(tmp_path) + b"/caf\xe9"
-    os.mkdir(folder)
-    done = typed_in(cli, folder, *RUN, "--json")
-    assert done.json["state"] == "finished", done.json["reason"]
 
 
 def test_a_home_that_is_not_utf8_is_refused(cli, tmp_path):

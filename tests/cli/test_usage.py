@@ -11,30 +11,8 @@ from importlib.util import find_spec
 import pytest
 
 from cli.command import COMMAND, Cli
-from core.test_export import recorded
-from on_disk import put
-from trainfast_runner.records.home import Home
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.cli.printing import print_json
-
-LISTED = ("run", "runs", "logs", "stop", "attach", "presets", "export", "monitor", "topo", "doctor")
-
-
-def test_help_lists_every_command(cli):
-    done = cli("--help")
-    assert done.code == 0
-    for word in (*LISTED, "list, show, compare, rm", "list, show, new"):
-        assert word in done.out
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["run"], ["runs"], ["runs", "list"], ["runs", "compare"], ["logs"], ["stop"], ["presets", "new"], ["monitor"]],
-)
-def test_every_command_has_help(cli, words):
-    done = cli(*words, "--help")
-    assert done.code == 0
-    assert done.out.startswith(f"usage: trainfast-tui {' '.join(words)}")
 
 
 def test_a_shell_completes_commands_and_options(cli):
@@ -130,78 +108,7 @@ def test_knobs_are_listed_with_the_values_they_take(cli):
     assert "a whole number from 1 to 1048576" in done.out
 
 
-def test_a_knob_prints_its_whole_help(cli):
-    entry = KNOBS_BY_NAME["reshard"]
-    done = cli("knobs", "reshard")
-    assert done.code == 0
-    for text in (entry.what, entry.speed, entry.memory, entry.training, "on off", "fsdp, fsdp+tp"):
-        assert text in done.out
-    [fields] = cli("knobs", "reshard", "--json").json["knobs"]
-    assert (fields["name"], fields["default"], fields["only_with"]) == ("reshard", "on", ["fsdp", "fsdp+tp"])
-    assert "did you mean reshard?" in cli("knobs", "resherd").refused()
-
-
-def test_a_digit_that_is_no_decimal_is_no_number_of_processes(cli, tmp_path):
-    script = tmp_path / "train.py"
-    script.touch()
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=²", str(script))
-    assert "'²' is not a number of processes" in cli("run", "--", *torchrun).refused()
-
-
-def test_a_number_of_thousands_of_digits_is_refused_in_one_line(cli, tmp_path):
-    home, digits = Home(cli.home), "1" * 5000
-    run_id, _ = home.new_run("tiny-llama")
-    home.number_launch(run_id)
-    assert (home.find("1"), home.find("001")) == (run_id, run_id)
-    assert "there is no run '111" in cli("runs", "show", digits).refused()
-    (script := tmp_path / "train.py").touch()
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", digits, str(script))
-    assert "is not a number of processes" in cli("run", "--", *torchrun).refused()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (b'schema = 1\nextends = "caf\xe9"\n', "can't decode byte 0xe9"),
-        (b'schema = 1\nextends = "a\\u0000.toml"\n', ":2: extends must be text, not 'a\\x00.toml'"),
-        (b'schema = 1\nextends = "~nobody-of-this-name/x.toml"\n', "there is no preset file "),
-        (b'schema = 1\n[model]\npath = "a\\u0000"\n', ":3: model.path cannot be text with a NUL character"),
-        (b'schema = 1\n[model]\nfamily = "llama"\nx = 2020-01-01\n', ":4: model.x cannot be a date or a time"),
-        (b'schema = 1\n[model]\nfamily = "llama"\nx = [1, -inf]\n', ":4: model.x cannot be infinite or NaN"),
-        (b"schema = 1\nextends = " + b"[" * 5000, "not valid TOML"),
-        (b'schema = 1\n[script]\ncwd = "\\u0000"\n', ":3: cwd must be text, not '\\x00'"),
-        (b'schema = 1\n[script]\ncommand = ["a\\u0000"]\n', ":3: command must be a list of words"),
-        (
-            b'schema = 1\nextends = "tiny-llama"\n[knobs]\noffload_path = "\\u0000"\n',
-            ":4: offload_path: must be a path",
-        ),
-    ],
-)
-def test_a_preset_that_cannot_be_is_one_line(cli, text, expected):
-    path = cli.presets / "mine.toml"
-    path.write_bytes(text)
-    assert expected in cli("run", "mine").refused()
-    assert expected in cli("run", str(path)).refused()
-
-
-def test_names_that_are_not_utf8_are_listed(cli):
-    name = os.fsdecode(b"caf\xe9")
-    (cli.presets / f"{name}.toml").write_text('schema = 1\nextends = "tiny-llama"\n')
-    assert name in [one["name"] for one in cli("presets", "list", "--json").json["presets"]]
-    assert cli("presets", "list").code == 0
-
-
 def test_a_python_whose_name_is_not_utf8_is_refused(cli, tmp_path):
     python = tmp_path / os.fsdecode(b"caf\xe9")
     python.symlink_to(sys.executable)
     assert "is not UTF-8" in cli("run", "tiny-llama", "--python", str(python)).refused()
-
-
-def test_an_export_into_a_file_is_refused(cli, tmp_path):
-    run = recorded("tiny-llama")
-    directory = cli.home / "runs" / run.run_id
-    directory.mkdir(parents=True)
-    put(directory / "run.json", run)
-    file = tmp_path / "file"
-    file.touch()
-    assert f"{file} is a file" in cli("export", run.run_id, "--to", "command", "-o", str(file)).refused()

@@ -1,6 +1,6 @@
 """Settings that cannot work on this machine are refused before launch, both sides named, with settings that can.
 
-Those that a machine without GPUs refuses stand in tests/cli/test_bad_combinations.py.
+Those that a machine without GPUs refuses stand in tests/cli/transcripts/settings.txt.
 """
 
 import os

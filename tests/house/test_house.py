@@ -14,9 +14,11 @@ import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+
+from cli.command import Done
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "runner/trainfast_runner"
@@ -50,19 +52,6 @@ print(json.dumps(answers))
 """
 
 
-class Answer(NamedTuple):
-    """How a command line ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The object in the last line of the output."""
-        return json.loads(self.out.splitlines()[-1])
-
-
 def run(*settings: str) -> list[str]:
     """The command line of a run of a small model."""
     return ["run", "tiny-llama", *(word for one in (*SMALL, *settings) for word in ("--set", one)), "--json"]
@@ -87,7 +76,7 @@ class House:
         assert begin, f"{file} has no line {table!r}"
         path.write_text(before + begin + entry + after)
 
-    def answers(self, *commands: Sequence[str]) -> list[Answer]:
+    def answers(self, *commands: Sequence[str]) -> list[Done]:
         """Exit code, output and error of several command lines, run one after the other in one process of the copy."""
         environment = {
             **os.environ,
@@ -108,7 +97,7 @@ class House:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return [Answer(*answer) for answer in json.loads(done.stdout.splitlines()[-1])]
+        return [Done(*answer) for answer in json.loads(done.stdout.splitlines()[-1])]
 
     def trained(self, *settings: str) -> dict[str, Any]:
         """The result of a run that finished."""

@@ -1,6 +1,5 @@
 """Best-fit searches of scripts of one's own: each trial is a run by itself that leaves nothing behind."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -115,43 +114,10 @@ def test_knobs_with_a_named_value_are_varied_at_one_global_batch(cli):
     assert found["global_batch"] is None, "a batch that is varied by name is another global batch"
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], "mine names the present value of no knob that keeps its training the same"),
-        (["--vary=lr=0.1,0.2"], "mine does not name the present lr of its script; try --set lr=VALUE"),
-        (["--vary=strategy=ddp"], "strategy has no place in mine: name its flag"),
-        (["--global-batch=8", "--vary=batch_size=4,8"], "mine does not name the present grad_accum of its script"),
-        (["--objective=tokens_per_s", "--vary=batch_size=4,8"], "no hook sees how many tokens a script's sample has"),
-    ],
-)
-def test_question_that_trials_cannot_answer_is_refused(cli, options, expected):
-    preset_of(cli, *script("plain_torch.py"))
-    assert expected in cli("search", "best", "mine", *options).refused()
-
-
-def test_advice_on_a_knob_without_a_present_value_reads_well_on_a_screen(cli):
-    preset_of(cli, *script("plain_torch.py"))
-    preset = script_preset.load(cli.presets / "mine.toml")
-    with pytest.raises(UserError, match="does not name the present lr") as refused:
-        plan_script_best(preset, (), BestRequest(vary={"lr": ["0.1", "0.2"]}))
-    assert refused.value.line_without_option().endswith("; try naming a value of lr")
-
-
 def planned(cli):
     """The question about two batch sizes of `mine`."""
     preset = script_preset.load(cli.presets / "mine.toml")
     return plan_script_best(preset, (), BestRequest(vary={"batch_size": ["1", "2"]}))
-
-
-def test_edited_script_begins_a_new_search(cli, tmp_path):
-    preset_of(cli, *written(tmp_path, CLAMPED))
-    home = Home(cli.home)
-    first = open_best(planned(cli), home, SearchOptions())
-    assert open_best(planned(cli), home, SearchOptions()) == first, "the same script continues"
-    (tmp_path / "train.py").write_text(CLAMPED.replace("min(3", "min(5"))
-    second = open_best(planned(cli), home, SearchOptions())
-    assert second != first
 
 
 def test_edited_file_of_the_command_begins_a_new_search(cli, tmp_path, monkeypatch):
@@ -184,18 +150,6 @@ def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_writ
     conduct_best(directory, best, home, SearchOptions(), SearchCaller(is_cancelled=lambda: True))
     spaces = [line for line in read_best_journal(directory) if isinstance(line, Space)]
     assert [one.samples_per_step for one in spaces[-1].candidates] == [4 * one for one in asked]
-
-
-def test_script_whose_folder_is_gone_is_refused(cli, tmp_path, monkeypatch):
-    folder = tmp_path / "project"
-    folder.mkdir()
-    words = written(tmp_path, CLAMPED)
-    monkeypatch.chdir(folder)
-    preset_of(cli, *words)
-    monkeypatch.chdir(tmp_path)
-    shutil.rmtree(folder)
-    text = cli("run", "mine").refused()
-    assert f"mine.toml: script.cwd: there is no folder {folder}" in text
 
 
 def measured(candidate, samples, peak):

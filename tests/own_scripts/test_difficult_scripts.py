@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from cli.command import Cli, until
 from own_scripts.conftest import no_step, run_script, script, written
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_lines import Step
-
-
-def test_script_without_torch_finishes_without_a_step(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", "--json", *written(tmp_path, "print('nothing to train')\n"))
-    assert "no process of the script imported torch" in no_step(done)
-    assert done.json["script"]["exit_code"] == 0
-    assert cli("runs", "show", "last").code == 0
 
 
 def test_a_script_that_ends_before_its_first_step_lists_the_ways(cli: Cli, tmp_path: Path) -> None:
@@ -74,26 +64,6 @@ def test_step_of_two_optimizers_counts_once(cli: Cli, tmp_path: Path) -> None:
     assert {step.lr for step in steps} == {1.0}, "a whole number is a rate too"
 
 
-def test_a_script_that_reads_stdin_fails_with_the_reason(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", "--json", *written(tmp_path, "input('continue? ')\n"))
-    assert done.code == 4
-    assert "EOFError" in done.json["reason"]
-    assert "a run has no standard input" in done.json["reason"]
-    assert done.json["script"]["exit_code"] == 1
-
-
-def test_a_syntax_error_of_a_script_names_its_line(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", "--json", *written(tmp_path, "import sys\ndef broken(:\n"))
-    assert done.code == 4
-    assert re.search(r"exited with status 1: SyntaxError: .+ \(\w+\.py:2\)", done.json["reason"])
-
-
-def test_exit_code_of_the_script_is_kept_beside_ours(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", "--json", *written(tmp_path, "import sys\nprint('no data')\nsys.exit(17)\n"))
-    assert (done.code, done.json["script"]["exit_code"]) == (4, 17)
-    assert "status 17: no data" in done.json["reason"]
-
-
 def test_script_that_forks_and_leaves_is_ended_with_its_children(cli: Cli, tmp_path: Path) -> None:
     done = cli(
         "run",
@@ -143,27 +113,6 @@ def test_out_of_memory_before_the_first_step_names_its_phase(cli: Cli) -> None:
     assert "forward" in cli("runs", "show", "last").out
 
 
-@pytest.mark.parametrize(
-    ("flags", "environment", "why"),
-    [
-        (("-I",), {}, "the interpreter ignores PYTHONPATH"),
-        (
-            (),
-            {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the hooks",
-        ),
-    ],
-)
-def test_closed_door_is_printed_at_the_start_and_the_end(
-    cli: Cli, tmp_path: Path, flags: tuple[str, ...], environment: dict[str, str], why: str
-) -> None:
-    _, python, path = written(tmp_path, "print('trained')\n")
-    done = cli("run", "--json", "--", python, *flags, path, **environment)
-    assert f"its steps are not seen: {why}" in done.err
-    assert why in no_step(done)
-    assert "--steps-from-log" in no_step(done)
-
-
 @pytest.mark.long
 def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> None:
     go = tmp_path / "go"
@@ -176,47 +125,6 @@ def test_a_minute_without_a_step_lists_the_ways(cli: Cli, tmp_path: Path) -> Non
     assert "trainfast_door.step()" in done.err
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--"], "run -- needs a command"),
-        ([], "run needs a preset, or a command after --"),
-        (["tiny-llama", "--", "python", "train.py"], "a preset or a command after --, not both"),
-        (["--", "python"], "python has no script to run"),
-        (["--", "python", "-m"], "python has no script to run"),
-        (["--", "python", "-u", "-c"], "python has no script to run"),
-        (["--", "python", "trian.py"], "there is no script trian.py; did you mean train.py?"),
-        (["--", "trainn"], "there is no command 'trainn'"),
-        (["--", "pyhton", "train.py"], "there is no command 'pyhton'; did you mean python?"),
-        (["--", "torchrnu", "train.py"], "there is no command 'torchrnu'; did you mean torchrun?"),
-        (["--", "./train.py"], "./train.py cannot be executed; try run -- python ./train.py"),
-        (["--", "deepspeed", "--hostfile=h", "train.py"], "--hostfile: ranks are started by torchrun"),
-        (["--", "torchrun", "--nproc-per-node=none", "train.py"], "'none' is not a number of processes"),
-        (["--set", "strategy=ddp", "--", "python", "train.py"], "strategy has no place in a script"),
-        (["--set", "batchsize=8", "--", "python", "train.py"], "did you mean batch_size?"),
-        (["--set", "lr=1", "--", "python", "-I", "train.py"], "lr cannot reach the script: the interpreter ignores"),
-        (["--steps=3", "--", "python", "train.py"], "timing_warmup=3 leaves none of the 3 steps to measure"),
-        (["--steps=5", "--set", "steps=6", "--", "python", "train.py"], "--steps 5 and --set steps=6 differ"),
-        (["--steps-from-log=(", "--", "python", "train.py"], "--steps-from-log '('"),
-        (["--steps=9", "--steps-from-log=x", "--", "python", "train.py"], "--steps needs the hooks"),
-        (["--samples-per-step=4", "tiny-llama"], "--samples-per-step is for a command after --"),
-    ],
-)
-def test_command_that_cannot_start_is_one_line(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
-) -> None:
-    (tmp_path / "train.py").write_text("")
-    bin = tmp_path / "bin"
-    bin.mkdir()
-    for name in ("deepspeed", "torchrun"):
-        (bin / name).write_text(f"#!{sys.executable}\n")
-        (bin / name).chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    path = f"{bin}:{Path(sys.executable).parent}:{cli.environment['PATH']}"
-    assert expected in cli("run", *words, PATH=path).refused()
-    assert not list(Home(cli.home).path.glob("runs/*"))
-
-
 def test_hooks_note_their_own_errors_and_leave_the_script_alone(cli: Cli, tmp_path: Path) -> None:
     lines = (
         "import torch\nclass Odd(torch.optim.SGD):\n    def step(self):\n        self.param_groups = None\n"
@@ -225,16 +133,6 @@ def test_hooks_note_their_own_errors_and_leave_the_script_alone(cli: Cli, tmp_pa
     done = cli("run", "--json", *written(tmp_path, lines))
     assert (cli.home / "runs" / done.json["run_id"] / "output.log").read_text() == "went on\n"
     assert any("the hooks in the script: " in trouble for trouble in done.json["troubles"])
-    no_step(done)
-
-
-def test_the_note_of_an_error_names_the_hook_by_its_module(cli: Cli, tmp_path: Path) -> None:
-    engine = tmp_path / "deepspeed" / "runtime" / "engine.py"
-    engine.parent.mkdir(parents=True)
-    for file in (engine.parent.parent / "__init__.py", engine.parent / "__init__.py", engine):
-        file.write_text("")
-    done = cli("run", "--json", *written(tmp_path, "import torch, deepspeed.runtime.engine\n"))
-    assert any("frameworks.install_deepspeed: AttributeError: " in trouble for trouble in done.json["troubles"])
     no_step(done)
 
 

@@ -43,33 +43,6 @@ def test_argparse_flags_are_listed_and_mapped(cli, tmp_path, monkeypatch):
     assert preset["knobs"] == known
 
 
-def test_discovery_prints_flags_reasons_and_the_next_command(cli, tmp_path):
-    done = cli("presets", "new", "mine", *written(tmp_path, ARGPARSE))
-    assert done.code == 0, done.err
-    assert "--bs" in done.out
-    assert "--bs is a usual name for batch_size; default 16" in done.out
-    assert "run it with: trainfast-tui run mine" in done.out
-    assert "# --bs is a usual name for batch_size" in (cli.presets / "mine.toml").read_text()
-    shown = cli("presets", "show", "mine").out
-    assert "--bs {}" in shown
-    assert "mine" in cli("presets", "list").out
-
-
-def test_script_with_a_byte_order_mark_is_read(cli, tmp_path):
-    assert len(discovered(cli, *written(tmp_path, "\ufeff" + ARGPARSE))["flags"]) == 7
-
-
-def test_flag_with_a_million_choices_is_described_by_its_default(cli, tmp_path):
-    lines = (
-        "import argparse\np = argparse.ArgumentParser()\n"
-        "p.add_argument('--batch-size', type=int, default=16, choices=range(1, 1000001))\np.parse_args()\n"
-    )
-    found = discovered(cli, *written(tmp_path, lines))
-    assert found["flags"][0]["choices"][:2] == ["1", "2"]
-    assert len(found["flags"][0]["choices"]) == 100
-    assert found["mapping"][0]["reason"] == "--batch-size is a usual name for batch_size; default 16"
-
-
 def test_f16_a_child_in_its_own_session_without_our_environment_is_ended_and_the_command_is_told_before(cli, tmp_path):
     pid = tmp_path / "pid"
     daemon = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
@@ -87,33 +60,6 @@ def test_f16_a_child_in_its_own_session_without_our_environment_is_ended_and_the
     assert told.startswith(f"running {' '.join(command[1:])} up to its argument parser")
     assert "such as deleting or writing files" in told
     assert identify(int(pid.read_text())) is None
-
-
-def test_processes_that_a_script_started_before_its_parser_are_ended(cli, tmp_path):
-    pids = tmp_path / "pids"
-    lines = (
-        "import subprocess, sys\nwait = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-        "children = [subprocess.Popen(wait, start_new_session=own) for own in (False, True)]\n"
-        f"open({str(pids)!r}, 'w').write(' '.join(str(child.pid) for child in children))\n"
-    )
-    discovered(cli, *written(tmp_path, lines + ARGPARSE))
-    assert [identify(int(pid)) for pid in pids.read_text().split()] == [None, None]
-
-
-def test_long_list_of_flags_is_folded_to_those_of_knobs(cli, tmp_path):
-    lines = (
-        "import argparse\np = argparse.ArgumentParser()\n"
-        "for n in range(30):\n    p.add_argument(f'--other-{n}')\np.add_argument('--bs', type=int, default=16)\n"
-        "p.parse_args()\n"
-    )
-    short = cli("presets", "new", "mine", *written(tmp_path, lines)).out
-    assert "argparse, 31 flags" in short
-    assert "  --bs " in short
-    assert "--other-7" not in short
-    assert "and 30 flags without a knob; --all lists them" in short
-    whole = cli("presets", "new", "mine", "--overwrite", "--all", *written(tmp_path, lines)).out
-    assert whole.index("  --bs ") < whole.index("--other-7 "), "flags of knobs come first"
-    assert "--all lists them" not in whole
 
 
 @pytest.mark.ci
@@ -140,16 +86,6 @@ def test_parser_for_a_configuration_file_is_not_the_last(cli, tmp_path):
     assert found["mapping"][0]["value"] == 2
 
 
-def test_parser_that_refused_leaves_the_next_one_to_be_seen(cli, tmp_path):
-    lines = (
-        "import argparse\nfirst = argparse.ArgumentParser(exit_on_error=False)\n"
-        "first.add_argument('--lr', type=int)\n"
-        "try:\n    first.parse_args(['--lr=a'])\nexcept argparse.ArgumentError:\n    pass\n"
-        "parser = argparse.ArgumentParser()\nparser.add_argument('--seed', type=int, default=1)\nparser.parse_args()\n"
-    )
-    assert mapping(discovered(cli, *written(tmp_path, lines))) == {"seed": "--seed {}"}
-
-
 def test_a_first_parser_stays_named_where_the_script_trains_next(cli, tmp_path):
     lines = (
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--bs', type=int, default=4)\n"
@@ -158,11 +94,6 @@ def test_a_first_parser_stays_named_where_the_script_trains_next(cli, tmp_path):
     found = discovered(cli, *written(tmp_path, lines))
     assert (found["stopped_at"], found["parser"]) == ("the first optimizer", "argparse")
     assert (mapping(found), found["framework"]) == ({"batch_size": "--bs {}"}, "torch")
-
-
-def test_a_parser_without_options_is_named(cli, tmp_path):
-    found = discovered(cli, *written(tmp_path, "import argparse\nargparse.ArgumentParser().parse_args()\n"))
-    assert (found["stopped_at"], found["parser"], found["flags"]) == ("the parser", "argparse", [])
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)\n"])
@@ -180,14 +111,6 @@ def test_subcommand_has_its_own_flags(cli, tmp_path):
     )
     found = discovered(cli, *written(tmp_path, lines), "train")
     assert mapping(found) == {"lr": "--lr {}", "seed": "--seed {}"}
-
-
-def test_default_that_is_no_unicode_has_question_marks(cli, tmp_path):
-    lines = (
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', default='a\\udcff')\np.parse_args()\n"
-    )
-    found = discovered(cli, *written(tmp_path, lines))
-    assert found["flags"][0]["default"] == "a?"
 
 
 @pytest.mark.skipif(find_spec("hydra") is None, reason="Hydra is not installed")
@@ -283,17 +206,6 @@ def test_globals_of_nanogpt_are_flags(cli, tmp_path):
     assert found["mapping"][0]["value"] == 6
 
 
-def test_a_script_whose_globals_cannot_be_read_stops_at_its_optimizer_too(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lines = (
-        "import torch\nconfig_keys = [[]]\ntorch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)\n"
-        "open('trained', 'w')\n"
-    )
-    found = discovered(cli, *written(tmp_path, lines))
-    assert (found["stopped_at"], found["flags"]) == ("the first optimizer", [])
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.py"]
-
-
 def test_mapping_may_be_corrected(cli, tmp_path):
     corrections = ("batch_size=--eval-batch-size", "workers=", "compile=--grad-checkpointing")
     words = [word for one in corrections for word in ("--map", one)]
@@ -301,24 +213,6 @@ def test_mapping_may_be_corrected(cli, tmp_path):
     assert flags["batch_size"] == "--eval-batch-size {}"
     assert flags["compile"] == {"default": "--grad-checkpointing", "off": ""}
     assert "workers" not in flags
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--map", "batch_size=--bss"], "the script has no flag --bss; did you mean --bs?"),
-        (["--map", "batchsize=--bs"], "did you mean batch_size?"),
-        (["--map", "precision=--dtype float16"], "has no {} for the value; try --map 'precision=--dtype {}'"),
-        (["--map", "batch_size"], "--map takes KNOB=FLAG"),
-        (["--map", "batch_size=--bs '{}"], 'a quote is open in "--bs \'{}"'),
-        (["--map", "batch_size=--grad-checkpointing"], "--grad-checkpointing takes no value, which batch_size needs"),
-        (["--from", "tiny-llama"], "--from is for a preset without a command"),
-        (["--set", "batch_size=0"], "batch_size: "),
-    ],
-)
-def test_mapping_that_the_script_does_not_have_is_refused(cli, tmp_path, options, expected):
-    assert expected in cli("presets", "new", "mine", *options, *written(tmp_path, ARGPARSE)).refused()
-    assert not list(cli.presets.iterdir())
 
 
 def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli, tmp_path):
@@ -332,40 +226,3 @@ def test_a_python_without_torch_is_named_with_the_way_to_name_another(cli, tmp_p
     done = cli("run", "--", python, str(script))
     assert done.code == 4
     assert f"its steps are not seen: {remedy}" in done.err
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            "raise RuntimeError('no \\x1b[31mdata here')",
-            "train.py ended before its arguments were read: RuntimeError: no data here",
-        ),
-        (
-            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()\n",
-            "the following arguments are required: --data",
-        ),
-        ("raise RuntimeError('no ' + 'data ' * 100_000)", "RuntimeError: no data data"),
-    ],
-)
-def test_script_that_fails_before_its_parser_names_its_error(cli, tmp_path, text, expected):
-    refused = cli("presets", "new", "mine", *written(tmp_path, text)).refused()
-    assert expected in refused
-    assert len(refused) < 500
-
-
-def test_word_by_value_without_a_colon_is_refused(cli, tmp_path):
-    mapping = "precision=fp32: --dtype float32, bf16"
-    refused = cli("presets", "new", "mine", "--map", mapping, *written(tmp_path, ARGPARSE)).refused()
-    assert "'bf16' in 'fp32: --dtype float32, bf16' is not VALUE: FLAG; try 'bf16: nothing'" in refused
-
-
-def test_script_whose_name_is_no_text_is_refused(cli, tmp_path):
-    path = tmp_path / "tr\udcffain.py"
-    path.write_text(ARGPARSE)
-    assert "is not UTF-8 and cannot be saved" in cli("presets", "new", "mine", "--", PYTHON, str(path)).refused()
-
-
-def test_command_without_a_script_is_refused(cli):
-    refusal = cli("presets", "new", "mine", "--", "true").refused()
-    assert "no Python script found in true: discovery needs one" in refusal

@@ -97,16 +97,6 @@ def test_accelerate_launches_a_loop_with_the_file(cli, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("form", ["command", "preset"])
-def test_a_command_and_a_preset_run_by_themselves(cli, tmp_path, monkeypatch, form):
-    run = trained(cli, monkeypatch, "grad_accum=2")
-    text = exported(cli, run, form, tmp_path)
-    words = shlex.split(text, comments=True)[2:] if form == "command" else [str(next(tmp_path.glob("*.toml")))]
-    again = run_script(cli, *words)
-    assert {**again["knobs"], "devices": None} == {**run.knobs, "devices": None}
-
-
-@pytest.mark.long
 @needs_deepspeed
 def test_deepspeeds_json_runs_in_a_loop_and_in_a_trainer_under_torchrun(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")

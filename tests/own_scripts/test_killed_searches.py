@@ -14,7 +14,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.search.batch_journal import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
 from trainfast_runner.search.best_journal import BestLaunched, ColdRun, Trial, read_best_journal
-from trainfast_runner.worker.shared.words import TRIAL
+from trainfast_runner.worker.shared.words import PROBE, TRIAL
 
 pytestmark = pytest.mark.long
 KILLS = 6
@@ -65,7 +65,7 @@ def killed(cli, command, lines, *, alone):
 
 
 def answered_after_kills(cli, command, work):
-    """The answer of a search of a script in `work` that was killed again and again, and the search's only directory."""
+    """Answer a search of a script in `work` that is killed again and again; the search's only directory."""
     shutil.copy(SCRIPTS / "wide_argparse.py", work / "train.py")
     preset_of(cli, "--", PYTHON, "train.py")
     moments = random.Random(13)
@@ -78,34 +78,34 @@ def answered_after_kills(cli, command, work):
     cli("runs", "list", "--probes")
     assert list(cli.home.glob("runs/*/sandbox")) == [], "a killed trial has left its files"
     (directory,) = (cli.home / "searches").iterdir()
-    return done, directory
+    return directory
 
 
-def test_batch_search_of_a_killed_script_tries_no_size_twice(cli, work):
-    command = ("search", "max-batch", "mine", "--json", "--proof-steps=5", "--set", "memory_limit=256MiB")
-    done, directory = answered_after_kills(cli, command, work)
-    assert done.json["max_batch"] > 100
-    assert done.json["too_large"] > done.json["max_batch"]
-    lines = read_batch_journal(directory)
-    tried = [line.batch_size for line in lines if isinstance(line, Probe)]
-    assert len(tried) == len(set(tried)), "a size was measured twice"
-    confirmed = [line.run_id for line in lines if isinstance(line, ConfirmationRun)]
-    assert len(confirmed) == len(set(confirmed)), "a run was recorded twice"
-    launched = [line.run_id for line in lines if isinstance(line, BatchLaunched) and line.role == "proof"]
-    assert set(finished(cli, launched)) <= set(confirmed), "a finished run was not taken"
-
-
-def test_best_fit_of_a_killed_script_measures_no_setting_twice(cli, work):
-    command = ("search", "best", "mine", "--json", "--budget=300s", "--vary=batch_size=2,4,8")
-    done, directory = answered_after_kills(cli, command, work)
-    assert len(done.json["best"]["run_ids"]) >= 2
-    lines = read_best_journal(directory)
-    measured = [line.candidate_number for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
-    assert len(measured) == len(set(measured)), "a setting was measured twice"
-    cold_runs = [line.run_id for line in lines if isinstance(line, ColdRun)]
-    assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"
-    cold = [line.run_id for line in lines if isinstance(line, BestLaunched) and line.role != TRIAL]
-    assert set(finished(cli, cold)) == set(cold_runs), "a finished run was not taken"
+@pytest.mark.parametrize(
+    ("words", "read_journal", "tried", "of", "confirmed"),
+    [
+        (
+            ("max-batch", "--proof-steps=5", "--set", "memory_limit=256MiB"),
+            read_batch_journal,
+            Probe,
+            "batch_size",
+            ConfirmationRun,
+        ),
+        ("best --budget=300s --vary=batch_size=2,4,8", read_best_journal, Trial, "candidate_number", ColdRun),
+    ],
+)
+def test_search_of_a_killed_script_measures_nothing_twice(cli, work, words, read_journal, tried, of, confirmed):
+    kind, *options = words.split()
+    lines = read_journal(answered_after_kills(cli, ("search", kind, "mine", "--json", *options), work))
+    measured = [
+        getattr(line, of) for line in lines if isinstance(line, tried) and line.outcome not in ("void", "failed")
+    ]
+    assert len(measured) == len(set(measured)), "a size or setting was measured twice"
+    recorded = [line.run_id for line in lines if isinstance(line, confirmed)]
+    assert len(recorded) == len(set(recorded)), "a run was recorded twice"
+    launched = [line for line in lines if isinstance(line, BatchLaunched | BestLaunched)]
+    cold = [line.run_id for line in launched if line.role not in (PROBE, TRIAL)]
+    assert set(finished(cli, cold)) <= set(recorded), "a finished run was not taken"
 
 
 @pytest.mark.ci

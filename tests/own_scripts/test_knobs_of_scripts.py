@@ -35,14 +35,6 @@ def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli, mapping)
     assert "lr: asked for 0.5, ran 0.001" in cli("runs", "show", "last").out
 
 
-@pytest.mark.ci
-@pytest.mark.long
-def test_steps_replace_those_of_the_preset(cli, mapping):
-    mapping.write_text(MAPPING + "steps = 100\n")
-    result = run_script(cli, "--steps=8", "--preset", str(mapping), *script("plain_torch.py", "--steps=100000"))
-    assert result["steps"] == {"measured": 5, "warmup": 3}
-
-
 def test_knobs_that_the_script_may_not_take_are_named_before_the_start(cli, tmp_path):
     asked = ("--set", "lr=0.5", "--set", "precision=bf16")
     done = cli("run", "--json", *asked, *written(tmp_path, "print('trained')\n"))
@@ -219,29 +211,3 @@ def test_each_assignment_among_the_words_of_a_value_replaces_its_own():
     preset = script_preset.ScriptPreset(flag_words={"precision": words})
     command = ["python", "t.py", "model.dtype=fp32", "trainer.amp=false"]
     assert preset.applied(command, {"precision": "bf16"})[2:] == ["model.dtype=bf16", "trainer.amp=true"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("schema = 2", "schema must be 1"),
-        ("schema = true", "schema must be 1"),
-        ("schema = 1\n[script]\ncomand = []", "mine.toml:3: unknown key 'comand'; did you mean command?"),
-        ('schema = 1\n[script]\ncommand = "python train.py"', "command must be a list of words"),
-        ('schema = 1\n[script]\nframework = "keras"', "mine.toml:3: there is no framework 'keras'"),
-        ('schema = 1\n[script.knobs]\nbatch_sise = "--b {}"', "mine.toml:3: there is no knob 'batch_sise'"),
-        ('schema = 1\n[script.knobs]\nbatch_size = "--b"', "batch_size needs words with {} for its value"),
-        ("schema = 1\n[knobs]\nbatch_size = 0", "mine.toml:3: batch_size"),
-        ("schema = 1\n[script.knobs]\nlr = '--lr {} \"'", "mine.toml:3: a quote is open"),
-        (
-            "schema = 1\n[script.knobs]\nprecision = { bf17 = '--bf16' }",
-            "mine.toml:3: precision: 'bf17' is not one of its values; did you mean bf16?",
-        ),
-    ],
-)
-def test_mistake_in_the_mapping_names_its_line(tmp_path, text, expected):
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-    with pytest.raises(UserError) as refused:
-        script_preset.load(str(path))
-    assert expected in refused.value.line()

@@ -108,13 +108,6 @@ def test_trials_of_deepspeed_end_on_both_ranks_at_the_same_step_and_save_nothing
     assert list(work.iterdir()) == []
 
 
-@lightning
-def test_knob_that_lightning_has_no_variable_for_is_refused_before_the_start(cli):
-    preset_of(cli, *script("lightning_flags.py"))
-    refused = cli("run", "mine", "--set", "lr=0.1").refused()
-    assert "lr cannot reach the script: without a flag Lightning takes only precision, grad_accum, grad_clip" in refused
-
-
 @hydra
 def test_hydra_script_runs_as_it_is_and_with_its_overrides(cli):
     result = run_script(cli, *script("hydra_training.py", "batch_size=8"))

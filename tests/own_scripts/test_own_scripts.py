@@ -7,14 +7,10 @@ import statistics
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 
 import pytest
 
-from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, counted, run_script, samples_of_steps, script, written
-
-SAMPLES = 256
-"""In the data of the Hugging Face scripts."""
+from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, counted, run_script, samples_of_steps, script
 
 
 def printed(cli, result):
@@ -95,33 +91,6 @@ def test_hf_argument_parser_stops_after_the_steps_asked_for(cli, tmp_path):
 
 
 @pytest.mark.long
-def test_trainer_with_fewer_samples_than_its_batch_counts_those_it_has(cli, tmp_path):
-    flags = (f"--output_dir={tmp_path / 'out'}", "--per_device_train_batch_size=4096", "--use_cpu=true")
-    flags += ("--report_to=none", "--save_strategy=no", "--max_steps=6")
-    result = run_script(cli, *script("hf_argument_parser.py", *flags))
-    assert samples_of_steps(cli, result) == {SAMPLES}
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_smaller_optimizer_that_steps_first_takes_no_step_of_the_training(cli, tmp_path):
-    lines = (
-        "import torch\n"
-        "critic, generator = torch.nn.Linear(2, 1), torch.nn.Linear(64, 2)\n"
-        "small, large = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (critic, generator))\n"
-        "for step in range(6):\n"
-        "    for _ in range(5):\n"
-        "        critic(torch.ones(4, 2)).sum().backward()\n"
-        "        small.step()\n"
-        "    critic(generator(torch.ones(4, 64))).sum().backward()\n"
-        "    large.step()\n"
-    )
-    result = run_script(cli, *written(tmp_path, lines))
-    assert counted(result) == 6
-    assert result["actual"]["parameters"] == 64 * 2 + 2
-
-
-@pytest.mark.long
 def test_accelerate_counts_optimizer_steps_under_accumulation(cli):
     result = run_script(cli, *script("with_accelerate.py"))
     assert counted(result) == 12
@@ -129,16 +98,6 @@ def test_accelerate_counts_optimizer_steps_under_accumulation(cli):
     assert result["script"]["framework"] == "accelerate"
     assert result["step_ms"]["optimizer"] > 0, "accelerate passes a closure that is None"
     assert samples_of_steps(cli, result) == {8}, "accelerate draws one batch ahead"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed")
-def test_lightning(cli):
-    result = run_script(cli, *script("with_lightning.py"))
-    assert counted(result) == 10
-    assert "took 10 steps" in printed(cli, result)
-    assert result["script"]["framework"] == "Lightning"
-    assert result["loss"]["first"] > 0
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from own_scripts.conftest import run_script, samples_of_steps, written
-from trainfast_runner.memory.oom import asked_and_free
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_lines import Step
@@ -46,6 +45,8 @@ for x in DataLoader(torch.randn(sum(sizes), 8), batch_sampler=batches):
     assert "mean: steps differ in size" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_case_01_an_evaluation_between_steps_leaves_the_throughput_alone(cli, tmp_path):
     lines = """
 train, test = (DataLoader(TensorDataset(torch.randn(count, 8)), batch_size=8) for count in (16, 64))
@@ -68,19 +69,6 @@ for epoch in range(6):
     assert "evaluation" in cli("runs", "show", "last").out
 
 
-@pytest.mark.parametrize(
-    ("message", "asked_bytes"),
-    [
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 77000 bytes. Error code 12", 77000),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.0 GiB", 2 << 30),
-        ("Unable to allocate 512. MiB for an array with shape (2,) and data type float64", 512 << 20),
-        ("Unable to allocate 1.50 TiB for an array with shape (2,) and data type float64", 3 << 39),
-    ],
-)
-def test_kind_b_the_bytes_of_a_refused_request_are_read_from_its_message(message, asked_bytes):
-    assert asked_and_free(message)[0] == asked_bytes
-
-
 def test_case_08_out_of_memory_in_an_evaluation_is_told_from_one_in_training(cli, tmp_path):
     lines = """
 def evaluate():
@@ -99,18 +87,3 @@ evaluate()
     for advice in ("evaluation batch", "eval_accumulation_steps", "preprocess_logits_for_metrics"):
         assert any(advice in line for line in oom["advice"])
         assert advice in text
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_a_function_of_the_training_named_predict_is_no_evaluation(cli, tmp_path):
-    lines = """
-def predict_noise(x):
-    model(x)
-    raise MemoryError("Unable to allocate 512. MiB for an array with shape (2,) and data type float64")
-for n in range(5): step(torch.randn(8, 8))
-predict_noise(torch.randn(8, 8))
-"""
-    result = run_script(cli, *written(tmp_path, START + lines), code=3)
-    assert (result["state"], result["error"]["phase"]) == ("oom", "train")
-    assert result["reason"].endswith("(step 6, phase train)")

@@ -151,12 +151,6 @@ def test_a_programs_own_m_is_no_module(words, name, ranks, tmp_path):
     assert (command.name, command.ranks(0)) == (name, ranks)
 
 
-def test_a_module_after_a_launcher_is_read_however_it_is_written():
-    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--no_python", "python")
-    command = read_command((*launcher, "-mpackage.train", "--lr", "1"))
-    assert (command.script, command.name) == (("-m", "package.train", "--lr", "1"), "package.train")
-
-
 CONFIG = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nnum_processes: {}\n"
 
 
@@ -188,11 +182,3 @@ def test_accelerate_starts_the_ranks_that_its_options_its_file_or_the_gpus_say(
         (tmp_path / "accelerate" / "default_config.yaml").write_text(config)
     launch = (sys.executable, "-m", "accelerate.commands.launch")
     assert read_command((*launch, *options, TRAIN)).ranks(gpus) == ranks
-
-
-def test_accelerate_reads_the_file_that_its_command_names(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    (tmp_path / "two.yaml").write_text(CONFIG.format("FSDP", 2))
-    launch = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
-    for option in (("--config_file", "two.yaml"), ("--config-file=two.yaml",)):
-        assert read_command((*launch, *option, TRAIN), cwd=str(tmp_path)).ranks(4) == 2

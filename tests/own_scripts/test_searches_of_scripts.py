@@ -19,13 +19,6 @@ from trainfast_runner.settings import script_preset
 from trainfast_runner.worker.shared.words import PROBE
 
 
-@pytest.fixture
-def parser_alone(tmp_path):
-    """The words of a script that ends behind its arguments and imports no torch."""
-    lines = "parser.add_argument('--batch-size', type=int, default=4)\nparser.parse_args()\n"
-    return written(tmp_path, f"import argparse\nparser = argparse.ArgumentParser()\n{lines}")
-
-
 def searched(cli, *options):
     """The answer of a batch search of `mine`."""
     done = cli("search", "max-batch", "mine", "--json", "--proof-steps=5", *options)
@@ -131,37 +124,6 @@ def test_search_ends_at_the_batch_that_the_data_fills(cli, tmp_path):
     )
     preset_of(cli, *written(tmp_path, lines))
     assert searched(cli, "--set", "memory_limit=256MiB")["max_batch"] == 99
-
-
-@pytest.mark.long
-def test_bench_compares_the_values_of_a_script_in_trials(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    preset_of(cli, *script("wide_argparse.py", f"--save={tmp_path / 'model.pt'}"))
-    done = cli("bench", "mine", "--vary", "batch_size=4,8", "--set", "steps=6", "--json")
-    assert done.code == 0, done.err
-    rows = {row["id"]: row for row in done.json["rows"]}
-    assert list(rows) == ["batch_size=4", "batch_size=8"]
-    assert done.json["baseline"] == "batch_size=4"
-    assert all(row["state"] == "finished" for row in rows.values())
-    assert rows["batch_size=8"]["samples_per_s"][0] > 0
-    assert not (tmp_path / "model.pt").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["bench", "mine"], "mine is a script: name the values to compare; try trainfast-tui bench mine --vary"),
-        (["predict", "mine"], "mine is the preset of a script"),
-    ],
-)
-def test_command_that_takes_no_script_says_which_do(cli, parser_alone, words, expected):
-    preset_of(cli, *parser_alone)
-    assert expected in cli(*words).refused()
-
-
-def test_memory_limit_is_for_trials(cli, parser_alone):
-    preset_of(cli, *parser_alone)
-    assert "memory_limit is for the trials of a search" in cli("run", "mine", "--set", "memory_limit=1GiB").refused()
 
 
 def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli):

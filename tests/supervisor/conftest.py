@@ -32,6 +32,8 @@ class Run:
     def __init__(self, directory):
         self.directory = directory
         self.supervisor = None
+        self.waits = {}
+        """The supervisor's constants that are shorter in this run, by module and name, in seconds."""
 
     def prepare(self, body, **fields):
         """Write the training's script and `run.json`; `fields` replace those of the run file."""
@@ -65,10 +67,13 @@ class Run:
 
     def _command(self, bounds):
         python = [sys.executable, "-P"]
-        if bounds is None:
+        if bounds is None and not self.waits:
             return [*python, "-m", supervision.__name__, str(self.directory)]
-        call = f"supervise(Path({str(self.directory)!r}), {bounds!r})"
-        return [*python, "-c", f"from pathlib import Path; from {SupervisorBounds.__module__} import *; {call}"]
+        imports = "from pathlib import Path; from trainfast_runner.running.supervision import supervisor; "
+        imports += "from trainfast_runner.worker.shared import host; "
+        waits = "".join(f"{name} = {seconds}; " for name, seconds in self.waits.items())
+        call = f"supervisor.supervise(Path({str(self.directory)!r}), supervisor.{bounds or SupervisorBounds()!r})"
+        return [*python, "-c", imports + waits + call]
 
     def start(self, body, bounds=None, **fields):
         """Write the script and `run.json`, and start the supervisor."""

@@ -117,6 +117,7 @@ def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: 
 
 def test_a_lock_on_offload_path_does_not_keep_the_result_back(run: Run, tmp_path: Path) -> None:
     """As with `flock /nvme command`, or a rank that hangs in the kernel while it makes its directory."""
+    run.waits = {"host.LOCK_WITHIN_S": 0.3}
     disk = tmp_path / "disk"
     disk.mkdir()
     held = os.open(disk, os.O_RDONLY)
@@ -131,6 +132,7 @@ def test_a_lock_on_offload_path_does_not_keep_the_result_back(run: Run, tmp_path
 
 def test_an_offload_path_that_never_answers_does_not_keep_the_verdict_back(run: Run, tmp_path: Path) -> None:
     """As on an NFS mount whose server is gone."""
+    run.waits = {"supervisor.DISK_ANSWERS_S": 0.3}
     (tmp_path / "sitecustomize.py").write_text(
         "import os, threading\nright = os.statvfs\n"
         f"os.statvfs = lambda path: threading.Event().wait() if str(path) == '{tmp_path}/disk' else right(path)\n"

@@ -15,6 +15,7 @@ signal.signal(signal.SIGTERM, end)
 
 
 def test_rank_that_vanishes_ends_the_run(run, ended_clean):
+    run.waits = {"supervisor.REPORT_S": 0.5}
     run.start(
         LAUNCHER
         + "life = lambda: (train(5, world_size=2), wait_for_ever())\n"
@@ -35,6 +36,7 @@ def test_rank_that_vanishes_ends_the_run(run, ended_clean):
 
 
 def test_exception_of_one_rank_ends_the_others_that_wait_for_it(run, ended_clean):
+    run.waits = {"supervisor.EXCEPTION_S": 0.2}
     result = run.result_of(
         LAUNCHER
         + """

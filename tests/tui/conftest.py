@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from recorded import a_search, best_going_on, going_on
-from still import Conducted, Lock, settled
+from still import Conducted, Lock, Starts, settled
 
 from trainfast_runner.records.home import Home
+from trainfast_runner.search import control
 from trainfast_tui.control import threads
 
 
@@ -105,3 +106,19 @@ def live_search(conducted: Conducted) -> Path:
 def live_best(conducted: Conducted) -> Path:
     """A best-fit search that goes on."""
     return conducted(best_going_on())
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    """Searches are asked for and not started."""
+    found = Starts()
+    monkeypatch.setattr(control, "start_search", found.start)
+    return found
+
+
+@pytest.fixture
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The searches that were cancelled, which ends none of them."""
+    directories: list[Path] = []
+    monkeypatch.setattr(control, "cancel", lambda directory: directories.append(directory) or True)
+    return directories

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import difflib
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 from recorded import (
+    BEST_ID,
     MIB,
     START_NS,
     S,
@@ -30,6 +33,7 @@ from textual._context import active_app
 from textual.app import App
 from textual.pilot import Pilot
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.process_list import ProcessRow
 from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
@@ -38,6 +42,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
+from trainfast_runner.search.best_journal import BestRequest
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
 from trainfast_tui.control.prediction import PredictionRequest
@@ -160,6 +166,35 @@ class StillPilot(Pilot[Any]):
             await self.pause()
 
 
+@dataclass
+class AskedSearch:
+    """A search that was asked for; `best` is the question of a best fit."""
+
+    spec: RunSpec
+    fresh: bool
+    best: BestRequest | None
+
+
+class Starts:
+    """Stands in for the start of a conductor: remembers what was asked, and gives the search a test has prepared."""
+
+    def __init__(self) -> None:
+        self.asked: list[AskedSearch] = []
+        self.directory: Path | None = None
+        self.refusal: UserError | None = None
+        self.go = threading.Event()
+        self.go.set()
+
+    def start(
+        self, spec: RunSpec, home: Home, python: str | None, *, fresh: bool = False, best: BestRequest | None = None
+    ) -> Path:
+        self.asked.append(AskedSearch(spec, fresh, best))
+        assert self.go.wait(60)
+        if self.refusal is not None:
+            raise self.refusal
+        return self.directory or home.search_directory(BEST_ID)
+
+
 def screen_text(app: TrainfastApp) -> str:
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
@@ -184,10 +219,6 @@ async def shown(
     """The screen's text with this snapshot and after these keys."""
     async with running(home, snapshot, size=size, **options) as (app, pilot):
         return await pilot.press(*keys), app
-
-
-async def until(pilot: Pilot[Any], words: str) -> str:
-    return await StillPilot(pilot.app).until(words)
 
 
 def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, ...] = ()) -> Snapshot:

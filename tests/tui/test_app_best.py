@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import to_builtins
@@ -14,7 +13,6 @@ from recorded import (
     BEST_ID,
     FASTEST,
     LEADING,
-    SPACE,
     START_NS,
     S,
     a_question,
@@ -33,7 +31,6 @@ from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best_journal import ColdRun, Instruction, Trial, read_best_journal
-from trainfast_runner.search.journal import Waiting
 from trainfast_tui.screens.best import BestView, candidate_points, trial_lines
 from trainfast_tui.text.best_words import answer_lines, chance_words
 from trainfast_tui.text.format import line_text
@@ -72,27 +69,12 @@ def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget()
     assert chance_words(BestSoFar((*lines, dear))) == words
 
 
-@pytest.mark.parametrize(("chance", "words"), [(1.0, "over 99 %"), (0.996, "over 99 %"), (0.0, "under 1 %")])
-def test_an_estimated_chance_is_never_certain(chance: float, words: str) -> None:
-    step = chosen(31, "trial", 11, "it may be faster", **{**LEADING, "chance": chance})
-    assert chance_words(BestSoFar((*best_going_on(), step))).startswith(f"{words} chance that going on")
-
-
 async def test_enter_takes_the_answer(home: Home) -> None:
     async with running(home, size=SMALL) as (app, pilot):
         await pilot.opened(a_search(home, best_answered()))
         assert "r runs it" in await pilot.press("enter")
         assert app.screen is app.main
         assert (app.knobs["batch_size"], app.knobs["grad_accum"], app.knobs["precision"]) == (4, 4, "bf16")
-
-
-@pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_an_answer_that_the_budget_ended_says_how_far_the_search_came(home: Home, size: tuple[int, int]) -> None:
-    lines = best_answered(best_number=BASELINE, gain_percent=None, tied_numbers=[], tried_in_budget=5)
-    async with running(home, size=size) as (_, pilot):
-        text = await pilot.opened(a_search(home, lines))
-        assert "? 5 of 12 tried when the budget ended; t adds time; best so far: the baseline" in " ".join(text.split())
-        assert "best so far 60.5 samples/s" in text
 
 
 OTHERS = Doubt(kind="other_processes", text="other processes took 72 % of the CPU")
@@ -166,13 +148,16 @@ async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, li
         assert "The search goes on; B shows it." in await pilot.press("escape")
 
 
-async def test_search_that_waits_for_another_run_names_it(home: Home, conducted: Conducted) -> None:
-    run_id = "20261121-080200-gpt2-0a0a"
-    search = conducted([*best_going_on(), Waiting(t_ns=START_NS + 32 * S, run_id=run_id)])
+async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> None:
     async with running(home) as (_, pilot):
-        text = await pilot.opened(search)
-    assert f"● waiting for {run_id} to end" in text
-    assert "32 s so far, the budget is 10 min" in text, "the wait takes nothing of the budget"
+        await pilot.opened(live_best)
+        await pilot.press("space")
+        await pilot.until_true((live_best / PAUSE_FILE).exists, "the pause")
+        assert "● pausing after this step" in await pilot.show_search(live_best)
+        text = await pilot.show_search(live_best, lines=[*best_going_on(), Paused(t_ns=START_NS + 35 * S)])
+        has(text, "■ paused: no process is running", "space resume")
+        await pilot.press("space")
+        await pilot.until_true(lambda: not (live_best / PAUSE_FILE).exists(), "the end of the pause")
 
 
 async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> None:
@@ -199,77 +184,32 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
         assert read_instructions(live_best)[-1].do == "unpin"
 
 
-async def test_x_skips_the_setting_under_way(home: Home, live_best: Path) -> None:
-    async with running(home) as (_, pilot):
-        await pilot.opened(live_best)
-        assert "setting 11" in await pilot.press("x")
-        await pilot.press(*"under way", "enter")
-        await pilot.until_true(lambda: len(read_instructions(live_best)) == 1, "the skip")
-        assert (read_instructions(live_best)[0].do, read_instructions(live_best)[0].candidate_number) == ("skip", 11)
-        words = " ".join((await pilot.show_search(live_best)).split())
-    assert "your instructions: skip the setting batch_size=16 grad_accum=1 precision=bf16 checkpointing=full" in words
-
-
-OBJECTIVES: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"objective": "tokens_per_s"}, "7,808 tokens/s (7,603 to 8,013)", "tokens/s (95 % CI)", "tokens/s over memory"),
-    (
-        {"objective": "time", "for_steps": 800},
-        "3.65 min (3.57 to 3.75) for 800 steps",
-        "min (95 % CI)",
-        "samples/s over memory",
-    ),
-    (
-        {"objective": "samples_per_joule"},
-        "61.0 samples/J (59.4 to 62.6)",
-        "samples/J (95 % CI)",
-        "samples/J over memory",
-    ),
-]
-
-
 @pytest.mark.parametrize("size", [FULL, SMALL])
-@pytest.mark.parametrize(("asked", "best", "column", "chart"), OBJECTIVES)
+@pytest.mark.parametrize(
+    ("objective", "for_steps", "best", "unit", "charted"),
+    [
+        ("tokens_per_s", None, "7,808 tokens/s (7,603 to 8,013)", "tokens/s", "tokens/s"),
+        ("time", 800, "3.65 min (3.57 to 3.75) for 800 steps", "min", "samples/s"),
+        ("samples_per_joule", None, "61.0 samples/J (59.4 to 62.6)", "samples/J", "samples/J"),
+    ],
+)
 async def test_every_figure_is_that_of_the_objective(
-    home: Home, conducted: Conducted, size: tuple[int, int], asked: dict[str, Any], best: str, column: str, chart: str
+    home: Home,
+    conducted: Conducted,
+    size: tuple[int, int],
+    objective: str,
+    for_steps: int | None,
+    best: str,
+    unit: str,
+    charted: str,
 ) -> None:
-    lines = [a_question(**asked), *best_going_on()[1:]]
+    lines = [a_question(objective=objective, for_steps=for_steps), *best_going_on()[1:]]
     joules = [replace(line, joules=0.2 * 16 * 8) if isinstance(line, Trial) else line for line in lines]
-    search = conducted(joules)
     async with running(home, size=size) as (_, pilot):
-        text = await pilot.opened(search)
-    assert f"best so far {best}" in text
-    assert column in text
-    assert chart in text
-    if asked["objective"] == "samples_per_joule":
+        text = await pilot.opened(conducted(joules))
+    has(text, f"best so far {best}", f"{unit} (95 % CI)", f"{charted} over memory")
+    if objective == "samples_per_joule":
         assert "5.00 (" in text, "of the trials' own counters"
-
-
-async def test_a_smaller_terminal_shows_all_that_matters(home: Home, live_best: Path) -> None:
-    async with running(home) as (app, pilot):
-        await pilot.opened(live_best)
-        await pilot.resize_terminal(*SMALL)
-        await pilot.pause()
-        lines = app.text.splitlines()
-    assert (len(lines), max(map(len, lines))) == (24, 80)
-    assert lines[-1].startswith("Enter take")
-    assert any("limit 1.00 GiB" in line for line in lines)
-    assert any(line.startswith("▸ batch_size=16") for line in lines)
-
-
-async def test_an_answer_longer_than_the_screen_begins_at_its_top_and_scrolls_to_the_trials(
-    home: Home, live_best: Path
-) -> None:
-    async with running(home, size=(80, 12)) as (app, pilot):
-        await pilot.opened(live_best)
-        await pilot.press(*["up"] * 3, *["down"] * 12)
-        write_lines(live_best / "journal.jsonl", best_answered())
-        lines = (await pilot.show_search(live_best)).splitlines()
-        assert lines[0].startswith("best fit: tiny-llama ─"), "moves in the table of trials scroll no answer"
-        assert lines[1].startswith("✓ ")
-        assert lines[10].startswith("more lines: ")
-        assert "There is no live search." in await pilot.press("space"), "a notice stands below what scrolls"
-        await pilot.press(*["down"] * 30)
-        assert "cold" in app.text.splitlines()[8]
 
 
 @pytest.mark.parametrize("plain_output", [False, True])
@@ -281,25 +221,9 @@ async def test_plain_ascii_and_no_control_sequences(home: Home, conducted: Condu
     assert "xy" in text
 
 
-def test_a_snapshot_knows_the_state_the_rates_and_the_limit(home: Home) -> None:
-    found = seen(a_search(home, best_going_on()))
-    assert found.state == "interrupted"
-    rate = found.so_far.rates[0]
-    assert rate.low < 42.0 < rate.high
-    assert found.so_far.limit_bytes == 1 << 30
-    assert found.so_far.candidates == SPACE.candidates
-
-
 def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) -> None:
     run = ColdRun(candidate_number=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
     so_far = seen(a_search(home, [*best_going_on(), run])).so_far
     assert so_far.attempts[-1] == run
     assert len(so_far.attempts) - 1 not in so_far.values
     assert 41 < so_far.values[0].median < 43
-
-
-def test_the_command_aligns_the_gains_of_its_answer_to_the_right(home: Home) -> None:
-    lines = answer_lines(seen(a_search(home, best_answered())).so_far, BEST_ID)
-    header = next(at for at, line in enumerate(lines) if line.startswith("value "))
-    table = lines[header : header + 5]
-    assert len({line.index(")") for line in table}) == 1, "\n".join(table)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from recorded import (
-    BEST_ID,
     START_NS,
     S,
     a_question,
@@ -21,25 +20,21 @@ from recorded import (
     own_supervisor,
     write_lines,
 )
-from still import BEST_NOW_S, SMALL, Conducted, Lock, a_snapshot, has, running
+from still import BEST_NOW_S, SMALL, Conducted, Lock, Starts, a_snapshot, has, running
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.search import control
-from trainfast_runner.search.best_journal import UNNAMED_REASON, BestEnded, BestRequest
+from trainfast_runner.search.best_journal import BestEnded, BestRequest
 from trainfast_runner.search.journal import CANCELLED_REASON
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned
-from trainfast_tui.text.best_words import NAMED_BY_KEYS, question_lines, varied_line
 from trainfast_tui.text.format import Piece
 
 PLAN = "candidates 12, 11 of them can run here"
-Started = tuple[RunSpec, BestRequest, bool]
-"""A started search: its spec, its question, and True for a fresh one."""
 
 
 @pytest.fixture
@@ -55,33 +50,18 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BestControl, "_plan", plan)
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, home: Home) -> list[Started]:
-    """Stands in for the start of a conductor: the asked searches; the started one is that of `a_search`."""
-    found: list[Started] = []
-
-    def start(spec: RunSpec, home: Home, python: str | None, *, fresh: bool, best: BestRequest) -> Path:
-        found.append((spec, best, fresh))
-        return home.path / "searches" / BEST_ID
-
-    monkeypatch.setattr(control, "start_search", start)
-    return found
-
-
-async def until_started(pilot: Pilot[Any], started: list[Started]) -> None:
+async def until_started(pilot: Pilot[Any], starts: Starts) -> None:
     """Wait until a search was started and its thread has posted SearchStarted."""
 
     def has_posted() -> bool:
-        return bool(started) and all(thread.name != "trainfast-search" for thread in threading.enumerate())
+        return bool(starts.asked) and all(thread.name != "trainfast-search" for thread in threading.enumerate())
 
     await pilot.until_true(has_posted, "the start")
 
 
 async def test_s_stops_the_search_and_f5_continues_its_question(
-    home: Home, live_best: Path, monkeypatch: pytest.MonkeyPatch, started: list[Started]
+    home: Home, live_best: Path, starts: Starts, cancelled: list[Path]
 ) -> None:
-    cancelled: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
     async with running(home) as (_, pilot):
         await pilot.opened(live_best)
         await pilot.press("s")
@@ -90,16 +70,16 @@ async def test_s_stops_the_search_and_f5_continues_its_question(
         write_lines(live_best / "journal.jsonl", [*best_going_on(), ended])
         assert "■ stopped; its journal is kept, F5 continues" in await pilot.show_search(live_best)
         await pilot.press("f5")
-        await pilot.until_true(lambda: started, "the start")
-        spec, asked, fresh = started[0]
-        assert not fresh, "the unfinished one goes on"
+        await pilot.until_true(lambda: starts.asked, "the start")
+        asked = starts.asked[0]
+        assert not asked.fresh, "the unfinished one goes on"
         question = a_question()
-        assert spec.knobs == question.knobs
-        assert (asked.vary, asked.global_batch) == (question.vary, 16)
+        assert asked.spec.knobs == question.knobs
+        assert (asked.best.vary, asked.best.global_batch) == (question.vary, 16)
 
 
 async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
-    home: Home, planned: None, started: list[Started], conduct: Lock
+    home: Home, planned: None, starts: Starts, conduct: Lock
 ) -> None:
     async with running(home, size=SMALL) as (_, pilot):
         await pilot.opened(None)
@@ -108,8 +88,8 @@ async def test_without_a_search_the_screen_tells_the_plan_and_enter_starts(
         assert text.splitlines()[-1].startswith("Enter start  Esc back")
         await pilot.press("enter")
         await pilot.until("The knobs are being checked")
-        await until_started(pilot, started)
-        assert started[0][1] == BestRequest()
+        await until_started(pilot, starts)
+        assert starts.asked[0].best == BestRequest()
         search = a_search(home, best_going_on())
         conduct(search)
         assert "best so far" in await pilot.show_search(search)
@@ -129,9 +109,7 @@ async def test_the_plan_that_waits_for_a_live_run_is_made_when_the_run_has_ended
         assert "is using the device" not in await pilot.until(PLAN)
 
 
-async def test_the_question_is_put_part_by_part_and_then_searched(
-    home: Home, planned: None, started: list[Started]
-) -> None:
+async def test_the_question_is_put_part_by_part_and_then_searched(home: Home, planned: None, starts: Starts) -> None:
     async with running(home, size=SMALL) as (_, pilot):
         await pilot.opened(None)
         text = await pilot.until(PLAN)
@@ -151,8 +129,8 @@ async def test_the_question_is_put_part_by_part_and_then_searched(
         await pilot.press(*"800", "enter")
         await pilot.until("o objective     the least time for a start and a number of steps: 800 steps")
         await pilot.press("enter")
-        await pilot.until_true(lambda: started, "the start")
-    assert started[0][1] == BestRequest(
+        await pilot.until_true(lambda: starts.asked, "the start")
+    assert starts.asked[0].best == BestRequest(
         vary={"precision": ["fp32", "bf16"], "workers": [0, 2]},
         global_batch=32,
         objective="time",
@@ -192,38 +170,21 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
         assert app.session.searches.best.options == BestOptions()
 
 
-async def test_a_plan_longer_than_the_screen_scrolls_above_a_notice(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = [(f"left alone: knob {number}", "muted") for number in range(40)]
-    monkeypatch.setattr(BestControl, "_plan", lambda self, spec, options, cancelled: BestPlanned(options, long))
-    async with running(home, size=SMALL) as (_, pilot):
-        await pilot.opened(None)
-        text = await pilot.until("left alone: knob 1")
-        assert "below  ↑ ↓" in text
-        assert "knob 39" not in text
-        await pilot.press("p")
-        text = await pilot.until("There is no live search.")
-        assert text.index("left alone: knob 1") < text.index("There is no live search.")
-        has(await pilot.press(*["down"] * 40), "knob 39", "above  ↑ ↓")
-        assert "best fit: tiny-llama" in await pilot.press(*["up"] * 30), "held at both ends"
-
-
-async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, started: list[Started]) -> None:
+async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, starts: Starts) -> None:
     async with running(home, size=SMALL) as (_, pilot):
         text = await pilot.opened(a_search(home, best_answered()))
         assert "v new question" in text.splitlines()[-1]
         await pilot.press("v", *"precision=fp32,bf16", "enter")
         await pilot.until("v vary          precision=fp32,bf16")
         await pilot.press("enter")
-        await pilot.until_true(lambda: started, "the start")
+        await pilot.until_true(lambda: starts.asked, "the start")
     question = a_question()
-    assert started[0][1] == BestRequest(
+    assert starts.asked[0].best == BestRequest(
         vary={"precision": ["fp32", "bf16"]}, global_batch=question.global_batch, budget_s=question.budget_s
     )
 
 
-async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None, started: list[Started]) -> None:
+async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None, starts: Starts) -> None:
     async with running(home) as (app, pilot):
         await pilot.opened(None)
         text = await pilot.until(PLAN)
@@ -232,12 +193,10 @@ async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None,
         text = await pilot.until(f"{PLAN}, begun anew")
         assert "f fresh         yes: starts over" in text
         await pilot.press("f")
-        text = await pilot.until(PLAN)
-        assert "begun anew" not in text
-        assert "f fresh         no: continues an unfinished search" in text
+        assert "begun anew" not in await pilot.until("f fresh         no: continues an unfinished search")
         await pilot.press("f", "enter")
-        await until_started(pilot, started)
-        assert started[0][2], "it is asked for fresh"
+        await until_started(pilot, starts)
+        assert starts.asked[0].fresh, "it is asked for fresh"
         search = a_search(home, best_answered())
         text = await pilot.show_search(search)
         assert "f fresh" not in text.splitlines()[-1]
@@ -259,53 +218,16 @@ async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
         assert "Enter starts the search" in await pilot.opened(search), "the next run is of another preset"
 
 
-async def test_a_shown_search_begins_anew_with_its_own_preset(
-    home: Home, planned: None, started: list[Started], conducted: Conducted
-) -> None:
-    search = conducted(best_going_on())
-    async with running(home) as (app, pilot):
-        await pilot.opened(search)
-        app.session.set_preset("gpt2")
-        await pilot.show_search(search, lines=best_answered())
-        await pilot.press("f5")
-        await pilot.until_true(lambda: started, "the start")
-    assert started[0][0].name == "tiny-llama", "the search on the screen, not the next run"
-
-
-async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts: list[object] = []
-
-    def refuse(*arguments: Any, **options: Any) -> Path:
+async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch, starts: Starts) -> None:
+    def refuse(*arguments: Any) -> BestPlanned:
         raise UserError("the device is in use", key="devices")
 
-    def refuse_start(*arguments: Any, **options: Any) -> Path:
-        starts.append(arguments)
-        raise UserError("the device is still in use", key="devices")
-
     monkeypatch.setattr(BestControl, "_plan", refuse)
-    monkeypatch.setattr(control, "start_search", refuse_start)
+    starts.refusal = UserError("the device is still in use", key="devices")
     async with running(home) as (_, pilot):
         await pilot.opened(None)
         await pilot.until("Refused: the device is in use")
         await pilot.press("enter")
         text = await pilot.until("Refused: the device is still in use")
-        assert len(starts) == 1
+        assert len(starts.asked) == 1
         assert text.count("Refused: ") == 1, "the start's refusal stands in place of the plan's"
-
-
-def test_a_refused_setting_is_named_once_in_the_plan() -> None:
-    left_alone = {"precision=tf32": "precision=tf32 is a format of tensor cores", "workers=4": "there are 2 cores"}
-    assert question_lines({"batch_size": [4, 8]}, left_alone, 16) == [
-        "varying batch_size 4, 8 at a global batch of 16",
-        "left alone: precision=tf32 is a format of tensor cores",
-        "left alone: workers=4: there are 2 cores",
-    ]
-
-
-def test_a_knob_without_a_named_value_says_how_to_name_it_here() -> None:
-    left_alone = {"precision": UNNAMED_REASON}
-    reason = "left alone: precision: no present value is named"
-    assert varied_line({}, 4096) == "varying nothing at a global batch of 4,096"
-    assert question_lines({}, left_alone, None)[1] == f"{reason}; --set precision=VALUE names it"
-    assert question_lines({}, left_alone, None, to_name=NAMED_BY_KEYS)[1] == f"{reason}; {NAMED_BY_KEYS}"
-    assert "Enter" in NAMED_BY_KEYS

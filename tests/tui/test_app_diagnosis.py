@@ -12,13 +12,10 @@ import pytest
 from recorded import (
     HEAT,
     RAMP,
-    SMALL_BATCH,
     START_NS,
     S,
-    a_gpu,
     a_ramp_tick,
     a_run,
-    a_step,
     a_thermal_ramp,
     own_supervisor,
     write_lines,
@@ -30,15 +27,10 @@ from trainfast_runner.records.result import Result, StepCount
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
 from trainfast_runner.running.follower import Follower, RunSnapshot
-from trainfast_tui.cli.runs import explained_bottlenecks
 from trainfast_tui.panels.step_panel import conditions_line
 from trainfast_tui.text.diagnosis_words import (
-    cost_words,
-    figure_name,
-    figure_text,
     no_bottleneck_in_result,
     no_bottleneck_in_run,
-    overlap_words,
 )
 
 
@@ -49,26 +41,10 @@ async def test_a_line_says_it_and_a_key_opens_it_and_closes_it(home: Home) -> No
         assert "next run" in await pilot.press("d")
 
 
-def test_shares_that_overlap_are_shown_with_a_note() -> None:
-    two = [msgspec.structs.replace(HEAT, cost_fraction=0.7, cost_ms_per_step=350.0), HEAT]
-    assert [cost_words(one) for one in (*two, SMALL_BATCH)] == ["70 % of a step: 350 ms", "16 % of a step", ""]
-    assert overlap_words(two) == ""
-    assert overlap_words([two[0], two[0]]).startswith("The shares add up to more than a step")
-    *_, last = explained_bottlenecks([two[0], two[0]], "nothing")
-    assert last == overlap_words([two[0], two[0]])
-    assert "throttled by heat, 70 % of a step: 350 ms" in explained_bottlenecks(two, "nothing")
-
-
 async def test_nothing_found_is_shown_and_before_the_first_step_nothing(home: Home) -> None:
     async with running(home, size=(80, 24)) as (_, pilot):
         assert "No step was measured yet" in await pilot.press("d")
         assert "no bottleneck measured" in await pilot.show(a_snapshot(a_run(home)))
-
-
-@pytest.mark.parametrize(("measured", "words"), [(2, "too few measured steps yet"), (3, "no bottleneck measured now")])
-def test_nothing_found_in_a_live_run_is_distinguished_from_too_few_steps(measured: int, words: str) -> None:
-    steps = tuple(a_step(number) for number in range(1, 3 + measured + 1))
-    assert no_bottleneck_in_run(RunSnapshot(Path("run"), state="running", steps=steps)).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -141,48 +117,26 @@ def test_a_cool_run_is_not_throttled(home: Home, hold: Lock) -> None:
     assert "not throttled   clock at maximum" in conditions_text(directory, 110)
 
 
-def test_of_a_gpu_that_is_lost_now_nothing_earlier_is_shown(home: Home, hold: Lock) -> None:
-    directory = live_ramp(home, hold, RAMP.stop)
-    lost = a_gpu(0, error="GPU is lost")
-    blank: dict[str, Any] = dict.fromkeys(("throttle_reasons", "thermal_violation_ns", "energy_mj", "sm_clock_mhz"))
-    blank |= dict.fromkeys(("power_w", "temperature_c", "power_violation_ns", "sync_boost_violation_ns"))
-    ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
-    ticks[-6:] = [
-        msgspec.structs.replace(tick, devices=[msgspec.structs.replace(lost, uuid=tick.devices[0].uuid, **blank)])
-        for tick in ticks[-6:]
-    ]
-    write_lines(directory / "telemetry.jsonl", ticks)
-    text = conditions_text(directory, 110)
-    assert text.startswith("no reading of GPU 0")
-    assert "J/step" not in text
-
-
-def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Lock) -> None:
-    directory = live_ramp(home, hold, RAMP.stop)
-    silent = {"throttle_reasons": None, "thermal_violation_ns": None, "energy_mj": None, "sm_clock_mhz": None}
-    ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
-    mute = [
-        msgspec.structs.replace(
-            tick, devices=[msgspec.structs.replace(tick.devices[0], power_w=None, temperature_c=None, **silent)]
-        )
-        for tick in ticks
-    ]
-    write_lines(directory / "telemetry.jsonl", mute)
-    assert conditions_text(directory, 110).startswith("throttling unknown   steady so far, from step")
+READ = ("throttle_reasons", "thermal_violation_ns", "energy_mj", "sm_clock_mhz", "power_w", "temperature_c")
+UNREAD: dict[str, Any] = dict.fromkeys((*READ, "power_violation_ns", "sync_boost_violation_ns"))
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "text"),
+    ("since", "error", "words"),
     [
-        ("data_wait_fraction", 0.314, "31.4 %"),
-        ("thermal_ms_per_step", 12.34, "12.3 ms a step"),
-        ("foreign_memory_bytes", 2**30, "1.00 GiB"),
-        ("temperature_c", 91, "91 °C"),
-        ("workers", 2, "2"),
-        ("link", "SYS", "SYS"),
-        ("power_w", None, "–"),
+        (RAMP.stop - 6, "GPU is lost", "no reading of GPU 0"),
+        (0, None, "throttling unknown   steady so far, from step"),
     ],
 )
-def test_a_figure_is_shown_with_the_unit_of_its_name(name: str, value: float | str | None, text: str) -> None:
-    assert figure_text(name, value) == text
-    assert not figure_name(name).endswith(("_bytes", " ms"))
+def test_of_a_gpu_without_readings_nothing_is_guessed_and_nothing_earlier_shown(
+    home: Home, hold: Lock, since: int, error: str | None, words: str
+) -> None:
+    directory = live_ramp(home, hold, RAMP.stop)
+    ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
+    for place in range(since, RAMP.stop):
+        silent = msgspec.structs.replace(ticks[place].devices[0], error=error, **UNREAD)
+        ticks[place] = msgspec.structs.replace(ticks[place], devices=[silent])
+    write_lines(directory / "telemetry.jsonl", ticks)
+    text = conditions_text(directory, 110)
+    assert text.startswith(words)
+    assert "J/step" not in text

@@ -31,19 +31,25 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
+def row_of(process: subprocess.Popen[bytes]) -> ProcessRow:
+    return ProcessRow(process.pid, identify(process.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
+
+
 async def asked(pilot: StillPilot, key: str) -> str:
     """Press a key and wait for its question: a thread looks at the process."""
     await pilot.press(key)
     return await pilot.until("n  leave it")
 
 
-async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
-    row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
-    snapshot = the_machine(0, rows=(row,))
+async def test_f18_ending_a_process_asks_first_then_offers_sigkill(
+    home: Home, sleeper: subprocess.Popen[bytes]
+) -> None:
+    snapshot = the_machine(0, rows=(row_of(sleeper),))
     async with running(home, size=(120, 40)) as (_, pilot):
         await pilot.monitor(snapshot)
         text = await asked(pilot, "x")
         has(text, f"End process {sleeper.pid}?", "sleeper --long", "send SIGTERM")
+        assert "y  send SIGTERM" in await pilot.press("enter"), "y alone answers"
         await pilot.press("n")
         assert sleeper.poll() is None
         await asked(pilot, "x")
@@ -51,22 +57,10 @@ async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleep
         has(text, "SIGTERM sent", "x again offers SIGKILL")
         assert sleeper.poll() is None
         assert "it still runs. SIGKILL gives it no chance" in await asked(pilot, "x")
+        assert "y  send SIGKILL" in await pilot.press("enter")
         await pilot.press("y")
         assert sleeper.wait(60) == -signal.SIGKILL
         assert f"Process {sleeper.pid} has ended." in await pilot.show(snapshot)
-
-
-async def test_f18_signals_take_the_key_y_alone(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
-    row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
-    async with running(home, size=(120, 40)) as (_, pilot):
-        await pilot.monitor(the_machine(0, rows=(row,)))
-        await asked(pilot, "x")
-        assert "y  send SIGTERM" in await pilot.press("enter"), "Enter does not answer"
-        await pilot.press("y")
-        assert "y  send SIGKILL" in await asked(pilot, "x")
-        assert "y  send SIGKILL" in await pilot.press("enter")
-        assert sleeper.poll() is None
-        assert "send SIGKILL" not in await pilot.press("escape")
 
 
 async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
@@ -77,11 +71,8 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
     supervisor = identify(sleeper.pid)
     started = Event(t_ns=START_NS, kind="supervisor", pid=supervisor.pid, start_ticks=supervisor.start_ticks)
     write_lines(directory / "events.jsonl", [started])
-    row = ProcessRow(
-        sleeper.pid, supervisor, "anna", True, "python -m trainfast_runner.running.supervision", 0.0, MIB, 5.0
-    )
     async with running(home, size=(120, 40)) as (app, pilot):
-        await pilot.monitor(the_machine(0, rows=(row,)))
+        await pilot.monitor(the_machine(0, rows=(row_of(sleeper),)))
         text = await asked(pilot, "x")
         has(text, f"Stop {directory.name}?", f"Process {sleeper.pid} is its supervisor.")
         assert "send SIGTERM" not in text
@@ -109,9 +100,8 @@ async def test_a_process_is_not_ended_while_the_runs_cannot_be_read(
     def refused(self: Home) -> list[str]:
         raise UserError("the runs cannot be listed: no permission", key="TRAINFAST_HOME")
 
-    row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
     async with running(home, size=(120, 40)) as (_, pilot):
-        await pilot.monitor(the_machine(0, rows=(row,)))
+        await pilot.monitor(the_machine(0, rows=(row_of(sleeper),)))
         monkeypatch.setattr(Home, "run_ids", refused)
         await pilot.press("x")
         text = await pilot.until("the runs cannot be listed: no permission")

@@ -15,7 +15,7 @@ from still import Lock, a_live_run
 
 from trainfast_runner.records.capped_file import LOG_LINES_KEPT
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_lines import Event, Step
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest_run
 from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import LONGEST_PERIOD_S, PERIOD_BESIDE_TRAINING_S, SHORTEST_PERIOD_S, Pacer, Reader
@@ -128,28 +128,11 @@ def test_damage_and_holes_are_survived(home: Home) -> None:
     assert Follower(home.directory("never")).poll().state == "lost"
 
 
-def test_an_unknown_field_of_a_newer_version_is_ignored(home: Home) -> None:
-    directory = a_run(home, steps=1)
-    line = msgspec.json.decode((directory / "steps.jsonl").read_bytes(), type=dict)
-    (directory / "steps.jsonl").write_bytes(msgspec.json.encode({**line, "from_the_future": [1]}) + b"\n")
-    assert Follower(directory).poll().steps == (msgspec.json.decode(msgspec.json.encode(line), type=Step),)
-
-
 def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Lock) -> None:
     assert newest_run(home) is None
     running = a_live_run(home, hold)
     a_run(home, "20261122-000000-tiny-llama-ffff")
     assert newest_run(home) == running
-
-
-def test_runs_of_a_search_are_not_the_newest_run(home: Home, hold: Lock) -> None:
-    a_live_run(home, hold, run_id="20261123-000000-tiny-llama-0001", role="probe")
-    assert newest_run(home) is None
-    ended = a_run(home, "20261121-000000-tiny-llama-0002")
-    assert newest_run(home) == ended
-    a_live_run(home, hold, run_id="20261122-000000-tiny-llama-0003", role="proof")
-    a_live_run(home, hold, run_id="20261122-000000-tiny-llama-0004", role="cold")
-    assert newest_run(home) == ended
 
 
 def test_an_unreadable_run_is_not_the_newest_run(home: Home) -> None:
@@ -217,7 +200,7 @@ def test_only_the_newest_snapshot_counts() -> None:
     assert not taken.can_replace(PostedMessage(TerminalLost()))
 
 
-def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
+def test_a_slow_terminal_halves_the_pace_until_it_keeps_up_and_so_does_a_training_on_the_cpu() -> None:
     pacer = Pacer()
     assert pacer.note(0.01) == SHORTEST_PERIOD_S
     assert pacer.words == ""
@@ -230,9 +213,6 @@ def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
         pacer.note(0.0)
     assert pacer.period_s == SHORTEST_PERIOD_S
     assert pacer.words == ""
-
-
-def test_beside_a_training_on_the_cpu_it_is_repainted_half_as_often() -> None:
     pacer = Pacer()
     assert pacer.note(0.01, trains_on_cpu=True) == PERIOD_BESIDE_TRAINING_S > SHORTEST_PERIOD_S
     assert pacer.words == "", "nothing is late"

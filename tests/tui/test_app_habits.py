@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 from recorded import a_run
 from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, has, lacks, running, screen_text, the_machine
+from textual.events import Key, MouseScrollDown
 from textual.widget import Widget
 
 from trainfast_runner.records.home import Home
@@ -28,15 +30,14 @@ def row_of(app: StillApp, widget: Widget, words: str) -> tuple[int, int]:
     raise AssertionError(f"{words!r} is not in the widget:\n{screen_text(app)}")
 
 
-@pytest.mark.parametrize("key", ["q", "escape"])
-@pytest.mark.parametrize("opens", ["b", "B", "h", "m", "T", "question_mark", "d"])
-async def test_q_and_esc_go_back_from_every_screen(home: Home, opens: str, key: str) -> None:
+async def test_q_and_esc_go_back_from_every_screen(home: Home) -> None:
     async with running(home, a_snapshot(a_run(home))) as (app, pilot):
-        await pilot.press(opens)
-        assert app.screen is not app.main
-        await pilot.press(key)
-        assert app.screen is app.main
-        assert app.is_running
+        for opens, key in itertools.product(("b", "B", "h", "m", "T", "question_mark", "d"), ("q", "escape")):
+            await pilot.press(opens)
+            assert app.screen is not app.main, opens
+            await pilot.press(key)
+            assert app.screen is app.main, (opens, key)
+            assert app.is_running
 
 
 @pytest.mark.parametrize(("opens", "key"), [("", "q"), ("", "Q"), ("b", "Q"), ("m", "ctrl+q"), ("h", "ctrl+c")])
@@ -76,18 +77,12 @@ async def test_the_wheel_moves_through_the_knobs_and_back(home: Home) -> None:
     async with running(home, a_snapshot(None)) as (app, pilot):
         panel = app.screen.query_one(KnobPanel)
         first = panel.current
-        await pilot._post_mouse_events([_wheel_down()], panel)
+        await pilot._post_mouse_events([MouseScrollDown], panel)
         assert panel.current == panel.listed[3]
         await pilot.press("g")
         assert panel.current == first
         await pilot.press("G")
         assert panel.current == panel.listed[-1]
-
-
-def _wheel_down() -> type:
-    from textual.events import MouseScrollDown
-
-    return MouseScrollDown
 
 
 async def test_a_click_orders_a_table_and_opens_a_run(home: Home) -> None:
@@ -106,13 +101,6 @@ async def test_a_click_orders_a_table_and_opens_a_run(home: Home) -> None:
         await pilot.click(table, offset=(5, 2))
         assert app.screen is app.main
         assert app.session._opened_run_id == chosen.run_id
-
-
-async def test_a_click_on_a_chart_marks_the_nearest_event(home: Home) -> None:
-    async with running(home, the_machine()) as (app, pilot):
-        await pilot.show(a_snapshot(a_run(home)))
-        await pilot.click("#throughput", offset=(15, 3))
-        assert " of " in app.text.splitlines()[-2] or app.screen.query_one("EventLine").chosen_ns is not None
 
 
 async def test_a_click_answers_a_question(home: Home, hold) -> None:
@@ -150,7 +138,7 @@ async def test_keys_typed_ahead_reach_the_dialog_that_they_open(home: Home, hold
     async with running(home, a_snapshot(a_live_run(home, hold))) as (app, pilot):
         monkeypatch.setattr(app.session, "start_run", lambda *arguments, **options: started.append(arguments))
         for key in ("r", "y"):
-            app.post_message(_key(key))
+            app.post_message(Key(key, key if len(key) == 1 else None))
         await pilot.pause()
         assert len(started) == 1, "a y that is typed before its question is there answers it"
         assert app.screen is app.main
@@ -161,16 +149,10 @@ async def test_esc_and_the_keys_after_it_keep_their_order(home: Home) -> None:
         await pilot.press("question_mark")
         # As a terminal delivers `Esc /` in one piece, followed by more letters.
         for key in ("alt+slash", "s", "e", "e", "d", "enter"):
-            app.post_message(_key(key))
+            app.post_message(Key(key, key if len(key) == 1 else None))
         await pilot.pause()
         assert app.screen is app.main
         assert app.screen.query_one(KnobPanel).listed == ("seed",)
-
-
-def _key(name: str):
-    from textual.events import Key
-
-    return Key(name, name if len(name) == 1 else None)
 
 
 async def test_a_search_is_named_on_every_screen_while_it_runs(home: Home, live_best: Path) -> None:
@@ -192,12 +174,3 @@ async def test_e_exports_and_capital_e_reports_the_shown_run(home: Home, tmp_pat
         names = sorted(path.suffix for path in tmp_path.iterdir() if path.is_file())
         assert ".html" in names
         assert len(names) >= 2
-
-
-async def test_runs_are_named_by_their_launch_number(home: Home) -> None:
-    directory = a_run(home)
-    assert home.number_launch(directory.name) == 1
-    async with running(home, a_snapshot(directory)) as (app, pilot):
-        await pilot.press("h")
-        await pilot.until("runs   1")
-        has(app.text, "  1  ", directory.name)

@@ -7,9 +7,8 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-import msgspec
 import pytest
-from recorded import a_run, a_step, a_tick, write_lines
+from recorded import a_run, a_step, a_tick
 from still import FULL, SMALL, a_snapshot, has, running, shown
 from textual.widget import Widget
 
@@ -62,14 +61,6 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
     assert "in the monitor" in titles[0], "the keys of where it was asked come first"
 
 
-async def test_the_key_of_the_help_closes_it_again(home: Home) -> None:
-    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
-        for key in ("question_mark", "f1"):
-            assert "keys on the main screen" in await pilot.press(key)
-            await pilot.press(key)
-            assert app.screen is app.main
-
-
 @pytest.mark.parametrize("size", [FULL, (60, 16)])
 async def test_a_page_down_skips_no_line_and_repeats_none(home: Home, size: tuple[int, int]) -> None:
     async with running(home, size=size) as (app, pilot):
@@ -78,17 +69,6 @@ async def test_a_page_down_skips_no_line_and_repeats_none(home: Home, size: tupl
         last = app.text.splitlines()[page.bottom - 1]
         await pilot.press("pagedown", "up")
         assert app.text.splitlines()[page.y] == last
-
-
-async def test_the_help_is_filtered_to_entries_with_their_sections(home: Home) -> None:
-    async with running(home, a_snapshot(None), size=SMALL) as (_, pilot):
-        text = await pilot.press("question_mark", "end", "slash", *"grad_clip norm", "enter")
-        lines = text.splitlines()
-        assert "/ filter" in lines[-1]
-        assert lines[0].startswith("help with “grad_clip norm” ─")
-        assert [line.partition(" ")[0] for line in lines[1:-2] if line[:1].strip()] == ["knobs:", "grad_clip"]
-        assert "keys on the main screen" in await pilot.press("escape")
-        assert "help nothing with “zebra”" in await pilot.press("slash", *"zebra", "enter")
 
 
 def test_each_command_has_its_own_key_and_a_method() -> None:
@@ -135,16 +115,6 @@ async def test_the_palette_knows_the_commands_of_the_screen(home: Home) -> None:
         assert not any(title.startswith("mark") for title in titles)
 
 
-async def test_zooming_says_what_the_charts_show(home: Home) -> None:
-    snapshot = a_snapshot(a_run(home))
-    text, _ = await shown(home, snapshot, "plus")
-    assert "The charts show 22 s." in text
-    text, _ = await shown(home, a_snapshot(None), "minus")
-    assert "The charts show 5 min." in text
-    text, _ = await shown(home, snapshot, "n")
-    assert "first reading: memory" in text
-
-
 async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:
     async with running(home, a_snapshot(a_run(home))) as (app, pilot):
 
@@ -157,22 +127,6 @@ async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:
         rate = a_step(30).tokens / a_step(30).step_ms * 1e3
         assert f"tokens/s last {rate:,.0f}" in (await top_chart("t"))[0], "the newest step's"
         assert await top_chart("t") == samples, "on its own y axis again"
-
-
-@pytest.mark.parametrize(
-    ("absent", "keys", "words"),
-    [
-        ({"tokens": 0}, ("t",), "This model has no tokens; t shows samples/s."),
-        ({"samples": None, "tokens": None}, (), "The script shows no samples: start it with --samples-per-step N."),
-    ],
-)
-async def test_what_a_run_does_not_count_is_said(
-    home: Home, absent: dict[str, int | None], keys: tuple[str, ...], words: str
-) -> None:
-    directory = a_run(home)
-    steps = [msgspec.structs.replace(a_step(number), **absent) for number in range(1, 31)]
-    write_lines(directory / "steps.jsonl", steps)
-    assert words in (await shown(home, a_snapshot(directory), *keys))[0]
 
 
 async def test_the_log_opens_closes_and_scrolls(home: Home) -> None:

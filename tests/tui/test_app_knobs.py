@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import queue
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from recorded import a_run
-from still import CPU, FIT, FULL, SMALL, StillApp, a_snapshot, has, running
+from still import CPU, FULL, SMALL, a_snapshot, has, running
 from textual.events import Key
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
+from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_tui.control.messages import Changes, NextRunPredicted, SituationGathered
+from trainfast_tui.control.messages import Changes
 from trainfast_tui.control.threads import SituationGatherer
-from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset, preset_choices
+from trainfast_tui.next_run.sources import next_run_from_preset, preset_choices
 from trainfast_tui.panels.knob_panel import KnobPanel
 from trainfast_tui.text.format import line_text
-from trainfast_tui.text.keys import KNOBS_IN_ORDER
 
 
 async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
@@ -88,20 +86,8 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         assert "tp_degree" not in next_run.reset("strategy").spec.overrides
 
 
-async def test_images_have_no_length_in_tokens_to_turn(home: Home) -> None:
-    async with running(home, a_snapshot(None), preset="vit-large") as (app, _):
-        text = app.text
-        assert "seq_len" not in text
-        assert "grad_accum" in text
-
-
-def post_facts(app: StillApp, situation: Situation) -> None:
-    """Post these facts as the answer to the newest request, which a session without threads does not make."""
-    key = app.session.background.situations._key = ("tiny-llama", "", "")
-    app.post(SituationGathered(key, situation))
-
-
-def test_facts_that_come_late_do_not_advise_another_preset(home: Home) -> None:
+def test_facts_that_come_late_do_not_advise_another_preset(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "gather", lambda *_: Situation())
     posted: queue.Queue[Any] = queue.Queue()
     gatherer = SituationGatherer(home, posted.put, None)
     gatherer.update(next_run_from_preset("tiny-llama"), CPU, None, is_device_used=False)
@@ -111,17 +97,6 @@ def test_facts_that_come_late_do_not_advise_another_preset(home: Home) -> None:
     assert gatherer.situation is None
     gatherer.note(posted.get(timeout=60))
     assert gatherer.situation is not None
-
-
-async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
-    async with running(home, a_snapshot(None)) as (app, pilot):
-        refusal = UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")
-        app.show_changes(Changes(refusal=refusal))
-        post_facts(app, Situation())
-        await pilot.pause()
-        text = app.text
-        assert "Refused: pp_degree=9: there are 4 layers; try" in text
-        assert text.count("pp_degree=9: there are 4 layers; try pp_degree=4") == 1, "in the status line, in one piece"
 
 
 async def test_advice_stands_beside_its_knob(home: Home) -> None:
@@ -149,17 +124,6 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
         assert app.knobs["attention"] == "auto"
 
 
-async def test_what_auto_comes_to_stands_beside_the_knob(home: Home) -> None:
-    choice = "eager, because gemma2 has no sdpa"
-    view = NextRunMemory(replace(FIT, predicted=msgspec.structs.replace(FIT.predicted, attention=choice)))
-    async with running(home, a_snapshot(a_run(home))) as (app, pilot):
-        await pilot.post(NextRunPredicted(view))
-        app.main.query_one(KnobPanel).move_to("attention")
-        await pilot.pause()
-        has(app.text, "auto (eager)", f"here   {choice}")
-        assert "(eager)" not in await pilot.press("enter", *"sdpa", "enter")
-
-
 async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None:
     """Keys that arrive in one read, as they do over a slow link, until they have set the knob."""
     app = pilot.app
@@ -181,14 +145,6 @@ async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
         first = next_run_from_preset(preset_choices()[0][0])
         await burst(pilot, "batch_size", first.spec.knobs["batch_size"], "p", "home", "enter")
         assert app.session.next_run.spec.preset == preset_choices()[0][0]
-
-
-async def test_the_preset_picker_takes_a_variant(home: Home) -> None:
-    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
-        await pilot.press("p")
-        await pilot.press("home", *["down"] * 5, "enter")
-        assert app.session.next_run.spec.variant is not None
-        assert f"preset {app.session.next_run.spec.name}"[:28] in app.text
 
 
 async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_one_after_a_yes(
@@ -222,19 +178,6 @@ async def test_a_precision_that_the_device_lacks_is_refused_at_its_knob(home: Ho
         for key, is_refused in (("down", False), ("up", True), ("right", False)):
             await pilot.press(key)
             assert any(refused in line_text(line) for line in panel.lines(160, 30)) == is_refused, key
-
-
-async def test_the_smallest_screen_counts_the_hidden_knobs(home: Home) -> None:
-    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
-        panel = app.main.query_one(KnobPanel)
-        rows = [row for row in app.text.splitlines() if any(f"{name:<15}" in row for name in KNOBS_IN_ORDER)]
-        assert re.search(rf"next run ─+ {len(panel.listed) - len(rows)} below", app.text)
-        assert len(rows) >= 5
-        await pilot.press("end")
-        assert panel.current == panel.listed[-1]
-        assert re.search(r"next run ─+ \d+ above", app.text)
-        await pilot.press("home")
-        assert panel.current == panel.listed[0]
 
 
 async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: Home) -> None:

@@ -93,26 +93,6 @@ async def test_text_of_the_training_is_shown_as_text(home: Home) -> None:
     assert "owned" not in text
 
 
-async def test_few_measured_steps_are_shown_to_be_few(home: Home) -> None:
-    one, _ = await shown(home, a_snapshot(a_run(home, "20261121-000000-tiny-llama-0001", steps=4)))
-    assert "few steps: only 1 measured" in one
-    two, _ = await shown(home, a_snapshot(a_run(home, "20261121-000000-tiny-llama-0002", steps=5)))
-    assert "few steps: medians of 2 steps" in two
-
-
-async def test_a_run_without_a_step_promises_none_and_shows_its_last_memory(home: Home) -> None:
-    directory = a_run(home, state="stopped", steps=0, reason="stopped after 0 steps", log="")
-    gone = a_tick(9)
-    run = msgspec.structs.replace(gone.host.run, memory_rss_bytes=0, processes=0)
-    with (directory / "telemetry.jsonl").open("ab") as file:
-        gone = msgspec.structs.replace(gone, host=msgspec.structs.replace(gone.host, run=run))
-        file.write(msgspec.json.encode(gone) + b"\n")
-    text, _ = await shown(home, a_snapshot(directory), "l")
-    assert "Its steps are kept" not in text
-    has(text, "No step was completed.", "process memory 492 MiB")
-    assert text.splitlines()[-3].startswith("The training printed nothing."), "an empty log takes two lines"
-
-
 @pytest.mark.parametrize("keys", [(), ("m",), ("h",)])
 async def test_a_long_notice_wraps_on_the_smallest_screen(home: Home, keys: tuple[str, ...]) -> None:
     async with running(home, a_snapshot(a_run(home)), size=SMALL) as (_, pilot):
@@ -121,17 +101,6 @@ async def test_a_long_notice_wraps_on_the_smallest_screen(home: Home, keys: tupl
             text = await pilot.post(Notified(words))
             assert words in " ".join(text.split())
             assert "? help" in text.splitlines()[-1], "the footer keeps its row"
-
-
-async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:
-    tick = a_tick(20, live=False)
-    blank = msgspec.structs.replace(tick, host=msgspec.structs.replace(tick.host, cpu_percent=None))
-    async with running(home) as (app, pilot):
-        for ticks in ((tick,), (tick, blank)):
-            await pilot.show(a_snapshot(None, ticks=ticks))
-        row = next(line for line in app.text.splitlines() if line.startswith("CPU"))
-        assert "–" not in row
-        assert " 99 %" in row
 
 
 async def test_a_reading_error_leaves_other_notices_and_goes_with_its_cause(home: Home) -> None:

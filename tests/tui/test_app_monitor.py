@@ -8,15 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from recorded import GIB, RAMP, START_NS, S, a_full_tick, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
-from still import SMALL, Lock, a_live_run, a_snapshot, has, running, the_machine
+from recorded import RAMP, START_NS, S, a_full_tick, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
+from still import Lock, a_live_run, a_snapshot, has, running, the_machine
 
 from trainfast_runner.machine.process_list import ProcessRow
 from trainfast_runner.machine.processes import Identity
-from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.binding import library_failure
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_lines import Event
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
 
@@ -48,24 +46,6 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         assert "lost for 20 s: GPU is lost" in await pilot.press("m"), "on the main screen as well"
 
 
-@pytest.mark.parametrize("gpu", [0, 5])
-async def test_the_error_of_the_chosen_gpu_is_shown_whole_and_its_event_where_charts_do_not_fit(
-    home: Home, gpu: int
-) -> None:
-    why = binding.device_failure(binding.GPU_IS_LOST, "")
-    ticks = [a_full_tick(second, 8) for second in range(80)]
-    ticks[79].devices[gpu] = a_gpu(gpu, error=why, throttle_reasons=None)
-    async with running(home, size=SMALL) as (_, pilot):
-        text = await pilot.monitor(replace(the_machine(8), ticks=tuple(ticks)))
-        rows = text.splitlines()
-        if gpu == 0:
-            assert rows[1].rstrip().endswith("lost for 1 s: GPU is lost: it no longer answers on its bus")
-            assert " ".join(" ".join(rows[2:5]).split()).startswith(why), "the chosen one says all, below it"
-        else:
-            assert f"✗  1 s ago  GPU {gpu} was lost: GPU is lost" in text
-            assert f"GPU {gpu} was lost" in " ".join((await pilot.press("less_than_sign")).splitlines()[-5:])
-
-
 async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> None:
     """Drawing them is most of what a frame costs; the row of the GPU has its newest reading at once."""
     # A cell of this axis is 0.93 s long, and this moment a third into one.
@@ -83,30 +63,12 @@ async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> Non
             assert ("17 %" in chart) == in_chart
 
 
-async def test_an_xid_error_stands_on_the_time_line(home: Home) -> None:
-    xid = Event(t_ns=START_NS + 75 * S, kind="xid", device=1, detail="79: the GPU has fallen off the bus")
-    async with running(home, size=(140, 60)) as (_, pilot):
-        text = await pilot.monitor(replace(the_machine(2), xids=(xid,)))
-        assert "X  5 s ago  GPU 1: Xid error 79: the GPU has fallen off the bus" in text
-
-
 async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Lock) -> None:
     directory = a_live_run(home, hold)
     write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(RAMP.stop)])
     async with running(home, size=(140, 40)) as (_, pilot):
         text = await pilot.monitor(a_snapshot(directory, second=RAMP.stop))
         has(text, "T GPU 0 throttled by heat", "looking at the processes")
-
-
-async def test_gpus_of_a_process_that_are_not_next_to_each_other_are_counted(home: Home) -> None:
-    places = {(1, 2): "GPU 1+2", (1, 2, 3): "GPU 1-3", (0, 2, 5): "3 GPUs"}
-    rows = tuple(
-        ProcessRow(4000 + at, devices=tuple((index, GIB) for index in indexes)) for at, indexes in enumerate(places)
-    )
-    async with running(home, size=(160, 48)) as (app, pilot):
-        await pilot.monitor(the_machine(rows=rows))
-        for words, count in zip(places.values(), (2, 3, 3), strict=True):
-            assert f"{words} {count}.00 GiB" in app.text
 
 
 async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

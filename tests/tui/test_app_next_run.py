@@ -9,17 +9,10 @@ from still import FULL, a_snapshot, running, shown
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import MachineSeen
 from trainfast_tui.next_run.sources import next_run_from_preset, next_run_from_script, repeat_preset_run
-
-
-async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
-    old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
-    spec = repeat_preset_run(old, home).spec
-    assert spec.data == {"kind": "text", "objective": "causal-lm"}
 
 
 async def test_a_confirmation_run_leaves_the_knobs_that_were_searched_to_the_next_run(home: Home) -> None:
@@ -113,10 +106,3 @@ async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> Non
     assert app.knobs["devices"] is None, "the launcher's own choice is no setting"
     assert not any(app.session.next_run.is_changed(name) for name in app.knobs)
     assert GIB == 2**30
-
-
-async def test_a_model_that_was_changed_is_shown_above_the_knobs_of_the_next_run(home: Home) -> None:
-    run = a_run(home, changed=("model.num_hidden_layers", "batch_size"), model={"num_hidden_layers": 1})
-    text, app = await shown(home, a_snapshot(run))
-    assert "with model.num_hidden_layers=1" in text
-    assert app.session.next_run.typed_field_overrides() == ["model.num_hidden_layers=1"]

@@ -85,6 +85,8 @@ async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home, tmp_path:
     assert steps[-1].step < 100_000
 
 
+@pytest.mark.long
+@pytest.mark.ci
 async def test_what_cannot_run_is_refused_at_its_knob(home: Home) -> None:
     pytest.importorskip("torch")
     app = TrainfastApp(Session(home, preset="tiny-llama"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-import threading
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,7 @@ from still import FULL, SMALL, Lock, a_live_run, a_snapshot, has, running
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Discovered
 from trainfast_runner.running.scripts import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.panels.dialogs import YesDialog
@@ -106,27 +103,6 @@ async def test_o_shows_the_flags_of_a_script_and_the_proposed_mapping(
         has(text, "without a flag, through DataLoader's defaults: pin_memory", "--eval-batch-size")
         assert text.splitlines()[-1].startswith("w save  Enter flag  a add  x remove  c command  Esc back")
         assert not (work / "trained").exists(), "nothing of the training ran"
-
-
-async def test_a_refusal_that_comes_after_f5_does_not_hide_the_new_flags(
-    home: Home, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    again, discover = threading.Event(), discovery.discover
-
-    def refuse_at_first(*arguments: Any, **options: Any) -> Discovered:
-        if again.is_set():
-            return discover(*arguments, **options)
-        again.wait()
-        raise UserError("the first look was refused", key="command")
-
-    monkeypatch.setattr(discovery, "discover", refuse_at_first)
-    async with running(home, a_snapshot(None)) as (_, pilot):
-        await pilot.press("o")
-        await typed(pilot, command())
-        await pilot.press("f5")
-        again.set()
-        text = await pilot.until("stopped at the parser")
-        assert "the first look was refused" not in text
 
 
 async def test_without_a_command_the_screen_says_what_to_do(home: Home, work: Path) -> None:
@@ -264,29 +240,6 @@ async def test_a_script_that_fails_says_why_and_f5_looks_again(home: Home, work:
         await pilot.until("stopped at the parser")
 
 
-async def test_a_script_without_flags_says_which_knobs_reach_it(home: Home, work: Path) -> None:
-    (work / "train.py").write_text("print('no arguments')\n")
-    async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
-        await pilot.press("o")
-        await typed(pilot, command())
-        text = await pilot.until("No flag was recognised; a maps a knob to one.")
-        assert "through DataLoader's defaults: workers, pin_memory" in " ".join(text.split())
-        await pilot.press("a")
-        await pilot.press(*"batch_size", "enter")
-        await typed(pilot, "--bs")
-        assert "the script has no flags" in app.text
-
-
-async def test_pages_past_the_last_flag_are_not_owed_on_the_way_back(home: Home, work: Path) -> None:
-    flags = "".join(f'parser.add_argument("--option-{number}")\n' for number in range(30))
-    text = f"import argparse\nparser = argparse.ArgumentParser()\n{flags}parser.parse_args()\n"
-    (work / "train.py").write_text(text)
-    async with running(home, size=SMALL) as (_, pilot):
-        await looked_into(pilot)
-        assert "to 30 (PgUp PgDn)" in await pilot.press(*["pagedown"] * 9)
-        assert "to 25 (PgUp PgDn)" in await pilot.press("pageup")
-
-
 @pytest.mark.usefixtures("patient_discovery")
 async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> None:
     (work / "train.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
@@ -324,14 +277,3 @@ async def test_the_screen_outlives_the_folder_that_the_app_was_started_in(home: 
         await pilot.press("w")
         await typed(pilot, "mine")
         await pilot.until(f"there is no script train.py in {work}")
-
-
-async def test_a_script_that_is_a_module_is_saved_under_its_name(home: Home, work: Path) -> None:
-    (work / "mypackage").mkdir()
-    (work / "mypackage" / "train.py").write_text(ARGPARSE)
-    async with running(home, a_snapshot(None)) as (app, pilot):
-        await pilot.press("o")
-        await typed(pilot, shlex.join([sys.executable, "-m", "mypackage.train"]))
-        await pilot.until("stopped at the parser")
-        await pilot.press("w")
-        assert app.screen.query_one(Input).value == "mypackage.train"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from recorded import CONDUCTED, START_NS, S, a_probe, a_search, answered, going_on, nothing_fits, write_lines
-from still import MIDDLE, NOW_S, SMALL, Lock, a_snapshot, has, running
+from still import MIDDLE, NOW_S, SMALL, Lock, has, running
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import PAUSE_FILE, Home
-from trainfast_runner.search import control
 from trainfast_runner.search.batch_journal import BatchEnded, ConfirmationRun
 from trainfast_runner.search.journal import Paused
 from trainfast_runner.search.searches import newest_search
@@ -31,15 +28,6 @@ async def test_enter_applies_the_answer_under_the_cursor(home: Home, keys: tuple
         assert app.knobs["batch_size"] == batch_size
 
 
-async def test_the_step_of_a_confirmation_run_is_its_median_and_not_its_last(home: Home) -> None:
-    *tried, confirmation, last, ended = answered()
-    confirmed = msgspec.structs.replace(confirmation, step_ms=1661.0)
-    async with running(home, size=MIDDLE) as (_, pilot):
-        text = await pilot.opened(a_search(home, [*tried, confirmed, last, ended]))
-        assert "1,661 ms" in text
-        assert "985 ms" not in text
-
-
 async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) -> None:
     *tried, confirmation, last, ended = answered()
     refuting = ConfirmationRun(batch_size=42, run_id="20261121-055000-cold", state="oom", seconds=1.0, refutes=[42])
@@ -48,16 +36,6 @@ async def test_a_size_that_its_confirmation_run_refuted_is_marked(home: Home) ->
         assert text.count("✗ fitted, refuted by the confirmation run") == 1
         assert "✗ out of memory in the confirmation run" in text
         assert text.count("● fits") == 2
-
-
-async def test_the_cursor_is_on_the_first_answer_of_a_search_that_was_started_over(home: Home) -> None:
-    async with running(home, size=SMALL) as (app, pilot):
-        search = a_search(home, answered())
-        await pilot.opened(search)
-        await pilot.press("down", "down")
-        for lines in (going_on(), answered()):
-            await pilot.show_search(search, lines=lines)
-        assert "▸ recommended batch_size=40" in app.text
 
 
 async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(home: Home, live_search: Path) -> None:
@@ -85,13 +63,6 @@ async def test_hidden_rows_are_counted_and_reached_by_the_keys_of_other_tables(h
         assert not seen_sizes(app.text) & {101, 160}
         await pilot.press(*["pagedown"] * 9)
         assert seen_sizes(app.text) == newest
-        # With an answer the arrows move among its sizes.
-        await pilot.show_search(live_search, lines=[*answered()[:-3], *tried, *answered()[-3:]])
-        text = await pilot.press("down", "down")
-        has(text, "▸ largest     batch_size=42", "✓ confirmed")
-        text = await pilot.press("pageup")
-        assert "▸ largest     batch_size=42" in text
-        assert "✓ confirmed" not in text
 
 
 async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Home) -> None:
@@ -105,10 +76,8 @@ async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Ho
 
 
 async def test_s_stops_what_goes_on_and_escape_leaves_what_has_ended(
-    home: Home, live_search: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, live_search: Path, cancelled: list[Path]
 ) -> None:
-    cancelled: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
     async with running(home, size=MIDDLE) as (app, pilot):
         await pilot.opened(live_search)
         await pilot.press("s")
@@ -160,27 +129,6 @@ async def test_leaving_lets_it_go_on_and_its_end_is_notified_on_the_main_screen(
         )
 
 
-async def test_the_end_of_a_search_is_notified_on_the_visible_screen(home: Home, live_search: Path) -> None:
-    async with running(home, size=MIDDLE) as (app, pilot):
-        await pilot.show_search(live_search)
-        await pilot.press("h")
-        await pilot.until("No run yet; Esc")
-        await pilot.show_search(live_search, lines=answered())
-        await pilot.until("The search has ended: batch_size 42 is the largest that fits")
-        assert app.screen is not app.main
-
-
-async def test_a_notice_that_names_the_search_goes_once_the_search_is_shown(home: Home, live_search: Path) -> None:
-    async with running(home, size=MIDDLE) as (app, pilot):
-        await pilot.opened(live_search)
-        assert "Batch search is using the device" in await pilot.press("escape", "s")
-        await pilot.press("b")
-        await pilot.show_search(live_search, lines=answered())
-        await pilot.press("escape")
-        assert app.screen is app.main
-        assert "Batch search is using the device" not in app.text
-
-
 def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(home: Home, conduct: Lock) -> None:
     assert newest_search(home) is None
     live = a_search(home, going_on())
@@ -213,28 +161,3 @@ async def test_enter_applies_an_answer_to_the_preset_of_its_search(home: Home) -
         text = " ".join(app.text.split())
         assert "The next run is now tiny-llama" in text
         assert "the search had other knobs" not in text
-
-
-async def test_what_broke_a_search_off_is_shown(home: Home, live_search: Path) -> None:
-    reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
-    async with running(home, size=SMALL) as (app, pilot):
-        await pilot.opened(live_search)
-        broken = BatchEnded(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
-        await pilot.show_search(live_search, lines=[*going_on(), broken])
-        text = " ".join(app.text.split())
-        assert f"stopped early: {reason}; its journal is kept, F5 continues" in text
-        assert text.count(reason) == 1
-
-
-async def test_a_refused_search_can_be_started_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> Path:
-        raise UserError("the device is in use", key="devices")
-
-    monkeypatch.setattr(control, "start_search", refuse)
-    async with running(home, a_snapshot(None), size=MIDDLE) as (_, pilot):
-        await pilot.press("b")
-        await pilot.until("Enter start")
-        await pilot.press("enter")
-        text = await pilot.until("Refused: the device is in use")
-        assert "Enter start" in text.splitlines()[-1]
-        assert "f5" not in text.splitlines()[-1], "there is no search to continue"

@@ -5,57 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded import CONDUCTED, START_NS, S, a_search, answered, asked, going_on
-from still import MIDDLE, NOW_S, SMALL, Lock, a_live_run, has, running
+from still import MIDDLE, NOW_S, SMALL, Lock, Starts, a_live_run, has, running
 from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import PAUSE_FILE, Home
-from trainfast_runner.search import control
 from trainfast_runner.search.batch_journal import BatchEnded
-from trainfast_runner.search.best_journal import BestRequest
-from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.shared.host import SEARCH_LOCK_FILE
-
-
-class Starts:
-    """Stands in for the start of a conductor: remembers what was asked, and gives the search a test has prepared."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[dict[str, Any], bool]] = []
-        self.directory: Path | None = None
-        self.refusal: UserError | None = None
-        self.go = threading.Event()
-        self.go.set()
-
-    def start(
-        self,
-        spec: RunSpec,
-        home: Home,
-        python: str | None = None,
-        *,
-        fresh: bool = False,
-        best: BestRequest | None = None,
-    ) -> Path:
-        assert best is None, "a batch search has no options of a best-fit one"
-        self.asked.append((dict(spec.knobs), fresh))
-        assert self.go.wait(60)
-        if self.refusal is not None:
-            raise self.refusal
-        assert self.directory is not None
-        return self.directory
-
-
-@pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
-    found = Starts()
-    monkeypatch.setattr(control, "start_search", found.start)
-    return found
 
 
 def lock_of_conductor(search: Path) -> int:
@@ -84,15 +45,7 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
         await pilot.press("f5")
         await pilot.until("The knobs are being checked")
         await pilot.until_true(lambda: starts.asked, "the start")
-        assert starts.asked[0][1], "an answered search starts anew"
-
-
-@pytest.fixture
-def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The searches that were cancelled, which ends none of them."""
-    directories: list[Path] = []
-    monkeypatch.setattr(control, "cancel", lambda directory: directories.append(directory) or True)
-    return directories
+        assert starts.asked[0].fresh, "an answered search starts anew"
 
 
 async def stopped_while_it_starts(pilot: Pilot[Any], starts: Starts, search: Path, cancelled: list[Path]) -> None:
@@ -121,8 +74,8 @@ async def test_b_starts_a_search_of_the_knobs_and_s_while_it_starts_stops_it(
         await pilot.press("space")
         await pilot.until("The search is starting; press the key again once it runs.")
         await stopped_while_it_starts(pilot, starts, search, cancelled)
-        assert starts.asked[0][0]["batch_size"] == 16
-        assert not starts.asked[0][1], "an unfinished journal is continued"
+        assert starts.asked[0].spec.knobs["batch_size"] == 16
+        assert not starts.asked[0].fresh, "an unfinished journal is continued"
 
 
 async def test_s_while_an_unfinished_search_starts_again_stops_it_though_the_snapshot_is_older(
@@ -181,32 +134,7 @@ async def test_the_question_names_an_unfinished_search_of_the_same_knobs(home: H
         has(text, "1.00 GiB a rank, as it began")
         await pilot.press("enter")
         await pilot.until_true(lambda: starts.asked, "the start")
-        assert not starts.asked[0][1], "an unfinished journal is continued"
-
-
-async def test_a_refusal_stands_below_a_question_that_is_longer_than_the_screen(home: Home, starts: Starts) -> None:
-    starts.refusal = UserError("memory_limit is too small", key="memory_limit")
-    async with running(home, size=(40, 9)) as (_, pilot):
-        await pilot.show_search(None)
-        await pilot.press("b", "enter")
-        text = await pilot.until("Refused: memory_limit is too small")
-    assert "more lines: " in text
-
-
-async def test_a_refusal_that_comes_under_the_help_stands_there_when_the_help_is_closed(
-    home: Home, starts: Starts
-) -> None:
-    starts.refusal = UserError("memory_limit is below what the parameters need", key="memory_limit")
-    starts.go.clear()
-    async with running(home, size=MIDDLE) as (app, pilot):
-        await asked_for(pilot)
-        await pilot.press("question_mark")
-        starts.go.set()
-        await pilot.until_true(lambda: not app.session.searches.batch.is_active, "the refusal")
-        await pilot.press("escape")
-        text = await pilot.show_search(None)
-        assert "Refused: memory_limit is below what the parameters need" in text
-        assert "The knobs are being checked" not in text
+        assert not starts.asked[0].fresh, "an unfinished journal is continued"
 
 
 async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts: Starts) -> None:
@@ -265,23 +193,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_continues_it(home
         await pilot.press("f5")
         await pilot.until("The search is starting.")
         await pilot.until_true(lambda: starts.asked, "the start")
-    assert [fresh for _, fresh in starts.asked] == [False]
-
-
-async def test_f5_continues_the_search_on_the_screen_though_a_knob_was_turned_since(home: Home, starts: Starts) -> None:
-    search = starts.directory = a_search(home, going_on())
-    conductor = lock_of_conductor(search)
-    async with running(home, size=MIDDLE) as (app, pilot):
-        await pilot.opened(search)
-        await pilot.press("escape")
-        app.session.set_next_run(app.session.next_run.with_value("optimizer", "sgd"))
-        await pilot.press("b")
-        await pilot.show_search(search)
-        os.close(conductor)
-        await pilot.show_search(search)
-        await pilot.press("f5")
-        await pilot.until_true(lambda: starts.asked, "the start")
-    assert starts.asked[0][0]["optimizer"] == "adamw"
+    assert [asked.fresh for asked in starts.asked] == [False]
 
 
 async def test_b_pressed_before_anything_is_known_opens_no_search(home: Home) -> None:

@@ -92,36 +92,6 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         await pilot.until("y  stop it, then run")
 
 
-async def test_a_script_that_is_started_has_the_notices_that_the_command_prints(
-    home: Home, launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = SimpleNamespace(unconfirmed=["lr"], hooks_blocked="python -I", steps_from_log=None)
-    plan = SimpleNamespace(devices_reason="GPU 0 is joined", script=script)
-    monkeypatch.setattr(script_plan, "plan_spec", lambda spec, python: plan)
-    async with running(home, size=(200, 40)) as (_, pilot):
-        await pilot.show(a_snapshot(a_run(home), second=23))
-        await pilot.press("r")
-        text = await pilot.until("lr: set without a flag, so the script may keep its own")
-        assert "its steps are not seen: python -I; GPU 0 is joined" in " ".join(text.split())
-        launches.go.set()
-
-
-@pytest.mark.parametrize("key", ["b", "B"])
-async def test_the_refusal_of_a_run_is_none_of_the_search_on_the_screen(
-    home: Home, launches: Launches, key: str
-) -> None:
-    launches.refusal = UserError("no room for it", key="batch_size")
-    async with running(home, size=(160, 40)) as (_, pilot):
-        await pilot.show(a_snapshot(a_run(home), second=23))
-        await pilot.press("r")
-        await pilot.until("Starting tiny-llama")
-        await pilot.press(key)
-        await pilot.until("Enter start")
-        launches.go.set()
-        text = await pilot.until("The run was refused: no room for it")
-        assert "Refused: no room" not in text
-
-
 async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) -> None:
     launches.refusal = UserError("no room for it", key="batch_size")
     launches.go.set()

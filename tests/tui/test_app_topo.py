@@ -6,7 +6,6 @@ import stand_in
 from recorded import a_run
 from stand_in import Gpu, Machine
 from still import a_snapshot, has, running
-from textual import events
 
 from trainfast_runner.machine.telemetry.topology import read_topology
 from trainfast_runner.records.home import Home
@@ -67,13 +66,3 @@ def test_a_gpu_that_does_not_answer_is_shown_whole_and_claimed_for_nothing() -> 
 
 async def test_without_a_gpu_it_says_why(home: Home) -> None:
     assert "No GPU to show" in await opened(home, Machine([]), (80, 48))
-
-
-async def test_a_key_typed_right_after_escape_is_not_taken_for_alt(home: Home) -> None:
-    with stand_in.installed(Machine([])):
-        async with running(home, size=(100, 30)) as (app, pilot):
-            await pilot.show(a_snapshot(a_run(home)))
-            await pilot.press("T")
-            # What Textual makes of the two bytes that a terminal sends for Esc and m in one read.
-            app.post_message(events.Key("alt+m", "m"))
-            assert "m back" not in await pilot.until("a sample")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from msgspec.structs import replace
 from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, memory_fit, seen
 from still import MIDDLE, SMALL, Conducted, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import BatchWidths
-from trainfast_runner.search.batch_journal import BatchStep, Predicted, Probe
+from trainfast_runner.search.batch_journal import BatchStep, Predicted
 from trainfast_runner.search.journal import Resumed, Waiting
-from trainfast_tui.screens.batch import BatchView, table_lines
+from trainfast_tui.screens.batch import BatchView
 from trainfast_tui.text.batch_words import batch_search_words
 from trainfast_tui.text.format import line_text
 
@@ -33,19 +31,6 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home
         text = await pilot.opened(search)
     has(text, "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)", "~ void on rank 0")
     has(text, "python 4711 of another user took 2.00 GiB", "● fits, rank 1 fullest")
-
-
-async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: Home, live_search: Path) -> None:
-    async with running(home, ascii=True, size=SMALL) as (_, pilot):
-        text = await pilot.opened(live_search)
-    assert text.isascii()
-    has(text, "@ fits", "|----", "now: probe batch_size 42", "Esc leave  s stop")
-
-
-async def test_on_a_narrow_screen_how_a_size_came_out_still_stands(home: Home, live_search: Path) -> None:
-    async with running(home, size=(60, 15)) as (_, pilot):
-        text = await pilot.opened(live_search)
-    has(text, "outcome", "● fits")
 
 
 async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, conducted: Conducted) -> None:
@@ -70,16 +55,6 @@ async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_af
         assert "● probing: batch_size 42  2 s of about 8.5 s" in await pilot.show_search(
             search, lines=[*going_on(), waiting, Resumed(t_ns=START_NS + 16 * S)]
         )
-
-
-def test_a_confirmation_run_of_a_script_has_no_figure_under_the_empty_heading(home: Home) -> None:
-    *before, confirmation, last, ended = answered()
-    tried = [replace(line, phase_peaks={"step": 290 * MIB}) if isinstance(line, Probe) else line for line in before]
-    confirmed = replace(confirmation, step_ms=2838.0)
-    lines = table_lines(seen(a_search(home, [*tried, confirmed, last, ended])), 120)
-    row = line_text(lines[-1])
-    assert "✓ confirmed" in row
-    assert "–" not in row
 
 
 def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Home) -> None:

@@ -1,6 +1,5 @@
 """Charts, by the text a person would see: strips over time, settings, and those of a report."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +27,6 @@ from trainfast_tui.charts.chart_data import (
     TimeAxis,
     YRange,
     gap_ns_of,
-    nice_ceiling,
     time_columns,
 )
 from trainfast_tui.charts.charted import throttled_spans
@@ -89,13 +87,6 @@ def test_absent_readings_and_late_samples_leave_a_gap() -> None:
         assert not any(columns[start * 70 // 120 + 1 : end * 70 // 120 - 1])
         assert all(columns[2 : start * 70 // 120 - 2])
         assert all(columns[end * 70 // 120 + 3 : -1])
-
-
-def test_sparse_samples_are_joined() -> None:
-    rows = plot(a_chart(a_series([100.0] * 13, every_s=10.0), gap_ns=15 * S))
-    drawn = [row for row in rows if row.strip()]
-    assert len(drawn) == 1
-    assert " " not in drawn[0].strip()
 
 
 def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
@@ -165,32 +156,6 @@ def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
 def test_the_shortest_throttling_is_still_marked() -> None:
     rows = lines(a_chart(a_series([100.0] * 121), spans=(ThrottledSpan(60 * S, 60 * S + 1, "thermal"),)))
     assert rows[-2].count("T") == 1
-
-
-def test_a_very_low_chart_still_shades_throttled_time() -> None:
-    chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(ThrottledSpan(0, 120 * S, "thermal"),))
-    for height in (1, 2):
-        assert lines(chart, 80, height)[-1].count("░") > 60
-
-
-def test_a_limit_has_a_line_a_label_and_its_value() -> None:
-    rows = lines(a_chart(a_series([100.0] * 121), limit=Limit(300.0, "limit")))
-    (row,) = [row for row in rows if "╌" in row]
-    assert "╌limit╌" in row
-    assert row.startswith("    300 W ┤")
-
-
-def test_labels_have_units_and_the_title_the_newest_value() -> None:
-    rows = lines(a_chart(a_series([50.0] * 120 + [87.0]), y_max=100.0))
-    assert rows[0].startswith("Power")
-    assert rows[0].endswith("GPU 0 87 W")
-    assert rows[1].startswith("    100 W ┤")
-    assert rows[-3].startswith("      0 W ┤")
-    assert rows[-1].split() == ["-2", "min", "now"]
-
-
-def test_a_stale_newest_value_reads_absent() -> None:
-    assert lines(a_chart(a_series([50.0] * 60)))[0].endswith("–")
 
 
 def test_two_series_differ_in_texture() -> None:
@@ -331,22 +296,6 @@ async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
         assert seen(chart) != before
 
 
-async def test_the_widget_follows_its_size_and_theme() -> None:
-    app = Screen()
-    async with app.run_test(size=(80, 15)) as pilot:
-        chart = app.query_one(StripChart)
-        chart.show_chart(a_chart(a_series([100.0] * 121)))
-        for width, height in ((120, 30), (1, 2), (40, 5)):
-            await pilot.resize_terminal(width, height)
-            await pilot.pause()
-            assert {chart.render_line(y).cell_length for y in range(chart.size.height)} <= {width}
-        for theme in ("textual-light", "textual-ansi", "nord"):
-            if theme in app.available_themes:
-                app.theme = theme
-                await pilot.pause()
-                assert "Power" in chart.render_line(0).text
-
-
 async def test_every_part_can_be_read_in_every_theme() -> None:
     app = Screen()
     async with app.run_test(size=(80, 15)) as pilot:
@@ -368,13 +317,13 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
                     assert abs(seen_colour.brightness - ground.brightness) > 0.1, (theme, text)
 
 
-def test_the_legend_says_which_figure_is_the_last_and_which_the_median() -> None:
-    """A figure below the chart is the median: two numbers of one name say which they are."""
-    series = msgspec.structs.replace(a_series([13.0] * 119 + [12.1], name="samples/s"), median=13.0)
-    chart = a_chart(series, title="throughput", format_value=fmt.number)
-    assert lines(chart, width=80)[0].rstrip().endswith("samples/s last 12.1, median 13.0")
-    assert lines(chart, width=44)[0].rstrip().endswith("samples/s last 12.1"), "without room the last one alone"
-    assert lines(a_chart(a_series([64.0] * 121)), width=80)[0].rstrip().endswith("64 W"), "readings have no median"
+@pytest.mark.parametrize(("gpus", "words"), [(1, "This GPU does not report it."), (2, "No GPU reports it.")])
+def test_a_reading_that_is_missing_counts_its_gpus(gpus: int, words: str) -> None:
+    tick = msgspec.structs.replace(a_tick(1), devices=[a_gpu(index, power_w=None) for index in range(gpus)])
+    snapshot = a_snapshot(None, ticks=(tick,))
+    axis = TimeAxis(START_NS, START_NS + 2 * S, is_live=False)
+    charts = device_charts(snapshot, axis, 0, len(reading_names(snapshot)))
+    assert [chart.empty for chart in charts if chart.title == "power"] == [words]
 
 
 def test_the_range_grows_at_once_and_shrinks_late() -> None:
@@ -394,25 +343,9 @@ def test_the_range_stays_while_the_data_returns() -> None:
         assert y_range.fit(0, high, second * S) == (0, 400)
 
 
-def test_ends_of_the_range_are_round() -> None:
-    assert nice_ceiling(0.73) == pytest.approx(0.8)
-    assert nice_ceiling(1000) == 1000
-    assert nice_ceiling(17 * 2**30, binary=True) == 20 * 2**30
-    assert nice_ceiling(16 * 2**30, binary=True) == 16 * 2**30
-
-
-@pytest.mark.parametrize(
-    ("times", "values", "gap", "columns"),
-    [
-        ([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 100, [(1.0, 9.0), (4.0, 4.0), None]),
-        ([0, 25, 99], [1.0, 2.0, 3.0], 5, [(1.0, 1.0), None, (2.0, 2.0)]),
-        ([0, 10, 20], [1.0], 100, [(1.0, 1.0), None, None]),
-        ([0, 10, 20], [1.0, math.nan, math.inf], 100, [(1.0, 1.0), None, None]),
-    ],
-    ids=["extremes of a column", "a sample after the window", "fewer values than times", "not a number"],
-)
-def test_samples_in_columns(times: list[int], values: list[float], gap: int, columns: list[object]) -> None:
-    assert time_columns(times, values, 0, 10, 3, gap) == columns
+def test_a_column_keeps_its_extremes() -> None:
+    columns = time_columns([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 0, 10, 3, 100)
+    assert columns == [(1.0, 9.0), (4.0, 4.0), None]
 
 
 def test_the_front_is_the_settings_that_none_beats_in_both() -> None:

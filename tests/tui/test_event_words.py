@@ -7,7 +7,6 @@ from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_the
 from still import a_snapshot, running
 from textual.app import App, ComposeResult
 
-from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, Tick
@@ -16,8 +15,7 @@ from trainfast_tui.charts.chart_column import EventLine
 from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, TimeAxis, time_axis
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.live.figures import MachineEvents
-from trainfast_tui.screens.help import SIGN_MEANINGS
-from trainfast_tui.text.event_words import DESCRIPTIONS, events_of_run
+from trainfast_tui.text.event_words import events_of_run
 
 
 def words_of(home: Home, *events: Event) -> list[str]:
@@ -51,22 +49,6 @@ def test_a_compilation_stands_where_it_began(home: Home) -> None:
     event = next(one for one in events_of_run(Follower(directory).poll()) if one.sign == "c")
     assert event.t_ns == first.t_ns - 7 * S
     assert event.words == "step 1 compiled: it took 7 s"
-
-
-def test_a_throttle_reason_without_a_cause_has_signs_of_its_own(home: Home) -> None:
-    directory = a_run(home, steps=2)
-    write_lines(directory / "steps.jsonl", [msgspec.structs.replace(a_step(1), compiling=True)])
-    events = [
-        Event(t_ns=START_NS + second * S, kind=kind, device=0, detail="application_clocks")
-        for second, kind in ((20, "throttle_on"), (24, "throttle_off"))
-    ]
-    write_lines(directory / "events.jsonl", events)
-    described = {event.sign: event.words for event in events_of_run(Follower(directory).poll())}
-    assert described["c"] == "step 1 compiled: it took 1.2 s"
-    assert described["O"] == "GPU 0: held at the application clocks someone set"
-    assert described["o"] == "GPU 0: no longer: held at the application clocks someone set, after 4 s"
-    [meaning] = [meaning for sign, meaning in SIGN_MEANINGS if sign == "O o"]
-    assert "a reason for lower clocks that has no letter" in meaning
 
 
 def test_a_machine_without_a_run_tells_from_its_samples_and_looks_at_each_once() -> None:
@@ -138,20 +120,6 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
         assert text_of(line, 91, 1) == ["     P  4 s ago  GPU 0: at the power limit  3 of 3, < earlier"]
 
 
-async def test_what_happened_before_the_span_on_the_axis_is_still_shown_and_chosen() -> None:
-    events = MachineEvents().update([a_ramp_tick(second) for second in range(40)])
-    app = Line()
-    async with app.run_test():
-        line = app.query_one(EventLine)
-        line.show_events(events, TimeAxis(START_NS + 200 * S, START_NS + 320 * S, is_live=True))
-        signs, words = text_of(line, 91, 2)
-        assert set(signs.removeprefix("   events ├")) == {"─"}
-        assert words == "     P  4 min 44 s ago  GPU 0: at the power limit  3 of 3, < earlier"
-        line.move(-1)
-        assert line.move(-1) == "GPU 0: no longer: thermal slowdown (software), after 12 s"
-        assert line.chosen_ns == START_NS + RAMP.stop * S
-
-
 def test_the_axis_of_an_ended_run_without_a_sample_or_step_ends_at_its_last_event(home: Home) -> None:
     directory = a_run(home, state="failed_to_start", steps=0)
     (directory / "telemetry.jsonl").write_bytes(b"")
@@ -159,21 +127,3 @@ def test_the_axis_of_an_ended_run_without_a_sample_or_step_ends_at_its_last_even
     write_lines(directory / "events.jsonl", [Event(t_ns=START_NS, kind="state", state="starting"), end])
     axis = time_axis(a_snapshot(directory), DEFAULT_WINDOW)
     assert (axis.end_ns, axis.is_live) == (end.t_ns, False)
-
-
-async def test_nothing_happened_is_shown() -> None:
-    app = Line()
-    async with app.run_test():
-        line = app.query_one(EventLine)
-        line.show_events([], TimeAxis(START_NS, START_NS + 40 * S, is_live=True))
-        assert text_of(line, 60, 2)[1].strip() == "no events"
-        assert line.move(-1) == "No events in this time."
-
-
-def test_a_gpu_whose_call_takes_long_is_not_called_lost() -> None:
-    text = DESCRIPTIONS["gpu_lost"](
-        Event(t_ns=START_NS, kind="gpu_lost", device=4, detail=binding.slow_call_sentence(2, "this GPU"))
-    )[2]
-    assert text.startswith(
-        "GPU 4 does not answer: this GPU has not answered for 2 s: the NVIDIA driver is slow with it"
-    )

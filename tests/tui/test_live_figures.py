@@ -18,8 +18,7 @@ from trainfast_runner.results.summary import _losses
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.cli.progress import live_record, status_line
-from trainfast_tui.live.figures import first_and_last_loss, run_figures, step_words
-from trainfast_tui.panels import step_panel
+from trainfast_tui.live.figures import first_and_last_loss, run_figures
 from trainfast_tui.panels.step_panel import StepPanel
 
 
@@ -94,16 +93,3 @@ def test_the_last_loss_is_the_mean_of_the_last_logged_ones_as_in_the_result(
     assert first_and_last_loss(snapshot)[1] == ended.last
     not_finite = msgspec.structs.replace(step(100), loss=None, loss_not_finite=True)
     assert first_and_last_loss(replace(snapshot, steps=(*steps, not_finite)))[1] is None
-
-
-def test_small_losses_are_shown_whole(live: Callable[[int, int], RunSnapshot], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_panel, "first_and_last_loss", lambda run: (0.0512, 0.0312))
-    assert "loss 0.0512 → 0.0312 peak" in shown(live(6, 6))
-
-
-def test_the_number_of_steps_is_left_out_where_it_is_unknown(live: Callable[[int, int], RunSnapshot]) -> None:
-    snapshot = live(6, 6)
-    assert step_words(snapshot) == "step 6 of 40"
-    assert snapshot.run_file is not None
-    script = msgspec.structs.replace(snapshot.run_file, knobs={})
-    assert step_words(replace(snapshot, run_file=script)) == "step 6"

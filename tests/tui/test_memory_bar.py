@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,6 @@ from recorded import GIB, MIB, a_run
 from rich.cells import cell_len
 from still import FULL, SMALL, Lock, a_fit, a_live_run, a_snapshot, has, running
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_tui.next_run.sources import MeasuredMemory, NextRunMemory
@@ -49,13 +46,6 @@ def test_the_prediction_stands_by_category_against_the_limit() -> None:
     assert left == "648 MiB left  batch_size up to 16"
 
 
-def test_the_smallest_screen_has_three_lines_with_total_limit_headroom_and_batch() -> None:
-    total, bar, left = shown(NextRunMemory(FITS), SMALL)
-    assert total.startswith("predicted 1.37 GiB of 2.00 GiB")
-    assert bar.endswith("┃")
-    assert left == "648 MiB left  batch <= 16"
-
-
 def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar() -> None:
     large = a_fit(4096, LIMITED, activations=4096, max_batch=0)
     lines = shown(NextRunMemory(large))
@@ -64,50 +54,6 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
     assert lines[-1] == "2.00 GiB too much; batch_size 1 does not fit"
     lines = shown(NextRunMemory(replace(large, max_batch=3)))
     assert lines[-1] == "2.00 GiB too much  batch_size up to 3"
-
-
-@pytest.mark.parametrize(
-    ("most", "expected"),
-    [
-        (0, "2.00 GiB too much; nor batch 1"),
-        (3, "2.00 GiB too much  batch <= 3"),
-        (12_345, "does not fit  batch <= 12,345"),
-        (None, "2.00 GiB too much"),
-    ],
-)
-def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | None, expected: str) -> None:
-    large = a_fit(4096, LIMITED, activations=4096, max_batch=most)
-    assert shown(NextRunMemory(large), SMALL)[-1] == expected
-
-
-def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
-    tight = replace(
-        FITS,
-        margin_bytes=100 * MIB,
-        available=AvailableMemory(1450 * MIB, "memory_limit", from_memory_limit=True),
-        max_batch=7,
-    )
-    *_, legend, total, left = shown(NextRunMemory(tight))
-    assert "┈ margin 100 MiB" in legend
-    assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
-    assert left == "50.0 MiB too much  batch_size up to 7"
-    assert shown(NextRunMemory(tight), SMALL)[0] == "needs 1.46 GiB of 1.42 GiB"
-    few = a_fit(140, AvailableMemory(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
-    assert shown(NextRunMemory(replace(few, margin_bytes=12 * MIB)), SMALL)[0] == "with margin 152 MiB of 120 MiB"
-
-
-@pytest.mark.parametrize("size", [FULL, SMALL])
-def test_what_cannot_run_here_says_so_instead_of_what_fits(size: tuple[int, int]) -> None:
-    words = "strategy=dp copies the model to each of two or more GPUs from one process, and a run here has none"
-    lines = shown(NextRunMemory(replace(FITS, available=None, max_batch=None, refusal=UserError(words))), size)
-    at = next(place for place, line in enumerate(lines) if line.startswith("cannot run here: strategy=dp"))
-    assert lines[at - (2 if size == SMALL else 1)].startswith("predicted 1.37 GiB")
-    assert not any("no limit is known" in line for line in lines)
-
-
-def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
-    lines = shown(NextRunMemory(replace(FITS, available=AvailableMemory(1 << 40, "free on GPU 0"))))
-    assert lines[1].startswith("█▓▒░···")
 
 
 def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
@@ -125,36 +71,6 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
     assert shown(corrected, SMALL)[-2:] == ["1.37 GiB (predicted 1.27 GiB)", "above: corrected since"]
     assert len(shown(same, SMALL)) == 5
     assert shown(same, SMALL)[-1] == "1.35 GiB (predicted 1.37 GiB)", "no percentage without what it is relative to"
-
-
-def test_turned_knobs_show_the_change_with_the_peak_before_and_never_between_need_and_limit() -> None:
-    few = a_fit(140, AvailableMemory(120 * MIB, "memory_limit", from_memory_limit=True), max_batch=0, params=140)
-    tight = NextRunMemory(replace(few, margin_bytes=31 * MIB), reference_bytes=140 * MIB)
-    total, _, left = shown(tight, SMALL)
-    assert total == "with margin 171 MiB of 120 MiB"
-    assert left == "51.0 MiB too much; nor batch 1"
-    assert "change: 0.0 % from 140 MiB" in shown(tight)
-    grown = NextRunMemory(replace(FITS, available=None), reference_bytes=400 * MIB)
-    assert "change: +250.0 % from 400 MiB" in shown(grown)
-
-
-def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
-    lines = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, None, has_same_knobs=False)))
-    assert lines[-1] == "measured 700 MiB with other knobs"
-    alone = MeasuredMemory(700 * MIB, None, has_same_knobs=True)
-    unknown = NextRunMemory(reason="cannot be traced", failed=True, measured=alone)
-    assert (shown(unknown))[-1] == "measured 700 MiB"
-
-
-@pytest.mark.parametrize("size", [FULL, SMALL])
-def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(size: tuple[int, int]) -> None:
-    tracing = NextRunMemory(reason="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
-    lines = shown(tracing, size)
-    assert lines[0].startswith("memory ─")
-    assert re.fullmatch(r"tracing the model… \d+ s", lines[1])
-    reason = "no prediction: the tracer does not follow mamba, whose kernel is not PyTorch's; b searches by trying"
-    lines = shown(NextRunMemory(reason=reason, failed=True), size)
-    assert lines[1].startswith("no prediction: the tracer")
 
 
 def test_in_ascii_every_category_has_its_own_sign() -> None:
@@ -204,12 +120,6 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
         assert "measured 412 MiB (predicted 400 MiB, +3.0 %)" in await pilot.press("right"), (
             "the next run is another one"
         )
-
-
-def test_of_a_category_too_long_for_its_column_the_word_is_cut_and_not_the_figure() -> None:
-    predicted = a_fit(1400, LIMITED, params=12, communication=12.8)
-    (line,) = [line for line in shown(NextRunMemory(predicted)) if "≈" in line and "commun" in line]
-    assert line.rstrip().endswith("… 12.8 MiB")
 
 
 def text(share: float | None, width: int) -> str:

@@ -30,7 +30,6 @@ from trainfast_tui.control.messages import OomExplained
 from trainfast_tui.control.prediction import SharedTracer
 from trainfast_tui.control.run_control import OomExplainer, _out_of_memory
 from trainfast_tui.panels.ending_panel import with_same_keys
-from trainfast_tui.text.memory_words import effect_words
 
 WHY = OomExplanation(
     phase="backward",
@@ -77,18 +76,6 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
         assert (app.knobs["batch_size"], app.knobs["grad_accum"]) == (64, 64), "the key sets every knob of the change"
         await pilot.press("2")
         assert app.knobs == {**before, "batch_size": 64, "grad_accum": 64, "checkpointing": "full"}
-
-
-async def test_of_more_changes_than_keys_the_first_are_shown(home: Home) -> None:
-    directory = explained_run(home)
-    result = read_result(directory)
-    changes = [OomChange(settings={"batch_size": str(batch)}, saves="", costs="") for batch in (8, 7, 6, 5)]
-    newer_result = msgspec.structs.replace(result, oom=msgspec.structs.replace(WHY, changes=changes))
-    (directory / "result.json").write_bytes(msgspec.json.encode(newer_result))
-    async with running(home, a_snapshot(directory), size=(160, 48)) as (app, _):
-        text = app.text
-        has(text, "1, 2 or 3 sets it", "3 batch_size = 6")
-        assert "batch_size = 5" not in text
 
 
 async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home: Home) -> None:
@@ -190,11 +177,6 @@ def test_change_on_the_screen_keeps_its_key_while_more_are_traced() -> None:
     traced = [change(checkpointing="full"), change(batch_size="6"), change(precision="bf16")]
     assert with_same_keys(traced, shown) == (traced[0], traced[2], traced[1])
     assert with_same_keys(traced, []) == tuple(traced), "the cheapest is first when nothing was shown"
-
-
-def test_a_change_without_a_cost_in_speed_names_none() -> None:
-    free, dear = (OomChange(settings={"lr": "1"}, saves="frees 1.00 GiB", costs=costs) for costs in ("", "little"))
-    assert [effect_words(free), effect_words(dear)] == ["frees 1.00 GiB", "frees 1.00 GiB; speed: little"]
 
 
 @pytest.mark.parametrize("has_steps", [False, True])

@@ -140,15 +140,6 @@ def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(home: 
     assert tracer.traced == [64]
 
 
-def test_nothing_is_traced_while_a_run_is_measured(home: Home, tracer: Tracer) -> None:
-    answers = Answers(home)
-    answers.ask("seq_len=64", may_trace=False)
-    assert answers.next() == NextRunMemory(reason=NO_TRACE_NOW)
-    answers.ask("seq_len=128", may_trace=False)
-    assert answers.next().fit is not None, "what is known costs nothing"
-    assert tracer.traced == []
-
-
 def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(home: Home, tracer: Tracer) -> None:
     answers = Answers(home)
     answers.ask("seq_len=128", "memory_limit=64MiB")
@@ -207,34 +198,6 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home,
             write_lines(live / "events.jsonl", [own_supervisor(), now(state)])
             await pilot.show(a_snapshot(live, second=23))
             assert app.session.requests[-1].may_trace == may_trace, state
-
-
-def test_the_wait_for_the_imports_is_shown(home: Home, tracer: Tracer) -> None:
-    tracer.importing = "/env/bin/python"
-    answers = Answers(home)
-    answers.ask("seq_len=64")
-    words = "importing torch and transformers in /env/bin/python (first time: some seconds)…"
-    seen = []
-
-    def shows(expected: str) -> bool:
-        seen.append(answers.next().reason)
-        return seen[-1] == expected
-
-    wait_for(lambda: shows(words))
-    tracer.imported.set()
-    wait_for(lambda: shows("tracing the model…"))
-    assert "tracing the model…" in seen[seen.index(words) :], "the import is named first, then the trace"
-    tracer.go.set()
-    wait_for(lambda: answers.next().fit is not None)
-
-
-def test_a_record_that_cannot_be_read_leaves_the_memory_predicted(home: Home, tracer: Tracer) -> None:
-    directory = a_run(home)
-    (directory / "result.json").unlink()
-    (directory / "result.json").mkdir()
-    answers = Answers(home)
-    answers.ask("seq_len=128", "batch_size=12")
-    assert answers.next().fit is not None
 
 
 def test_two_threads_that_trace_first_at_once_get_one_tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,13 +44,6 @@ async def test_live_script_shows_its_steps_and_no_rate_of_samples(home: Home, ho
         assert app.session.next_run.spec.preset == "train.py", "r starts it again"
 
 
-async def test_ended_script_is_in_the_history(home: Home) -> None:
-    directory = of_script(a_run(home, preset="train.py", with_result=True))
-    async with running(home, a_snapshot(directory)) as (_, pilot):
-        await pilot.press("h")
-        await pilot.until("train.py")
-
-
 LONG = ("/a/folder/deep/below/others/env/bin/python", "-u")
 
 
@@ -99,11 +92,3 @@ async def test_a_script_run_on_the_screen_is_the_next_run_unless_a_value_of_it_i
     async with running(home, a_snapshot(newer)) as (app, _):
         assert app.session.next_run.script is None
         assert "train.py" in app.text, "the run itself is shown"
-
-
-async def test_history_names_a_script_and_its_details_have_the_whole_command(home: Home) -> None:
-    directory = with_flags(a_run(home), flagged=("batch_size",), knobs={"batch_size": 8})
-    async with running(home, a_snapshot(directory), size=SMALL) as (_, pilot):
-        await pilot.press("h")
-        text = await pilot.until("/a/folder/deep/below/others/env/bin/python -u train.py")
-        assert text.count("train.py") >= 3, "in its row as well"

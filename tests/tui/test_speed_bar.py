@@ -15,7 +15,6 @@ from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
 from trainfast_tui.next_run.sources import MeasuredSpeed, NextRunMemory, NextRunSpeed, next_run_from_preset
 from trainfast_tui.panels.memory_and_speed import memory_lines, speed_lines
-from trainfast_tui.text import format as fmt
 
 PANEL = {FULL: 46, SMALL: 30}
 SPEED = PredictedSpeed(median=14.2, low=12.9, high=15.6, basis="3 runs")
@@ -44,17 +43,6 @@ def test_turned_knobs_show_the_change() -> None:
     has(texts, "predicted 500 MiB of 1.00 GiB (memory_limit)", "change: +25.0 % from 400 MiB")
 
 
-@pytest.mark.parametrize(
-    ("rate", "before", "words"),
-    [(14_321.0, 12_345.0, "14,321/s, +16.0 % from 12,345"), (143_210.0, 12_345.0, "143,210/s, +1,060 %")],
-)
-def test_a_high_speed_is_not_cut_on_the_smallest_screen(rate: float, before: float, words: str) -> None:
-    fast = PredictedSpeed(median=rate, low=rate, high=rate, basis="3 runs")
-    measured = MeasuredSpeed(rate, fast)
-    view = NextRunSpeed(fast, reference_samples_per_s=before, measured=measured)
-    assert shown(view, SMALL) == [words, f"{fmt.number(rate)}/s, predicted {fmt.number(rate)}/s"]
-
-
 def test_an_ended_run_stands_below_with_the_difference_to_its_own_prediction() -> None:
     measured = MeasuredSpeed(15.0, replace_median(SPEED, 12.0))
     assert (
@@ -68,10 +56,6 @@ def test_an_ended_run_stands_below_with_the_difference_to_its_own_prediction() -
 
 def replace_median(speed: PredictedSpeed, median: float) -> PredictedSpeed:
     return PredictedSpeed(median=median, low=speed.low, high=speed.high, basis=speed.basis)
-
-
-def test_without_a_prediction_nothing_is_said() -> None:
-    assert shown(NextRunSpeed(reason="this device is not calibrated")) == []
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 from recorded import MIB
@@ -14,7 +14,6 @@ from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.memory.tracing import TraceProgress
 from trainfast_runner.settings.spec import RunSpec
 
 
@@ -61,9 +60,6 @@ class Tracer:
         self.cancelled: list[object] = []
         self.refusal: UserError | None = None
         self.go = threading.Event()
-        self.importing = ""
-        """The Python that imports the training stack until `imported` is set."""
-        self.imported = threading.Event()
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> Tracer:
         """Take the place of the traces until the test ends."""
@@ -88,7 +84,6 @@ class Tracer:
         device: str,
         python: str | None,
         cancelled: threading.Event | None = None,
-        gpus: Sequence[str] = (),
         **_: object,
     ) -> Iterator[tuple[int, TenMiBASample]]:
         """Trace one spec after the other."""
@@ -101,19 +96,10 @@ class Tracer:
         device: str = "cpu",
         python: str | None = None,
         cancelled: threading.Event | None = None,
-        gpus: Sequence[str] = (),
-        on_traced: Callable[[TraceProgress], None] = lambda tracing: None,
         **_: object,
     ) -> TenMiBASample:
         model = self._key(spec)
         self.traced.append(model)
-        if self.importing:
-            on_traced(TraceProgress(0, 2, importing=self.importing))
-            while not self.imported.wait(0.01):
-                assert cancelled is not None
-                if cancelled.is_set():
-                    raise ProgramCancelled("nobody waits")
-            on_traced(TraceProgress(0, 2))
         assert cancelled is not None
         deadline = time.monotonic() + 60
         while not self.go.wait(0.01):

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from trainfast_runner.machine.training_python import compiler, extensions_directory
+from trainfast_runner.machine.training_python import extensions_directory
 from trainfast_runner.worker.strategies.deepspeed_zero import build_failure
 from trainfast_tui.text.event_words import start_words
 
@@ -41,12 +41,6 @@ def begin(lock: Path) -> subprocess.Popen[str]:
 def next_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-@pytest.mark.parametrize("command", ["", " "])
-def test_an_empty_cxx_is_no_compiler(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    monkeypatch.setenv("CXX", command)
-    assert compiler(sys.executable) is None
 
 
 def test_a_build_waits_for_a_live_one_and_not_for_the_lock_of_a_killed_one(tmp_path: Path) -> None:

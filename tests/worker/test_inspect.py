@@ -25,14 +25,6 @@ def test_versions_fields_and_overrides():
     assert "error" not in answer
 
 
-def test_an_unknown_field_names_the_nearest():
-    # Asked here, where torch is there already: with a flag nothing is hidden from the imports.
-    request = {"model": {"family": "bert", "num_hidden_layer": 2}}
-    error = inspect_model.main([json.dumps(request), "--attention"])["error"]
-    assert (error["key"], error["nearest"]) == ("model.num_hidden_layer", "num_hidden_layers")
-    assert "hidden_size" in error["allowed"]
-
-
 def test_the_count_is_the_models_own():
     request = {"model": {"family": "gpt2"}, "objective": "causal-lm"}
     answer = inspect_model.main([json.dumps(request), "--count"])

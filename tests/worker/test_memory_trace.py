@@ -7,7 +7,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from trainfast_runner.worker.memory_trace.envelope import TracedStack, envelope,
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.step_timeline import (
     choose_foreach,
-    keep_pages_aside,
     library_bytes,
     read_request,
     trace_optimizer,
@@ -226,14 +224,6 @@ def test_blocks_that_differ_are_all_kept():
     assert (len(found.blocks), found.repeats) == (5, 1)
     (found,) = shorten(stack([8, 4, 4, 4, 4]), Config(), whole=False)
     assert len(found.blocks) == 3, "the first alone may differ"
-
-
-def test_paged_states_are_no_memory_of_torchs_allocator():
-    optimizer = SimpleNamespace(is_paged=True)
-    keep_pages_aside(optimizer)
-    states = [optimizer.get_state_buffer(torch.empty(size, device="meta"), torch.uint8) for size in (99_999, 100_000)]
-    assert [(state.device.type, state.dtype) for state in states] == [("meta", torch.uint8), ("cpu", torch.uint8)]
-    assert optimizer.is_paged is False, "nothing is to be moved"
 
 
 def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch):

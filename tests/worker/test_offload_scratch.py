@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -91,14 +90,3 @@ def test_a_dead_runs_directory_is_removed_and_a_live_ones_is_not(tmp_path: Path)
         other.communicate()
     Scratch(tmp_path).remove()
     assert [folder.name for folder in tmp_path.iterdir()] == ["of-somebody-else"]
-
-
-def test_a_directory_that_cannot_be_locked_stays_open_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(OSError, match="No locks available"):
-        remove_leftovers(tmp_path)
-    opened = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
-    assert str(tmp_path) not in opened

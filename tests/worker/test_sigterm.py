@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 ON_THE_SECOND_GPU = """
     import os, signal, sys, threading
     from types import SimpleNamespace
@@ -28,6 +30,8 @@ ON_THE_SECOND_GPU = """
 """
 
 
+@pytest.mark.ci
+@pytest.mark.long
 def test_the_sigterm_thread_asks_its_own_ranks_gpu() -> None:
     """Anything it asks CUDA elsewhere makes a context, of hundreds of MiB, on another rank's GPU."""
     ended = subprocess.run(

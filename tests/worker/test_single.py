@@ -147,23 +147,6 @@ def test_fp16_records_its_scale_and_the_steps_it_skipped(train):
 
 
 @pytest.mark.long
-def test_random_ids_are_called_synthetic(train):
-    run = train(data={"kind": "random", "objective": "sequence-classification"}, model="bert")
-    assert run.code == 0, run.stderr
-    assert run.record("data")["synthetic"] is True
-    assert run.record("data")["samples"] == 512
-    assert run.losses()[-1] < run.losses()[0]  # every label is 0, as in the published guide
-
-
-@pytest.mark.long
-def test_classification_of_text_counts_samples(train):
-    data = {"kind": "text", "objective": "sequence-classification"}
-    run = train(data=data, model=llama(num_labels=3), steps=3)
-    assert run.code == 0, run.stderr
-    assert run.losses()[0] == pytest.approx(1.0986, abs=0.3)
-
-
-@pytest.mark.long
 def test_the_users_files_and_a_local_model_directory(train, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 700, "n_positions": 64}

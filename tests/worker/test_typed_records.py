@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import msgspec
+import pytest
 
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.worker_lines import ProbeLine, TrialLine, WarmLine, WorkerLine
@@ -46,6 +47,8 @@ def test_every_field_that_the_worker_names_is_typed_or_known_to_be_unread():
         assert fields - typed <= UNREAD.get(kind, set()), f"{kind}: {fields - typed}"
 
 
+# The training that the tests of one process make too.
+@pytest.mark.xdist_group("one-process")
 def test_what_workers_wrote_is_decoded_field_by_field(train, tmp_path):
     run = train(steps=20)
     assert run.code == 0, run.stderr

@@ -83,24 +83,9 @@ def test_a_part_initialized_alone_and_late_has_the_same_values(model, objective)
             assert not torch.equal(weight, values(other)[name]), f"{name} does not depend on the seed"
 
 
-def test_two_layers_do_not_start_as_one():
-    whole = built(LLAMA, "causal-lm")
-    init_weights(whole, 0, CPU)
-    first, second, _ = whole.model.layers
-    assert not torch.equal(first.mlp.up_proj.weight, second.mlp.up_proj.weight)
-    assert not torch.equal(first.mlp.up_proj.weight, first.mlp.gate_proj.weight)
-
-
 def test_a_tied_head_initialized_by_the_last_stage_is_the_embedding_of_the_first():
     first, last = built(GPT2, "causal-lm"), built(GPT2, "causal-lm")
     init_weights(first, 0, CPU, [first.transformer.wte])
     init_weights(last, 0, CPU, [last.lm_head])
     assert torch.equal(first.transformer.wte.weight, last.lm_head.weight)
     assert {p.is_meta for p in last.transformer.h.parameters() if p.dim() > 1} == {True}
-
-
-def test_weights_without_a_rule_are_initialized_by_their_own_module():
-    whole = built(LLAMA, "causal-lm")
-    whole.lm_head.adapter = torch.nn.Bilinear(8, 8, 8, device="meta")
-    init_weights(whole, 0, CPU)
-    assert 0 < whole.lm_head.adapter.weight.std() < 1
