@@ -8,7 +8,7 @@ import msgspec
 
 from on_disk import run_file
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
+from trainfast_runner.records.tick import DeviceSample, HostSample, RunSample
 from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose
 from trainfast_runner.results.device_conditions import join_of, window_of
 

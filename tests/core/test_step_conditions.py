@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.records.tick import DeviceSample
 from trainfast_runner.results.device_conditions import StepJoin, join_of
 
 MS = 1_000_000

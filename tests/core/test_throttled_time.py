@@ -7,7 +7,7 @@ from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL,
 
 from trainfast_runner.machine.telemetry.throttle import decode
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.records.tick import DeviceSample
 from trainfast_runner.results.device_conditions import Window, join_of
 from trainfast_runner.results.summary import window_throttle
 

@@ -14,9 +14,7 @@ import pytest
 from cli.command import until
 from trainfast_runner.machine.processes import read_stat
 from trainfast_runner.machine.telemetry import host
-from trainfast_runner.machine.telemetry import host as host_module
-from trainfast_runner.machine.telemetry import host as tree_module
-from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, ProcessTree, busy_percent
+from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, ProcessTree
 from trainfast_runner.machine.telemetry.sampler import take_tick
 
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"
@@ -62,15 +60,19 @@ def test_what_is_null_has_a_reason():
         assert getattr(tick.host, name) is not None or f"host.{name}" in tick.missing
 
 
-def test_a_cores_percent_is_of_its_own_time():
+def test_a_cores_percent_is_of_its_own_time(monkeypatch):
     before = [CoreSeconds(100, 100), CoreSeconds(100, 100), CoreSeconds(100, 100)]
     now = [CoreSeconds(130, 170), CoreSeconds(100, 100), CoreSeconds(110, 99)]
-    assert busy_percent(before, now) == [30.0, 0.0, 100.0]
+    reader = HostReader()
+    for cores in (before, now):
+        monkeypatch.setattr(host, "read_cores", lambda cores=cores: cores)
+        reading, _ = reader.read()
+    assert reading.cpu_percent_per_core == [30.0, 0.0, 100.0]
 
 
 def test_a_core_switched_on_has_no_percent_yet(monkeypatch):
     cores = [CoreSeconds(1, 1)]
-    monkeypatch.setattr(host_module, "read_cores", lambda: list(cores))
+    monkeypatch.setattr(host, "read_cores", lambda: list(cores))
     reader = HostReader()
     reader.read()
     cores.append(CoreSeconds(7, 7))
@@ -135,7 +137,7 @@ def parent():
 
 
 def test_a_process_tree_is_summed_and_follows_its_children(parent, monkeypatch):
-    monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
+    monkeypatch.setattr(host, "SEARCH_EVERY", 1)
     child = psutil.Process(int(parent.stdout.readline()))
     tree = ProcessTree(parent.pid)
     first = tree.read()
@@ -155,11 +157,12 @@ def test_a_process_tree_is_summed_and_follows_its_children(parent, monkeypatch):
         assert alone.read_bytes >= both.read_bytes, "a counter must not fall when a process ends"
     parent.kill()
     parent.wait()
-    assert tree.read() is None
+    with pytest.raises(ProcessLookupError, match="have ended"):
+        tree.read()
 
 
 def test_children_stay_in_the_tree_when_their_parent_dies(parent, monkeypatch):
-    monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
+    monkeypatch.setattr(host, "SEARCH_EVERY", 1)
     child_pid = int(parent.stdout.readline())
     tree = ProcessTree(parent.pid)
     tree.read()
@@ -188,19 +191,17 @@ def test_a_tree_uses_what_psutil_says_its_processes_use(parent):
 
 
 def test_a_child_that_is_born_later_is_found(monkeypatch):
-    monkeypatch.setattr(tree_module, "SEARCH_EVERY", 1)
+    monkeypatch.setattr(host, "SEARCH_EVERY", 1)
     script = "read line; sleep 100 & echo $!; read line; kill $!"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
         tree = ProcessTree(shell.pid)
         counts = []
         for _ in range(2):
-            reading = tree.read()
-            counts.append(reading and reading.processes)
+            counts.append(tree.read().processes)
         shell.stdin.write("\n")
         shell.stdin.flush()
         shell.stdout.readline()
-        reading = tree.read()
-        counts.append(reading and reading.processes)
+        counts.append(tree.read().processes)
         shell.stdin.write("\n")
     assert counts == [1, 1, 2]
 
@@ -215,8 +216,9 @@ def test_a_pid_that_came_to_somebody_else_is_no_member_any_more(parent, monkeypa
         stat = read_stat(pid)
         return stat and replace(stat, start_ticks=stat.start_ticks + 1)
 
-    monkeypatch.setattr(tree_module, "read_stat", later)
-    assert tree.read() is None
+    monkeypatch.setattr(host, "read_stat", later)
+    with pytest.raises(ProcessLookupError):
+        tree.read()
 
 
 def test_a_process_that_never_was_reads_as_ended():

@@ -62,7 +62,9 @@ def test_unsupported_readings_are_null_with_a_reason_and_are_asked_only_once(wat
         assert missing["gpu0.memory_temperature_c"] == "not supported by this GPU and driver"
         assert missing["gpu0.gpu_utilization_percent"] == "not supported by this GPU and driver"
     assert machine.calls["nvmlDeviceGetUtilizationRates"] == 1
-    assert machine.calls["nvmlDeviceGetFieldValues"] == 1 + 4, "one call for all fields, to probe and in each tick"
+    assert machine.calls["nvmlDeviceGetFieldValues"] == 2 + 4, (
+        "one call for all fields, twice to probe and in each tick"
+    )
 
 
 def test_slow_questions_stay_off_the_hot_path(watch):
@@ -73,6 +75,8 @@ def test_slow_questions_stay_off_the_hot_path(watch):
     # One look at probing, then one in five ticks.
     assert machine.calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 3
     assert machine.calls["nvmlDeviceGetMaxClockInfo"] == 2
+    assert machine.calls["nvmlDeviceGetClockInfo"] == (1 + 10) + (1 + 2), "the SM clock each tick, the memory's not"
+    assert "nvmlDeviceGetPowerUsage" not in machine.calls, "a field value gives the power"
     assert "nvmlDeviceGetPcieThroughput" not in machine.calls
 
 
@@ -104,13 +108,19 @@ def test_slowdown_temperature_comes_from_the_margin_where_there_is_no_threshold(
 
 
 def test_an_older_binding_loses_only_what_it_lacks(watch, monkeypatch):
-    for name in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetPowerUsage"):
+    for name in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetFanSpeed"):
         monkeypatch.delattr(pynvml, name, raising=False)
     look = watch(Machine(gpus(1, reasons=0x20)))
     [gpu], missing = look(0)
-    assert (gpu.temperature_c, gpu.throttle_reasons, gpu.power_w) == (50, ["sw_thermal"], None)
-    assert list(missing) == ["gpu0.power_w"]
-    assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.power_w"]
+    assert (gpu.temperature_c, gpu.throttle_reasons, gpu.fan_percent) == (50, ["sw_thermal"], None)
+    assert list(missing) == ["gpu0.fan_percent"]
+    assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.fan_percent"]
+
+
+@pytest.mark.parametrize("without", [{"field 185"}, {"nvmlDeviceGetFieldValues"}, {"nvmlDeviceGetPowerUsage"}])
+def test_power_comes_from_the_field_or_from_the_function(watch, without):
+    [gpu], missing = watch(Machine(gpus(1, unsupported=frozenset(without))))(0)
+    assert (gpu.power_w, "gpu0.power_w" in missing) == (250.0, False)
 
 
 def test_a_live_violation_counter_is_reported(watch):

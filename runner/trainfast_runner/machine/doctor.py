@@ -20,7 +20,6 @@ from typing import Literal
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD, detect_machine, pci_card
-from trainfast_runner.machine.processes import sees_host_pids
 from trainfast_runner.machine.resource_limits import tightest_group_limit
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
 from trainfast_runner.machine.telemetry.nvml import Nvml
@@ -112,14 +111,10 @@ def _packages(
     else:
         yield Finding("training stack", "ok", installed)
     optional = [name for name in OPTIONAL_PACKAGES if not versions.get(name)]
-    if optional == ["datasets"] and not missing:
-        yield Finding(
-            "optional packages", "ok", "all but datasets, which only data.kind=hub needs: pip install datasets"
-        )
-    elif optional and not missing:
+    if optional and not missing:
         yield Finding(
             "optional packages",
-            "warn",
+            "ok" if optional == ["datasets"] else "warn",
             f"no {', '.join(optional)}: the knobs and data that need them are refused",
             f"{executable} -m pip install {' '.join(optional)}",
         )
@@ -286,13 +281,6 @@ def gpu_findings(
             yield Finding(f"GPU {gpu.index}", "ok", f"{gpu.name or 'a GPU whose name cannot be read'}{memory}")
             for defect in defects(gpu):
                 yield Finding(f"GPU {gpu.index}", "warn", defect.finding, defect.cure)
-    if tick.devices and not sees_host_pids():
-        yield Finding(
-            "GPU processes",
-            "ok",
-            "this is a container: the driver lists the host's process ids, so the owner of a process that starts during"
-            " a run is unknown",
-        )
     torch = versions.get("torch")
     is_cpu_build = versions.get(CUDA_BUILD) is None and versions.get(HIP_BUILD) is None
     if tick.devices and torch is not None and is_cpu_build:

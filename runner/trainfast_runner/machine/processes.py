@@ -259,19 +259,14 @@ def collect_orphans() -> bool:
             return True
 
 
-_BLOCK_BYTES = 1 << 16
+_MOST_BYTES = 1 << 12
+"""More than any `stat` or `io` has; the kernel gives it in one piece."""
 
 
 def read_proc(name: str) -> bytes:
-    """Return the content of `/proc/NAME`. Raises OSError.
-
-    Takes three quarters of the time of `open().read()`, for each process of a run each tick.
-    """
+    """Return the content of `/proc/NAME`, a small file. Raises OSError."""
     fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        content = b""
-        while block := os.read(fd, _BLOCK_BYTES):
-            content += block
-        return content
+        return os.read(fd, _MOST_BYTES)
     finally:
         os.close(fd)

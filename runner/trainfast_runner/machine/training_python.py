@@ -23,19 +23,6 @@ from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import read_cached, write_cached
 
 NEEDED_PACKAGES = ("torch", "transformers", "tokenizers")
-FAMILIAR_FAMILIES = {
-    "llama",
-    "qwen3",
-    "mistral",
-    "mixtral",
-    "gemma3_text",
-    "phi3",
-    "gpt2",
-    "gpt_neox",
-    "bert",
-    "roberta",
-}
-"""Families that most people train: an error's list of families, which is cut short, begins with them."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +87,10 @@ def torch_build(executable: str) -> dict[str, str | None]:
 
 def model_error(error: dict[str, Any]) -> UserError:
     """The worker's error about a model that cannot be built, as a UserError."""
-    allowed = sorted(error.get("allowed") or [], key=lambda name: name not in FAMILIAR_FAMILIES)
     return UserError(
         str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
         key=error.get("key"),
-        allowed=None if error.get("nearest") else allowed,
+        allowed=None if error.get("nearest") else error.get("allowed") or [],
         nearest=error.get("nearest"),
     )
 

@@ -270,11 +270,6 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
         return {name: _read(self.predicted, name, int, 0) for name in self.predicted or {} if name.endswith("_bytes")}
 
     @property
-    def predicted_phases(self) -> dict[str, dict[str, int]]:
-        """The predicted bytes by category at the peak of each phase; empty without a prediction."""
-        return _read(self.predicted, "phases", dict[str, dict[str, int]], {})
-
-    @property
     def predicted_from_trace(self) -> str | None:
         """The name of the trace that the prediction was made from; None without a prediction."""
         return _read(self.predicted, "trace", str | None, None)

@@ -19,7 +19,7 @@ from trainfast_runner.records.result import Thinning
 from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_files, read_run_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Count, Event, Step, StepTotals
-from trainfast_runner.records.tick import TelemetryTail
+from trainfast_runner.records.tick import DeviceSample, HostSample, TelemetryTail
 from trainfast_runner.records.worker_lines import WorkerLine, WorkerTail, read_knobs_tried
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
@@ -29,53 +29,6 @@ MAX_STEPS = 200_000
 """The most steps kept of all ranks together, about 160 MB: with one rank, every step under the cap of its file."""
 MAX_SAMPLES = 80_000
 """The most samples kept of all devices and the host, about 160 MB in use: 11 hours with one GPU, two with 8."""
-
-
-class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a device's reading that enters a summary; `t_ns` is when the device itself was asked."""
-
-    t_ns: Count | None = None
-    uuid: str | None = None
-    index: int | None = None
-    memory_used_bytes: Count | None = None
-    temperature_c: float | None = None
-    slowdown_temperature_c: float | None = None
-    gpu_max_temperature_c: float | None = None
-    degrees_to_slowdown_c: float | None = None
-    energy_mj: Count | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    sm_clock_mhz: float | None = None
-    sm_clock_max_mhz: float | None = None
-    gpu_utilization_percent: float | None = None
-    pcie_generation: Count | None = None
-    pcie_generation_max: Count | None = None
-    pcie_width: Count | None = None
-    pcie_width_max: Count | None = None
-    power_violation_ns: Count | None = None
-    thermal_violation_ns: Count | None = None
-    sync_boost_violation_ns: Count | None = None
-    sw_thermal_slowdown_ns: Count | None = None
-    hw_thermal_slowdown_ns: Count | None = None
-    hw_power_brake_ns: Count | None = None
-    throttle_reasons: list[str] | None = None
-
-
-class RunSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the process tree's reading that a diagnosis needs; 100 % is one core kept busy."""
-
-    cpu_percent: float | None = None
-
-
-class HostSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the host's reading that a diagnosis needs."""
-
-    cpu_percent: float | None = None
-    cpu_count: int | None = None
-    memory_total_bytes: Count | None = None
-    memory_available_bytes: Count | None = None
-    swap_used_bytes: Count | None = None
-    run: RunSample | None = None
 
 
 class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):

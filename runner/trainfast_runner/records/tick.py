@@ -22,6 +22,7 @@ from trainfast_runner.records.json_lines import (
     remaining_records,
     write_atomically,
 )
+from trainfast_runner.records.run_lines import Count
 
 SCHEMA = 1
 """Version of `Tick`; raised when a field changes its meaning, not when one is added."""
@@ -45,73 +46,82 @@ class DeviceProcess(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "compute"
 
 
-class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU at one tick. Units are in the names; the source of each is a call of nvml.h."""
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a GPU's reading that enters a summary. Units are in the names; the source of each is a call of
+    nvml.h."""
 
-    index: int
+    index: int | None = None
     """NVML's index (PCI order) when the GPU was first seen; stable while this process samples. A MIG instance has none
     in NVML and is counted after the GPUs."""
     uuid: str | None = None
-    name: str | None = None
-    t_ns: int | None = None
+    t_ns: Count | None = None
     """CLOCK_MONOTONIC nanoseconds when this GPU was asked: behind a slow one, later than the tick's."""
-    compute_capability: str | None = None
-    """CUDA's notation: 8.0 is Ampere, the first with bf16 and TF32; 9.0 is Hopper."""
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    memory_free_bytes: int | None = None
-    """Available to an allocation: total minus used minus the driver's reserve."""
+    memory_used_bytes: Count | None = None
     gpu_utilization_percent: int | None = None
     """Share of time in which any kernel ran (0 to 100), not how full the multiprocessors were."""
-    memory_utilization_percent: int | None = None
-    """Share of time in which device memory was read or written (0 to 100), not how much is in use."""
     temperature_c: int | None = None
     slowdown_temperature_c: int | None = None
     """The temperature at which the hardware slows the GPU down."""
-    shutdown_temperature_c: int | None = None
     gpu_max_temperature_c: int | None = None
     """The highest temperature in operation: above it the driver slows the GPU down (sw_thermal)."""
     degrees_to_slowdown_c: int | None = None
-    """Degrees left before the GPU is slowed down: NVML's margin, else the lower of both limits less the temperature."""
+    """Degrees left before the GPU is slowed down: NVML's margin, refreshed every few ticks, else the lower of both
+    limits less the temperature."""
+    power_w: float | None = None
+    """Board power; an average over the last second on Ampere and later."""
+    power_limit_w: float | None = None
+    """The enforced limit: the lowest of all that apply."""
+    energy_mj: Count | None = None
+    """Energy since the driver was loaded, in millijoules; take differences."""
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    throttle_reasons: list[str] | None = None
+    """Names from `throttle.REASONS`, unknown bits as hex; empty means not throttled, None means not known."""
+    power_violation_ns: Count | None = None
+    """Time throttled by the power policy since the driver was loaded; take differences."""
+    thermal_violation_ns: Count | None = None
+    """Time throttled by the thermal policy since the driver was loaded; take differences."""
+    sync_boost_violation_ns: Count | None = None
+    """Time throttled by the slowest GPU of the sync-boost group; take differences."""
+    sw_thermal_slowdown_ns: Count | None = None
+    """Time slowed down for heat by the driver; take differences. None without `throttle_counters`."""
+    hw_thermal_slowdown_ns: Count | None = None
+    """Time slowed down for heat by the hardware; take differences."""
+    hw_power_brake_ns: Count | None = None
+    """Time slowed down by the power brake, an outside signal; take differences."""
+    pcie_generation: Count | None = None
+    """The link's present generation; an idle GPU lowers it."""
+    pcie_width: Count | None = None
+    pcie_generation_max: Count | None = None
+    pcie_width_max: Count | None = None
+
+
+class DeviceReading(DeviceSample, frozen=True, kw_only=True):
+    """One GPU at one tick."""
+
+    index: int
+    name: str | None = None
+    compute_capability: str | None = None
+    """CUDA's notation: 8.0 is Ampere, the first with bf16 and TF32; 9.0 is Hopper."""
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    """Available to an allocation: total minus used minus the driver's reserve."""
+    memory_utilization_percent: int | None = None
+    """Share of time in which device memory was read or written (0 to 100), not how much is in use."""
+    shutdown_temperature_c: int | None = None
     memory_temperature_c: int | None = None
     """High-bandwidth memory only; the hot spot of the chip is not in NVML at all."""
     memory_max_temperature_c: int | None = None
     fan_percent: int | None = None
-    power_w: float | None = None
-    """Board power; an average over the last second on Ampere and later."""
     power_average_w: float | None = None
     """Over the last second; Ampere and later, without GA100 (A100)."""
     power_instant_w: float | None = None
     """Power now; A100 and H100 look at a quarter of the time only (arXiv 2312.02741): average over seconds."""
-    power_limit_w: float | None = None
-    """The enforced limit: the lowest of all that apply."""
-    energy_mj: int | None = None
-    """Energy since the driver was loaded, in millijoules; take differences."""
-    sm_clock_mhz: int | None = None
-    sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None
+    """Refreshed every few ticks."""
     memory_clock_max_mhz: int | None = None
-    throttle_reasons: list[str] | None = None
-    """Names from `throttle.REASONS`, unknown bits as hex; empty means not throttled, None means not known."""
-    power_violation_ns: int | None = None
-    """Time throttled by the power policy since the driver was loaded; take differences."""
-    thermal_violation_ns: int | None = None
-    """Time throttled by the thermal policy since the driver was loaded; take differences."""
-    sync_boost_violation_ns: int | None = None
-    """Time throttled by the slowest GPU of the sync-boost group; take differences."""
-    sw_thermal_slowdown_ns: int | None = None
-    """Time slowed down for heat by the driver; take differences. None without `throttle_counters`."""
-    hw_thermal_slowdown_ns: int | None = None
-    """Time slowed down for heat by the hardware; take differences."""
-    hw_power_brake_ns: int | None = None
-    """Time slowed down by the power brake, an outside signal; take differences."""
     throttle_counters: str | None = None
     """The field numbers of the three counters above, which moved between drivers: "269-271", "251-253", or None."""
-    pcie_generation: int | None = None
-    """The link's present generation; an idle GPU lowers it."""
-    pcie_width: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width_max: int | None = None
     pcie_tx_bytes: int | None = None
     """Sent over PCIe, wrap-arounds undone; take differences. From counters of 32 bits a rate is a lower bound."""
     pcie_rx_bytes: int | None = None
@@ -136,11 +146,16 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """The reason that this GPU reports nothing at all, as text; None when it answers."""
 
 
-class RunReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The process tree of one run: the root process and all its descendants, summed."""
+class RunSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a `RunReading` that a diagnosis needs."""
 
     cpu_percent: float | None = None
     """100 is one core kept busy; eight busy cores are 800."""
+
+
+class RunReading(RunSample, frozen=True, kw_only=True):
+    """The process tree of one run: the root process and all its descendants, summed."""
+
     memory_rss_bytes: int | None = None
     """Resident memory; pages that processes share are counted once for each of them."""
     read_bytes: int | None = None
@@ -151,18 +166,24 @@ class RunReading(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
 
 
-class HostReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole machine at one tick. Counters only grow; take differences."""
+class HostSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a `HostReading` that a diagnosis needs."""
 
     cpu_percent: float | None = None
     """Mean over all cores since the last tick, 0 to 100; None on the first tick."""
     cpu_count: int | None = None
+    memory_total_bytes: Count | None = None
+    memory_available_bytes: Count | None = None
+    swap_used_bytes: Count | None = None
+    run: RunSample | None = None
+
+
+class HostReading(HostSample, frozen=True, kw_only=True):
+    """The whole machine at one tick. Counters only grow; take differences."""
+
     cpu_percent_per_core: list[float] | None = None
     load_1m: float | None = None
     memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    memory_available_bytes: int | None = None
-    swap_used_bytes: int | None = None
     disk_read_bytes: int | None = None
     disk_write_bytes: int | None = None
     network_received_bytes: int | None = None

@@ -15,8 +15,7 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES, slows_down_at_c
 from trainfast_runner.records.result import Diagnosis, SteadyState
 from trainfast_runner.records.run_file import ForeignProcess, RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.run_records import HostSample
-from trainfast_runner.records.tick import HostReading, Tick
+from trainfast_runner.records.tick import HostReading, HostSample, Tick
 from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RULES, BottleneckRule, Figure, Scope
 from trainfast_runner.results.device_conditions import DeviceConditions, Reading, StepJoin, Window, window_of
 from trainfast_runner.results.distributions import steady_state

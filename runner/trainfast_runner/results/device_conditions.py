@@ -20,8 +20,7 @@ from trainfast_runner.errors import highest
 from trainfast_runner.machine.telemetry.plausible import energy_doubt
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, SOURCES, Cause
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import DeviceSample
-from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.records.tick import DeviceReading, DeviceSample
 
 Reading = DeviceSample | DeviceReading
 """A device's sample, from whole records or from live ticks; a reading that the device lacks is None."""

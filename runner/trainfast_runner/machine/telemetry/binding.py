@@ -110,8 +110,9 @@ _OPENING_FAILURES: Final = {
         "a container may have lost its devices, start it again; else look for Xid errors in `dmesg` and reboot",
     ),
 }
+UNSUPPORTED: Final = "not supported by this GPU and driver"
 _READING_FAILURES: Final = {
-    NOT_SUPPORTED: "not supported by this GPU and driver",
+    NOT_SUPPORTED: UNSUPPORTED,
     NO_PERMISSION: "the driver gives this to administrators only",
     FUNCTION_NOT_FOUND: "the installed driver is too old for this reading",
     INSUFFICIENT_SIZE: "the driver lists more processes than are looked at (256)",
@@ -196,14 +197,21 @@ def device_failure(code: int, text: str) -> str:
     return f"the driver gives no access to this GPU: {_coded(text, code)}" if failure is None else failure.sentence
 
 
-def reading_failure(code: int, text: str) -> str:
+def reading_text(error: NvmlError) -> str:
     """The reason that one reading of a GPU is missing."""
-    return _READING_FAILURES.get(code, _coded(text, code))
+    return _READING_FAILURES.get(error.value, _coded(str(error), error.value))
 
 
-def field_failure(code: int, text: str = "no value") -> str:
-    """The reason that a field value is missing; an unknown field number counts as not supported."""
-    return reading_failure(NOT_SUPPORTED if code in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else code, text)
+def reading_failure(error: NvmlError) -> str:
+    """As `reading_text`. Raises the error if the GPU or the library is gone."""
+    if is_fatal(error.value):
+        raise error
+    return reading_text(error)
+
+
+def field_failure(error: NvmlError) -> str:
+    """As `reading_failure`, of a field value: an unknown field number counts as not supported."""
+    return UNSUPPORTED if error.value in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else reading_failure(error)
 
 
 def _coded(text: str, code: int) -> str:
@@ -302,9 +310,7 @@ def text_or_reason(ask: Callable[..., str], *arguments: Any) -> tuple[str | None
     try:
         return call(ask, *arguments), None
     except NvmlError as error:
-        if is_fatal(error.value):
-            raise
-        return None, reading_failure(error.value, str(error))
+        return None, reading_failure(error)
 
 
 def _text(value: str | bytes) -> str:

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import binding, throttle
-from trainfast_runner.machine.telemetry.binding import NvmlError, call, gpu_count, text_or_reason
+from trainfast_runner.machine.telemetry.binding import (
+    NvmlError,
+    call,
+    field_failure,
+    gpu_count,
+    reading_failure,
+    text_or_reason,
+)
 from trainfast_runner.machine.telemetry.plausible import drop_impossible
 from trainfast_runner.machine.telemetry.throttle import degrees_by_limits
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, is_instance
@@ -126,11 +132,10 @@ QUERIES = (
     Query("shutdown_temperature_c", Pace.ONCE, _value(_THRESHOLD, 0)),
     Query("gpu_max_temperature_c", Pace.ONCE, _value(_THRESHOLD, 3)),
     Query("memory_max_temperature_c", Pace.ONCE, _value(_THRESHOLD, 2)),
-    Query("degrees_to_slowdown_c", Pace.TICK, _value("nvmlDeviceGetMarginTemperature")),
+    Query("degrees_to_slowdown_c", Pace.SPARSE, _value("nvmlDeviceGetMarginTemperature")),
     Query("compute_capability", Pace.ONCE, _compute_capability),
-    Query("power_w", Pace.TICK, _value("nvmlDeviceGetPowerUsage", divisor=1000)),
     Query("sm_clock_mhz", Pace.TICK, _value("nvmlDeviceGetClockInfo", 1)),
-    Query("memory_clock_mhz", Pace.TICK, _value("nvmlDeviceGetClockInfo", 2)),
+    Query("memory_clock_mhz", Pace.SPARSE, _value("nvmlDeviceGetClockInfo", 2)),
     Query("sm_clock_max_mhz", Pace.ONCE, _value("nvmlDeviceGetMaxClockInfo", 1)),
     Query("memory_clock_max_mhz", Pace.ONCE, _value("nvmlDeviceGetMaxClockInfo", 2)),
     Query(
@@ -151,8 +156,11 @@ QUERIES = (
 """Left out on purpose: nvmlDeviceGetPcieThroughput (blocks 20 ms a direction) and the graphics processes."""
 INSTANCE_QUERIES = (MEMORY, PROCESSES)
 """The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
-ENERGY_BY_FUNCTION = Query("energy_mj", Pace.TICK, _value("nvmlDeviceGetTotalEnergyConsumption"))
-"""Asked only of a driver that does not give the energy counter as a field value."""
+IN_PLACE_OF_FIELDS = (
+    Query("energy_mj", Pace.TICK, _value("nvmlDeviceGetTotalEnergyConsumption")),
+    Query("power_w", Pace.TICK, _value("nvmlDeviceGetPowerUsage", divisor=1000)),
+)
+"""Asked only of a driver that does not give these readings as field values."""
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of the NVLink counters that sums over the GPU's links."""
@@ -165,50 +173,54 @@ UNSIGNED_LONG_LONG = 3
 """`nvmlValueType_t` of nvml.h."""
 
 
-@dataclass(frozen=True)
 class NvmlField:
-    """One entry of the batch and the field of `DeviceReading` it fills."""
+    """An entry of the batch, and the readings of `DeviceReading` it fills."""
 
-    name: str
-    number: int
-    pace: Pace = Pace.TICK
-    scope: int = 0
-    scale: float = 1
-    """Factor from the driver's unit to ours; a whole number keeps the value whole."""
-    wraps: bool = False
-    """True if the driver's counter wraps around at the end of its type."""
-    ullong: bool = False
-    """True if only an unsigned long long is valid."""
+    def __init__(
+        self,
+        names: str,
+        *numbers: int,
+        pace: Pace = Pace.TICK,
+        scope: int = 0,
+        scale: float = 1,
+        wraps: bool = False,
+        ullong: bool = False,
+    ) -> None:
+        """`numbers` are NVML_FI_* of nvml.h, the newest driver's first. `scale` is the factor from the driver's unit to
+        ours; a whole number keeps the value whole. `wraps`: the driver's counter wraps around at the end of its type.
+        `ullong`: only an unsigned long long is valid."""
+        self.names, self.numbers = names.split(), numbers
+        self.pace, self.scope, self.scale, self.wraps, self.ullong = pace, scope, scale, wraps, ullong
 
 
-FIELDS: tuple[NvmlField, ...] = (
+FIELDS = (
     NvmlField("power_violation_ns", 74, ullong=True),
     NvmlField("thermal_violation_ns", 75, ullong=True),
     NvmlField("sync_boost_violation_ns", 76, ullong=True),
+    # From 269 since R580, from 251 in R575. In R570 and since R580 the numbers 251 to 253 are settings of power
+    # smoothing, which answer with success and 32 bits.
+    NvmlField("sw_thermal_slowdown_ns", 269, 251, ullong=True),
+    NvmlField("hw_thermal_slowdown_ns", 270, 252, ullong=True),
+    NvmlField("hw_power_brake_ns", 271, 253, ullong=True),
     NvmlField("memory_temperature_c", 82),
     NvmlField("energy_mj", 83),
     NvmlField("nvlink_tx_bytes", 138, scope=ALL_LINKS, scale=1024),
     NvmlField("nvlink_rx_bytes", 139, scope=ALL_LINKS, scale=1024),
-    NvmlField("power_average_w", 185, scale=0.001),
+    # nvmlDeviceGetPowerUsage gives the same average where this field is answered (nvml.h).
+    NvmlField("power_w power_average_w", 185, scale=0.001),
     NvmlField("power_instant_w", 186, scale=0.001),
     NvmlField("pcie_tx_bytes", 197, wraps=True),
     NvmlField("pcie_rx_bytes", 198, wraps=True),
-    NvmlField("ecc_corrected_errors", 3, Pace.SPARSE),
-    NvmlField("ecc_uncorrected_errors", 4, Pace.SPARSE),
-    NvmlField("remapped_rows_corrected", 142, Pace.SPARSE),
-    NvmlField("remapped_rows_uncorrected", 143, Pace.SPARSE),
-    NvmlField("remapped_rows_pending", 144, Pace.SPARSE),
-    NvmlField("remapped_rows_failed", 145, Pace.SPARSE),
+    NvmlField("ecc_corrected_errors", 3, pace=Pace.SPARSE),
+    NvmlField("ecc_uncorrected_errors", 4, pace=Pace.SPARSE),
+    NvmlField("remapped_rows_corrected", 142, pace=Pace.SPARSE),
+    NvmlField("remapped_rows_uncorrected", 143, pace=Pace.SPARSE),
+    NvmlField("remapped_rows_pending", 144, pace=Pace.SPARSE),
+    NvmlField("remapped_rows_failed", 145, pace=Pace.SPARSE),
 )
-
-CAUSE_COUNTERS = ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns", "hw_power_brake_ns")
-"""The counters of single causes. Their numbers moved between drivers, and the old ones now mean something else."""
-CAUSE_FIELDS = {
-    f"{first}-{first + 2}": [NvmlField(name, first + n, ullong=True) for n, name in enumerate(CAUSE_COUNTERS)]
-    for first in (269, 251)
-}
-"""The cause counters by driver, the likeliest first: from 269 since R580, from 251 in R575. In R570 and since R580 the
-numbers 251 to 253 are settings of power smoothing, which answer with success and 32 bits."""
+FIELD_READINGS = [name for field in FIELDS for name in field.names]
+_FIRST_CAUSE = "sw_thermal_slowdown_ns"
+"""The first of the three counters of single causes, whose numbers follow one another."""
 
 Values = dict[str, Any]
 """Values by field of `DeviceReading`, None where the GPU gives none now."""
@@ -221,11 +233,12 @@ Entry = tuple[int, int, int]
 class FieldCall:
     """One call for some fields: the array that the driver fills is made once, which takes as long as the call."""
 
-    def __init__(self, nv: ModuleType, fields: list[NvmlField]) -> None:
-        self.fields = fields
-        self._answers = (nv.c_nvmlFieldValue_t * len(fields))()
-        for entry, field in zip(self._answers, fields, strict=True):
-            entry.fieldId, entry.scopeId = field.number, field.scope
+    def __init__(self, nv: ModuleType, asked: Sequence[tuple[NvmlField, int]]) -> None:
+        """`asked` are fields, each with the number to ask for."""
+        self.asked = asked
+        self._answers = (nv.c_nvmlFieldValue_t * len(asked))()
+        for entry, (field, number) in zip(self._answers, asked, strict=True):
+            entry.fieldId, entry.scopeId = number, field.scope
         self._blank = bytes(self._answers)
 
     def ask(self, nv: ModuleType, handle: Handle) -> list[Entry]:
@@ -233,7 +246,7 @@ class FieldCall:
         # A field that the driver leaves out must not keep its previous answer.
         ctypes.memmove(self._answers, self._blank, len(self._blank))
         function = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
-        code = function(handle, ctypes.c_int32(len(self.fields)), ctypes.byref(self._answers))
+        code = function(handle, ctypes.c_int32(len(self.asked)), ctypes.byref(self._answers))
         if code != 0:
             raise NvmlError(code)
         return list(_ENTRY_LAYOUT.iter_unpack(self._answers))
@@ -245,72 +258,61 @@ class FieldBatch:
     def __init__(self, nv: ModuleType, handle: Handle) -> None:
         """Raises NvmlError when the GPU is gone."""
         self.absent: Reasons = {}
-        """Fields that the GPU does not answer, with the reasons."""
+        """Readings that the GPU does not give as field values, with the reasons."""
         self.cause_numbers: str | None = None
         """The field numbers of the counters of single causes; None without any."""
-        self.probed: tuple[Values, Reasons] = ({}, {})
-        """The first values of the answered fields."""
         self._calls: dict[bool, FieldCall] = {}
         """The call of a tick without (False) and with (True) the sparse fields; empty if no field is answered."""
-        self._wrapping: dict[str, Unwrapped] = {}
-        asked = [*FIELDS, *(field for fields in CAUSE_FIELDS.values() for field in fields)]
+        self._wrapping: dict[int, Unwrapped] = {}
+        """The counters that wrap around, by field number."""
+        asked = [(field, number) for field in FIELDS for number in field.numbers]
         try:
-            entries = dict(zip(asked, call(FieldCall(nv, asked).ask, nv, handle), strict=True))
+            entries = call(FieldCall(nv, asked).ask, nv, handle)
         except NvmlError as error:
-            if binding.is_fatal(error.value):
-                raise
-            names = ("throttle_counters", *(field.name for field in asked))
-            self.absent = dict.fromkeys(names, binding.field_failure(error.value, str(error)))
+            self.absent = dict.fromkeys(("throttle_counters", *FIELD_READINGS), field_failure(error))
             return
-        usable = {field for field in asked if _is_usable(field, entries[field])}
-        self.cause_numbers = next((label for label, fields in CAUSE_FIELDS.items() if usable.issuperset(fields)), None)
-        causes = CAUSE_FIELDS[self.cause_numbers or next(iter(CAUSE_FIELDS))]
-        usable -= {field for field in asked if field.name in CAUSE_COUNTERS} - {*(causes if self.cause_numbers else ())}
-        for field in (*FIELDS, *causes):
-            if field not in usable:
-                self.absent[field.name] = _failure_text(field, entries[field])
+        numbers: dict[NvmlField, int] = {}
+        for (field, number), entry in zip(asked, entries, strict=True):
+            if field not in numbers and _is_usable(field, entry):
+                numbers[field] = number
+        for (field, number), entry in zip(asked, entries, strict=True):
+            if field not in numbers:
+                self.absent |= {name: self.absent.get(name, _failure_text(number, entry)) for name in field.names}
+            elif field.names == [_FIRST_CAUSE]:
+                self.cause_numbers = f"{numbers[field]}-{numbers[field] + 2}"
         if self.cause_numbers is None:
             # Without counters their field numbers are missing for the same reason.
-            self.absent["throttle_counters"] = self.absent[CAUSE_COUNTERS[0]]
+            self.absent["throttle_counters"] = self.absent[_FIRST_CAUSE]
         for sparse in (False, True):
-            due = [field for field in asked if field in usable and (sparse or field.pace is Pace.TICK)]
+            due = [(field, number) for field, number in numbers.items() if sparse or field.pace is Pace.TICK]
             if due:
                 self._calls[sparse] = FieldCall(nv, due)
-                self.probed = self._decoded(due, [entries[field] for field in due])
-
-    def start_again(self) -> None:
-        """Expect no wrap-around at the next lower value: the driver may have reset its counters."""
-        for counter in self._wrapping.values():
-            counter.start_again()
 
     def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> tuple[Values, Reasons]:
         """The values of the due fields, by one call. Raises NvmlError when the GPU or the library is gone."""
-        field_call = self._calls.get(sparse)
-        if field_call is None:
-            return {}, {}
-        try:
-            return self._decoded(field_call.fields, call(field_call.ask, nv, handle))
-        except NvmlError as error:
-            if binding.is_fatal(error.value):
-                raise
-            names = [field.name for field in field_call.fields]
-            return dict.fromkeys(names), dict.fromkeys(names, binding.field_failure(error.value, str(error)))
-
-    def _decoded(self, fields: list[NvmlField], entries: list[Entry]) -> tuple[Values, Reasons]:
         values: Values = {}
         reasons: Reasons = {}
-        for field, (kind, code, raw) in zip(fields, entries, strict=True):
-            bits = _BITS_BY_TYPE.get(kind)
-            if code != 0 or bits is None:
-                if binding.is_fatal(code):
-                    raise NvmlError(code)
-                values[field.name], reasons[field.name] = None, _failure_text(field, (kind, code, raw))
+        if (due := self._calls.get(sparse)) is None:
+            return values, reasons
+        try:
+            entries = call(due.ask, nv, handle)
+        except NvmlError as error:
+            names = [name for field, _ in due.asked for name in field.names]
+            return dict.fromkeys(names), dict.fromkeys(names, field_failure(error))
+        for (field, number), entry in zip(due.asked, entries, strict=True):
+            kind, code, raw = entry
+            if code != 0 or kind not in _BITS_BY_TYPE:
+                reasons |= dict.fromkeys(field.names, _failure_text(number, entry))
+                values |= dict.fromkeys(field.names)
                 continue
-            raw &= (1 << bits) - 1
+            value: float = raw & ((1 << _BITS_BY_TYPE[kind]) - 1)
             if field.wraps:
-                raw = self._wrapping.setdefault(field.name, Unwrapped()).follow(raw, bits)
-            # The driver's thousandths, without the dust of their product.
-            values[field.name] = raw if field.scale == 1 else round(raw * field.scale, 3)
+                value = self._wrapping.setdefault(number, Unwrapped()).follow(raw, _BITS_BY_TYPE[kind])
+            elif field.scale != 1:
+                # The driver's thousandths, without the dust of their product.
+                value = round(value * field.scale, 3)
+            for name in field.names:
+                values[name] = value
         return values, reasons
 
 
@@ -322,20 +324,14 @@ class Unwrapped:
     """
 
     def __init__(self) -> None:
-        self._last: int | None = None
-        self._total: int | None = None
-
-    def start_again(self) -> None:
-        """The next reading adds nothing, whatever it is."""
-        self._last = None
+        self._last = self._total = 0
 
     def follow(self, raw: int, bits: int) -> int:
         """The running total after this reading of a counter of `bits` bits; the first reading is its start."""
-        if self._total is None:
-            self._total = raw
-        elif self._last is not None and raw >= self._last:
+        raw &= (1 << bits) - 1
+        if raw >= self._last:
             self._total += raw - self._last
-        elif self._last is not None and self._last < 1 << 32:
+        elif self._last < 1 << 32:
             self._total += raw - self._last + (1 << min(bits, 32))
         self._last = raw
         return self._total
@@ -349,9 +345,10 @@ def _is_usable(field: NvmlField, entry: Entry) -> bool:
     return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS_BY_TYPE
 
 
-def _failure_text(field: NvmlField, entry: Entry) -> str:
+def _failure_text(number: int, entry: Entry) -> str:
+    """The reason that an entry holds no value. Raises NvmlError when the GPU or the library is gone."""
     _, code, _ = entry
-    return binding.field_failure(code) if code != 0 else f"this driver means something else by field {field.number}"
+    return field_failure(NvmlError(code)) if code != 0 else f"this driver means something else by field {number}"
 
 
 class Device:
@@ -361,8 +358,8 @@ class Device:
         self.index = index
         self.uuid = uuid
         self.name: str | None = None
-        self._identity_failures: Reasons = {}
-        """The reasons that a GPU which answers has no UUID or name."""
+        self.uuid_failure: str | None = None
+        """The reason that a GPU which answers has no UUID; None if it has."""
         self.error: str | None = None
         """The reason that the GPU does not answer, or None."""
         self.lost = False
@@ -383,37 +380,28 @@ class Device:
         self._last_reason_bits = 0
 
     def attach(self, nv: ModuleType, handle: Handle) -> None:
-        """Take a fresh handle, and probe the GPU's readings unless they are known."""
-        self.handle = handle
-        if self.batch is not None:
-            self.batch.start_again()
-        if self.is_probed and self.error is None:
-            return
-        self.name, reason = text_or_reason(binding.name_of, nv, handle)
-        self.note_identity("name", reason)
+        """Take a fresh handle, and probe the GPU's readings."""
+        self.handle, self.is_probed = handle, False
         self._queries, self.absent, self._values, self._failures = [], {}, {}, {}
         if is_instance(self.uuid):
-            whole_gpu = [query for query in (*QUERIES, ENERGY_BY_FUNCTION) if query not in INSTANCE_QUERIES]
-            names = [name for query in whole_gpu for name in query.fields]
-            names += [*CAUSE_COUNTERS, *(field.name for field in FIELDS)]
+            whole_gpu = [query for query in QUERIES if query not in INSTANCE_QUERIES]
+            names = [*FIELD_READINGS, *(name for query in whole_gpu for name in query.fields)]
             self.absent = dict.fromkeys(names, binding.OF_THE_WHOLE_GPU)
             self._probe(nv, INSTANCE_QUERIES)
         else:
             self.batch = FieldBatch(nv, handle)
             self.absent = self.batch.absent
-            by_function = [ENERGY_BY_FUNCTION] if self.absent.pop("energy_mj", None) is not None else []
-            self._probe(nv, [*QUERIES, *by_function], self.batch.probed)
+            by_function = [query for query in IN_PLACE_OF_FIELDS if self.absent.pop(query.fields[0], None) is not None]
+            self._take(*self.batch.read(nv, handle, sparse=True))
+            self._probe(nv, [*QUERIES, *by_function])
             if "throttle_reasons" not in self.absent:
                 for name in unreported_reasons(nv, handle):
                     self.absent[f"throttle_reasons.{name}"] = binding.UNREPORTED
             self._explain()
+        self.name, name_failure = text_or_reason(binding.name_of, nv, handle)
+        unknown = {"uuid": self.uuid_failure, "name": name_failure}
+        self.absent |= {name: reason for name, reason in unknown.items() if reason is not None}
         self.is_probed, self.error, self.lost = True, None, False
-
-    def note_identity(self, name: str, failure: str | None) -> None:
-        """Keep the reason that the GPU has no `name` or `uuid`; None if it has one."""
-        self._identity_failures.pop(name, None)
-        if failure is not None:
-            self._identity_failures[name] = failure
 
     def fail(self, sentence: str, *, lost: bool) -> None:
         """Mark the GPU as not answering; `lost` when it may come back."""
@@ -431,13 +419,11 @@ class Device:
                 try:
                     values.update(zip(query.fields, call(ask, nv, self.handle), strict=True))
                 except NvmlError as error:
-                    if binding.is_fatal(error.value):
-                        raise
                     values.update(dict.fromkeys(query.fields))
-                    failures |= dict.fromkeys(query.fields, binding.reading_failure(error.value, str(error)))
+                    failures |= dict.fromkeys(query.fields, reading_failure(error))
         self._take(values, failures)
         values = dict(self._values)
-        reasons = self._identity_failures | self.absent | self._failures
+        reasons = self.absent | self._failures
         if (bits := values.get("throttle_reasons")) is not None:
             values["throttle_reasons"] = throttle.decode(throttle.believed(bits, self._last_reason_bits))
             self._last_reason_bits = bits
@@ -466,48 +452,43 @@ class Device:
             kept = {name: why for name, why in self._failures.items() if name.partition(".")[0] not in values}
             self._failures = kept | failures
 
-    def _probe(self, nv: ModuleType, queries: Collection[Query], batch: tuple[Values, Reasons] = ({}, {})) -> None:
-        """Make each call once, to know those that the GPU answers; `batch` are the answered field values."""
-        values, failures = dict(batch[0]), dict(batch[1])
+    def _probe(self, nv: ModuleType, queries: Collection[Query]) -> None:
+        """Make each call once, to know those that the GPU answers."""
+        values: Values = {}
+        failures: Reasons = {}
         for query in queries:
             reasons: list[str] = []
-            passing: Ask | None = None
             for ask in query.asks:
                 try:
                     values.update(zip(query.fields, call(ask, nv, self.handle), strict=True))
                 except NvmlError as error:
-                    if binding.is_fatal(error.value):
-                        raise
-                    if error.value not in binding.LASTING:
-                        passing = passing or ask
-                    reasons.append(binding.reading_failure(error.value, str(error)))
+                    reasons.append(reading_failure(error))
+                    is_absent = error.value in binding.LASTING
                 else:
-                    passing, reasons = ask, []
+                    is_absent, reasons = False, []
+                if not is_absent:
                     break
-            if passing is not None and query.pace is not Pace.ONCE:
-                self._queries.append((query, passing))
+            if not is_absent and query.pace is not Pace.ONCE:
+                self._queries.append((query, ask))
             if reasons:
                 # A reason about the reading is worth more than one about an unknown call.
                 telling = [reason for reason in reasons if reason not in binding.TOO_OLD_REASONS]
-                failed = failures if passing is not None else self.absent
+                failed = self.absent if is_absent else failures
                 failed |= dict.fromkeys(query.fields, [*telling, *reasons][0])
         self._take(values, failures)
 
     def _explain(self) -> None:
         """Replace "not supported" by the cause where it is known."""
-        absent, not_supported = self.absent, binding.reading_failure(binding.NOT_SUPPORTED, "")
-        if absent.get("memory_total_bytes") == not_supported:
-            absent.update(dict.fromkeys(MEMORY.fields, binding.UNIFIED_MEMORY))
-        for name, reason in absent.items():
-            if reason == not_supported and name.startswith("ecc_"):
-                absent[name] = binding.NO_ECC
-            elif reason == not_supported and "utilization" in name and self._values.get("mig_mode"):
-                absent[name] = binding.UNDER_MIG
-        if absent.get("degrees_to_slowdown_c") in binding.TOO_OLD_REASONS and "slowdown_temperature_c" in absent:
-            # An older driver computes the margin from the thresholds, so the missing threshold is the reason.
-            absent["degrees_to_slowdown_c"] = absent["slowdown_temperature_c"]
+        for name, reason in self.absent.items():
+            if reason == binding.UNSUPPORTED:
+                if name in MEMORY.fields:
+                    self.absent[name] = binding.UNIFIED_MEMORY
+                elif name.startswith("ecc_"):
+                    self.absent[name] = binding.NO_ECC
+                elif "utilization" in name and self._values.get("mig_mode"):
+                    self.absent[name] = binding.UNDER_MIG
         if degrees_by_limits(self._values | {"temperature_c": 0}) is not None:
-            absent.pop("degrees_to_slowdown_c", None)
+            self.absent.pop("degrees_to_slowdown_c", None)
 
 
 class DeviceList:
@@ -535,7 +516,7 @@ class DeviceList:
                 if uuid is not None and uuid in (known.uuid for known in handles):
                     uuid, reason = None, f"the driver gives {uuid} to two GPUs"
                 device = self._identify(position, uuid)
-                device.note_identity("uuid", None if device.uuid else reason)
+                device.uuid_failure = None if device.uuid else reason
                 handles[device] = handle
             except NvmlError as error:
                 if error.value in binding.LIBRARY_FAILURES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -50,10 +51,10 @@ class ProcessTree:
         if root is not None and not root.ended:
             self._add(root_pid, root)
 
-    def read(self) -> RunReading | None:
-        """The sums at this moment; None once no process is left. The first has no `cpu_percent`.
+    def read(self) -> RunReading:
+        """The sums at this moment; the first has no `cpu_percent`. Raises ProcessLookupError once no process is left.
 
-        Raises OSError when files cannot be opened.
+        Raises another OSError when files cannot be opened.
         """
         turn = self._ticks % SEARCH_EVERY
         if turn == 0:
@@ -77,7 +78,7 @@ class ProcessTree:
                 # A process that just ended keeps its last counters.
                 member.storage = read_storage_bytes(pid) or member.storage
         if not self._members:
-            return None
+            raise ProcessLookupError(f"process {self.root_pid} and its children have ended")
         storage = [member.storage for member in self._members.values() if member.storage is not None]
         return RunReading(
             cpu_percent=None if before_s is None else round(100 * cpu_s / (now_s - before_s), 1),
@@ -117,117 +118,92 @@ class ProcessTree:
 _T = TypeVar("_T")
 UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedError)
 """Errors of a reading that the system does not give."""
-
 SPARSE_EVERY = 5
-"""Ticks between two readings of what costs most: the sensors, swap, and the list of disks."""
+"""Ticks between two readings of what costs most: the sensors and swap."""
 _NO_SENSOR = "no processor temperature sensor is visible"
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
-_NO_NETWORK = "no network interface but loopback"
 BLOCK_DEVICES = "/sys/block"
 """A folder for each whole block device; the kernel's own (LVM, LUKS, md, loop) have no `device` in it."""
 
 
 class HostReader:
-    """Reads the host once a tick. Rates need two readings, so the first one has no `cpu_percent`."""
+    """Reads the host once a tick. Use it from one thread: rates are since its last reading, so the first has none."""
 
     def __init__(self) -> None:
         self.tree: ProcessTree | None = None
         """The run's processes, or None when no run is watched."""
         self._ticks = 0
-        self._has_sensor = True
-        self._temperature_c: float | None = None
-        self._swap_used_bytes: int | None = None
-        self._disks: frozenset[str] = frozenset()
-        self._sparse_missing: dict[str, str] = {}
-        """The reasons that the last sparse reading left parts out."""
-        self._cores: list[CoreSeconds] | None = None
+        self._disks = whole_disks()
+        self._cores: list[CoreSeconds] = []
+        self._sparse: tuple[dict[str, Any], dict[str, str]] = ({}, {})
+        """The values of the last sparse reading, and the reasons that it left parts out."""
 
     def read(self) -> tuple[HostReading, dict[str, str]]:
         """The reading, and the reason for each missing part (keys start with `host.`, or are `run`)."""
         if self._ticks % SPARSE_EVERY == 0:
-            self._read_sparse()
-        missing = dict(self._sparse_missing)
-        per_core = self._per_core(missing)
+            self._sparse = self._read_sparse()
+        sparse, sparse_missing = self._sparse
+        missing = dict(sparse_missing)
+        before, self._cores = self._cores, _ask("host.cpu_percent", read_cores, missing) or []
+        per_core = None
+        if len(before) == len(self._cores):
+            per_core = [_busy_percent(*cores) for cores in zip(before, self._cores, strict=True)]
+        elif self._cores:  # the first reading, or a core was switched on or off
+            missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
         counters = {
             **(_ask("host.memory_used_bytes", read_memory, missing) or {}),
-            **(_ask("host.disk_read_bytes", partial(read_disks, self._disks), missing, none="no disk") or {}),
-            **(_ask("host.network_received_bytes", read_network, missing, none=_NO_NETWORK) or {}),
+            **(_ask("host.disk_read_bytes", partial(read_disks, self._disks), missing) or {}),
+            **(_ask("host.network_received_bytes", read_network, missing) or {}),
         }
         load = _ask("host.load_1m", os.getloadavg, missing)
-        run = None
-        if self.tree:
-            none = f"process {self.tree.root_pid} and its children have ended"
-            run = _ask("run", self.tree.read, missing, none=none)
+        self._ticks += 1
         reading = HostReading(
             cpu_percent=round(sum(per_core) / len(per_core), 2) if per_core else None,
-            cpu_count=len(self._cores) if self._cores else None,
-            cpu_percent_per_core=per_core,
+            cpu_count=len(self._cores) or None,
+            cpu_percent_per_core=per_core or None,
             load_1m=load[0] if load else None,
-            temperature_c=self._temperature_c,
-            swap_used_bytes=self._swap_used_bytes,
-            run=run,
+            run=None if self.tree is None else _ask("run", self.tree.read, missing),
+            **sparse,
             **counters,
         )
-        self._ticks += 1
         return reading, missing
 
-    def _read_sparse(self) -> None:
-        missing: dict[str, str] = {"host.temperature_c": _NO_SENSOR}
-        if self._has_sensor:
-            del missing["host.temperature_c"]
-            self._temperature_c = _ask("host.temperature_c", _package_temperature, missing, none=_NO_SENSOR)
+    def _read_sparse(self) -> tuple[dict[str, Any], dict[str, str]]:
+        missing: dict[str, str] = {}
+        swap_used_bytes = _ask("host.swap_used_bytes", lambda: int(psutil.swap_memory().used), missing)
+        values, no_sensor = self._sparse
+        if "host.temperature_c" in no_sensor:
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
-            self._has_sensor = self._temperature_c is not None or self._ticks > 0
-        self._swap_used_bytes = _ask("host.swap_used_bytes", lambda: int(psutil.swap_memory().used), missing)
-        self._disks = _ask("host.disk_read_bytes", whole_disks, missing) or frozenset()
-        self._sparse_missing = missing
-
-    def _per_core(self, missing: dict[str, str]) -> list[float] | None:
-        previous_cores = self._cores
-        cores = _ask("host.cpu_percent", read_cores, missing)
-        self._cores = cores
-        if cores is None:
-            return None
-        if previous_cores is None or len(previous_cores) != len(cores):  # a core was switched on or off
-            missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
-            return None
-        return busy_percent(previous_cores, cores)
+            missing["host.temperature_c"] = no_sensor["host.temperature_c"]
+            return {**values, "swap_used_bytes": swap_used_bytes}, missing
+        temperature_c = _ask("host.temperature_c", _package_temperature, missing)
+        return {"temperature_c": temperature_c, "swap_used_bytes": swap_used_bytes}, missing
 
 
-def busy_percent(before: Sequence[CoreSeconds], after: Sequence[CoreSeconds]) -> list[float]:
-    """Percent of the time that each core was busy between two readings, 0 to 100."""
-    percents: list[float] = []
-    for earlier, later in zip(before, after, strict=True):
-        # The kernel may set waiting times back a little (proc(5)).
-        busy_s = max(0.0, later.busy - earlier.busy)
-        idle_s = max(0.0, later.idle - earlier.idle)
-        percents.append(round(100 * busy_s / (busy_s + idle_s), 1) if busy_s + idle_s else 0.0)
-    return percents
-
-
-def _package_temperature() -> float | None:
+def _package_temperature() -> float:
     """The hottest reading of the best processor sensor, in degrees Celsius."""
     sensors: dict[str, list[Any]] = psutil.sensors_temperatures()
     for name in _PACKAGE_SENSORS:
         degrees = [float(sensor.current) for sensor in sensors.get(name, ())]
         if possible := [value for value in degrees if refusal("temperature_c", value) is None]:
             return max(possible)
-    return None
+    raise _Absent(_NO_SENSOR)
 
 
-def _ask(
-    key: str, call: Callable[[], _T | None], missing: dict[str, str], *, none: str = "no such reading"
-) -> _T | None:
+class _Absent(Exception):
+    """Raised for a reading that this machine does not have; the text is the reason."""
+
+
+def _ask(key: str, call: Callable[[], _T], missing: dict[str, str]) -> _T | None:
     """The call's answer; None, with the reason in `missing`, if the system refuses or has none."""
     try:
-        answer = call()
+        return call()
+    except (_Absent, ProcessLookupError) as absent:
+        missing[key] = str(absent)
     except UNREADABLE as error:
         missing[key] = f"the system does not give this reading: {error}"
-        return None
-    if answer is None:
-        missing[key] = none
-    return answer
+    return None
 
 
 class CoreSeconds(NamedTuple):
@@ -238,7 +214,7 @@ class CoreSeconds(NamedTuple):
 
 
 def read_cores() -> list[CoreSeconds]:
-    """Busy and idle seconds of each core, in order. Raises one of `UNREADABLE`."""
+    """Busy and idle seconds of each core, in order. psutil's own percentages take a millisecond for 128 cores."""
     return [
         # A guest's time is in that of its user already (proc_stat(5)).
         CoreSeconds(core.user + core.nice + core.system + core.irq + core.softirq + core.steal, core.idle + core.iowait)
@@ -246,8 +222,15 @@ def read_cores() -> list[CoreSeconds]:
     ]
 
 
+def _busy_percent(before: CoreSeconds, after: CoreSeconds) -> float:
+    """Percent of the time that a core was busy between two readings, 0 to 100."""
+    # The kernel may set waiting times back a little (proc(5)).
+    busy_s, idle_s = max(0.0, after.busy - before.busy), max(0.0, after.idle - before.idle)
+    return round(100 * busy_s / (busy_s + idle_s), 1) if busy_s + idle_s else 0.0
+
+
 def read_memory() -> dict[str, int]:
-    """Memory at this moment, by field of `HostReading`. Raises as `read_cores`."""
+    """Memory at this moment, by field of `HostReading`."""
     memory = psutil.virtual_memory()
     return {
         "memory_used_bytes": memory.total - memory.available,
@@ -257,36 +240,40 @@ def read_memory() -> dict[str, int]:
 
 
 def whole_disks() -> frozenset[str]:
-    """The names of all whole disks, without partitions and what the kernel makes on top. Raises as `read_cores`."""
-    names = os.listdir(BLOCK_DEVICES)
-    return frozenset(name.replace("!", "/") for name in names if os.path.exists(f"{BLOCK_DEVICES}/{name}/device"))
+    """The names of all whole disks, without partitions and what the kernel makes on top; empty if not listed."""
+    with suppress(OSError):
+        names = os.listdir(BLOCK_DEVICES)
+        return frozenset(name.replace("!", "/") for name in names if os.path.exists(f"{BLOCK_DEVICES}/{name}/device"))
+    return frozenset()
 
 
-def read_disks(names: Collection[str]) -> dict[str, int] | None:
-    """Bytes that these disks have read and written since boot, by field of `HostReading`; None without a disk.
+def read_disks(names: Collection[str]) -> dict[str, int]:
+    """Bytes that these disks have read and written since boot, by field of `HostReading`.
 
-    A partition, and a device that the kernel makes on top, counts the same bytes as its disk. Raises as `read_cores`.
+    A partition, and a device that the kernel makes on top, counts the same bytes as its disk.
     """
     counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
-    disks = [counted for name, counted in counters.items() if name in names]
-    if not disks:
-        return None
-    return {
-        "disk_read_bytes": sum(disk.read_bytes for disk in disks),
-        "disk_write_bytes": sum(disk.write_bytes for disk in disks),
-    }
+    return _summed(
+        [counted for name, counted in counters.items() if name in names],
+        "no disk",
+        disk_read_bytes="read_bytes",
+        disk_write_bytes="write_bytes",
+    )
 
 
-def read_network() -> dict[str, int] | None:
-    """Bytes received and sent by all interfaces but loopback, by field of `HostReading`; None without any.
-
-    Loopback carries gloo and local sockets. Raises as `read_cores`.
-    """
+def read_network() -> dict[str, int]:
+    """Bytes received and sent by all interfaces but loopback, which carries gloo and local sockets."""
     counters = psutil.net_io_counters(pernic=True, nowrap=False)
-    interfaces = [counted for name, counted in counters.items() if name != "lo"]
-    if not interfaces:
-        return None
-    return {
-        "network_received_bytes": sum(interface.bytes_recv for interface in interfaces),
-        "network_sent_bytes": sum(interface.bytes_sent for interface in interfaces),
-    }
+    return _summed(
+        [counted for name, counted in counters.items() if name != "lo"],
+        "no network interface but loopback",
+        network_received_bytes="bytes_recv",
+        network_sent_bytes="bytes_sent",
+    )
+
+
+def _summed(counted: Sequence[Any], none: str, **attributes: str) -> dict[str, int]:
+    """The sum of each attribute, by field of `HostReading`; `none` is the reason for no counters."""
+    if not counted:
+        raise _Absent(none)
+    return {field: sum(getattr(one, attribute) for one in counted) for field, attribute in attributes.items()}

@@ -24,8 +24,8 @@ from trainfast_runner.machine.telemetry.device import Device, DeviceList, Handle
 from trainfast_runner.records.tick import DeviceReading, is_instance
 
 T = TypeVar("T")
-_SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 0.01, 0.1
-"""Seconds of sleep at a time while waiting."""
+_LOOK_EVERY_S = 0.05
+"""Seconds between two looks at a call that has not returned."""
 _MIN_TIMEOUT_S = 0.1
 """Least timeout, which halves with each hung call: 8 healthy GPUs answer in milliseconds."""
 _STOPPING_TIMEOUT_S = 0.2
@@ -115,24 +115,16 @@ class TimedCalls:
 
     def _wait(self, round_of_jobs: _Round, timeout_s: float) -> Job[Any] | None:
         """The job that takes too long, or None when all have ended."""
-        queued_s = time.monotonic()
-        stalled_s = 0.0
-        while True:
-            current = next((job for job in round_of_jobs.jobs if not job.ended), None)
-            if current is None:
-                return None
-            since_s = current.began_s if current.began_s is not None else queued_s
-            now_s = time.monotonic()
+        current, waited_s = None, 0.0
+        while not round_of_jobs.ended.wait(_LOOK_EVERY_S):
+            previous, current = current, next((job for job in round_of_jobs.jobs if not job.ended), None)
+            # The sum of the waits: a machine that had no time for this thread had none for the call either.
+            waited_s = (waited_s if current is previous else 0.0) + _LOOK_EVERY_S
             limit_s = min(timeout_s, _STOPPING_TIMEOUT_S) if self._stopping.is_set() else timeout_s
-            left_s = since_s + limit_s + stalled_s - now_s
-            if left_s <= 0 and current.began_s is not None:
+            if current is not None and waited_s >= limit_s:
                 self.cut_short = self.cut_short or limit_s < timeout_s
                 return current
-            wait_s = min(max(left_s, _SHORTEST_SLEEP_S), _LONGEST_SLEEP_S)
-            if round_of_jobs.ended.wait(wait_s):
-                return None
-            # A machine that had no time for this thread had none for the call either.
-            stalled_s += max(0.0, time.monotonic() - now_s - wait_s)
+        return None
 
 
 def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
@@ -140,31 +132,25 @@ def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
         round_of_jobs.run()
 
 
-_SHORTEST_REST_NS = 1_000_000_000
-_LONGEST_REST_NS = 60_000_000_000
-"""Shortest and longest pause in the calls to a GPU after one has hung; each is twice the one before."""
+_DOUBTFUL_NS = 60_000_000_000
+"""Time after a hung call in which its GPU is read last, and given little time."""
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A GPU's call that took too long, and when the GPU is asked again."""
+    """A GPU's call that took too long, left behind at `t_ns`."""
 
     job: Job[Any]
-    rest_until_ns: int
-    rest_ns: int
+    t_ns: int
 
     @property
     def sentence(self) -> str:
         """The reason that the GPU does not answer, with the age of the call."""
         return binding.slow_call_sentence(self.job.age_s, "this GPU")
 
-    def is_rested(self, t_ns: int) -> bool:
-        """True if the call has come back, and the GPU may be asked again."""
-        return self.job.ended and t_ns >= self.rest_until_ns
-
-    def has_recovered(self, t_ns: int) -> bool:
+    def is_over(self, t_ns: int) -> bool:
         """True once the GPU has answered for long enough to be treated as any other."""
-        return self.job.ended and t_ns > self.rest_until_ns + _LONGEST_REST_NS
+        return self.job.ended and t_ns > self.t_ns + _DOUBTFUL_NS
 
 
 OnXid = Callable[[int, int, int], None]
@@ -172,7 +158,7 @@ OnXid = Callable[[int, int, int], None]
 
 _XID_EVENTS: Final = 0x8
 """nvmlEventTypeXidCriticalError of nvml.h."""
-_WAIT_MS: Final = 250
+_WAIT_MS: Final = 500
 """Milliseconds of one wait in the driver; the watch can only be ended between two of them."""
 _LOST_PAUSE_S: Final = 1.0
 """Chosen, not measured: pause after a wait that failed."""
@@ -224,7 +210,7 @@ class XidWatch:
         self._thread.start()
 
     def stop(self) -> bool:
-        """End the waiting, in up to a quarter of a second. False when a call into the driver does not come back."""
+        """End the waiting, in up to half a second. False when a call into the driver does not come back."""
         self._stopping.set()
         self._thread.join(2 * _WAIT_MS / 1000)
         return not self._thread.is_alive()
@@ -238,7 +224,7 @@ class XidWatch:
                 lambda: (nv.nvmlEventSetCreate(), nv.nvmlDeviceRegisterEvents, nv.nvmlEventSetWait_v2)
             )
         except NvmlError as error:
-            self.missing = dict.fromkeys((device.index for device in self._devices), _reason(error))
+            self.missing = dict.fromkeys((device.index for device in self._devices), binding.reading_text(error))
             return
         for device in self._devices:
             try:
@@ -250,7 +236,7 @@ class XidWatch:
                     call(register, gpu, _XID_EVENTS, events)
                 watched.setdefault(_address(gpu), []).append((device.index, instance))
             except NvmlError as error:
-                self.missing = self.missing | {device.index: _reason(error)}
+                self.missing = self.missing | {device.index: binding.reading_text(error)}
         while watched and not self._stopping.is_set():
             try:
                 event = call(wait, events, _WAIT_MS)
@@ -269,10 +255,6 @@ class XidWatch:
 
 def _address(handle: Handle) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
-
-
-def _reason(error: NvmlError) -> str:
-    return binding.reading_failure(error.value, str(error))
 
 
 SPARSE_EVERY = 5
@@ -327,15 +309,13 @@ class Nvml:
         self._gpus = DeviceList(instances)
         self._calls = TimedCalls(stopping)
         self._hangs: dict[Device, Hang] = {}
-        """The last call of a GPU that took too long, until the GPU has answered well for long."""
+        """The last call of each GPU that took too long, until it has answered for long."""
         self._xids: XidWatch | None = None
         self._opening: Job[dict[Device, Handle]] | None = None
         """The initialization that has not come back."""
         self._retry_at_ns = 0
         """Before this time NVML is not opened again, and no lost GPU is looked for."""
         self._delay_ns = _FIRST_RETRY_NS
-        self._needs_reopening = False
-        """True if a lost GPU needs more than a new handle."""
         self._reopen_at_ns = 0
         """Before this time a lost GPU is asked for without opening the driver again."""
         self._ticks = 0
@@ -357,10 +337,12 @@ class Nvml:
         if self._opening is not None and self._opening.ended:
             opened, self._opening = self._opening, None
             self._attach(opened, t_ns)
-        self._hangs = {device: hang for device, hang in self._hangs.items() if not hang.has_recovered(t_ns)}
+        self._hangs = {device: hang for device, hang in self._hangs.items() if not hang.is_over(t_ns)}
         for device, hang in self._hangs.items():
-            if not hang.job.ended:
-                device.error = hang.sentence
+            if not device.lost:
+                device.error = None if hang.job.ended else hang.sentence
+                # The call that hung may have been the first reading, and may have failed in the end.
+                device.lost = hang.job.ended and not device.is_probed
         if self._nv is None:
             self._open_when_due(t_ns)
         devices = list(self._gpus.devices)
@@ -402,68 +384,51 @@ class Nvml:
             sparse = (tick + device.index) % SPARSE_EVERY == 0
             return device.read(nv, time.monotonic_ns() + offset_ns, sparse=sparse)
 
-        for device, hang in self._hangs.items():
-            if hang.is_rested(t_ns) and not device.lost:
-                # The call that hung may have been the first reading, and may have failed in the end.
-                device.error, device.lost = None, not device.is_probed
         due = [device for device in devices if device.is_probed and device.error is None and not device.lost]
         # GPUs that have hung before come last: the others have their readings on time.
         sound_devices = [device for device in due if device not in self._hangs]
         doubtful_devices = [device for device in due if device in self._hangs]
-        ended_jobs = self._run(sound_devices, read, self.timeout_s, t_ns)
-        ended_jobs += self._run(doubtful_devices, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
+        jobs = self._run(sound_devices, read, self.timeout_s, t_ns)
+        jobs |= self._run(doubtful_devices, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
         readings: dict[int, DeviceReading] = {}
         missing: dict[str, str] = {}
-        for device, job in ended_jobs:
-            if self._mark_failed(device, job, t_ns):
-                if device.lost:
-                    self._needs_reopening = False
-                    self._retry_at_ns = t_ns + _FIRST_RETRY_NS
-            elif job.result is not None:
+        for device, job in jobs.items():
+            if job.result is not None:
                 readings[device.index], reasons = job.result
                 missing.update({f"gpu{device.index}.{field}": reason for field, reason in reasons.items()})
         return readings, missing
 
     def _run(
         self, devices: Sequence[Device], call: Callable[[Device], T], timeout_s: float, t_ns: int
-    ) -> list[tuple[Device, Job[T]]]:
-        """Call for each of these GPUs; return the calls that ended, whose errors are in their jobs.
+    ) -> dict[Device, Job[T]]:
+        """Call for each of these GPUs; return the calls that ended. Raises their errors that are not NVML's.
 
-        A GPU whose call takes longer than `timeout_s` is marked as not answering, and rests.
+        A GPU whose call fails, or takes longer than `timeout_s`, is marked as not answering; or the whole library is.
         """
-        jobs = [Job(partial(call, device)) for device in devices]
-        self._calls.run(jobs, timeout_s)
-        ended = []
-        for device, job in zip(devices, jobs, strict=True):
-            if job.ended:
-                ended.append((device, job))
-                continue
-            before = self._hangs.get(device)
-            rest_ns = min(before.rest_ns * 2, _LONGEST_REST_NS) if before else _SHORTEST_REST_NS
-            self._hangs[device] = Hang(job, t_ns + rest_ns, rest_ns)
-            device.fail(self._hangs[device].sentence, lost=False)
-        return ended
+        jobs = {device: Job(partial(call, device)) for device in devices}
+        self._calls.run([*jobs.values()], timeout_s)
+        for device, job in jobs.items():
+            if not job.ended:
+                self._hangs[device] = Hang(job, t_ns)
+                device.fail(self._hangs[device].sentence, lost=False)
+            elif isinstance(job.error, NvmlError):
+                if job.error.value not in binding.LIBRARY_FAILURES:
+                    lost = job.error.value in binding.DEVICE_FAILURES
+                    device.fail(binding.device_failure(job.error.value, str(job.error)), lost=lost)
+                    if lost:
+                        self._retry_at_ns = max(self._retry_at_ns, t_ns + _FIRST_RETRY_NS)
+                elif self._nv is not None:
+                    self._nv = None
+                    self._fail(job.error, t_ns)
+            elif job.error is not None:
+                raise job.error
+        return {device: job for device, job in jobs.items() if job.ended}
 
     @property
     def _any_hanging(self) -> bool:
         """True if a call is still in the driver."""
         # A copy: an opening that has not come back asks this from its own thread.
         return any(not hang.job.ended for hang in tuple(self._hangs.values()))
-
-    def _mark_failed(self, device: Device, job: Job[Any], t_ns: int) -> bool:
-        """Mark the GPU or the whole library if NVML failed in this call; True if it did. Raises any other error."""
-        error = job.error
-        if error is None:
-            return False
-        if not isinstance(error, NvmlError):
-            raise error
-        if error.value not in binding.LIBRARY_FAILURES:
-            lost = error.value in binding.DEVICE_FAILURES
-            device.fail(binding.device_failure(error.value, str(error)), lost=lost)
-        elif self._nv is not None:
-            self._nv = None
-            self._fail(error, t_ns)
-        return True
 
     def _fail(self, error: NvmlError, t_ns: int) -> None:
         """Keep the reason that NVML as a whole does not answer, and open it again later."""
@@ -491,10 +456,8 @@ class Nvml:
     def _find_gpus(self, t_ns: int, *, may_close: bool) -> dict[Device, Handle]:
         """Open NVML, or if it `may_close` close and open it again; return the GPUs to ask: all, or the lost ones."""
         if self._nv is not None:
-            if not (self._needs_reopening and may_close):
-                handles = self._gpus.find_lost(self._nv)
-                if handles or not may_close:
-                    return handles
+            if not may_close:
+                return self._gpus.find_lost(self._nv)
             self._reopen_at_ns = t_ns + self._next_delay_ns()
         self._shut()
         nv = None
@@ -522,10 +485,8 @@ class Nvml:
         self._failure = None
         handles = opening.result or {}
         timeout_s = max(self.timeout_s, self._opening_s * _FIRST_READING_SHARE)
-        for device, job in self._run(list(handles), lambda gpu: gpu.attach(nv, handles[gpu]), timeout_s, t_ns):
-            self._mark_failed(device, job, t_ns)
-        self._needs_reopening = any(device.lost for device in self._gpus.devices)
-        if self._needs_reopening:
+        self._run(list(handles), lambda gpu: gpu.attach(nv, handles[gpu]), timeout_s, t_ns)
+        if any(device.lost for device in self._gpus.devices):
             self._retry_at_ns = t_ns + _LOST_RETRY_NS
         elif self._nv is not None:
             self._delay_ns = _FIRST_RETRY_NS

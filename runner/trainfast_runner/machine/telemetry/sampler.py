@@ -51,11 +51,6 @@ def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2, nvml: Nvml 
         nvml.close()
 
 
-def _check_period(period_s: float) -> None:
-    if period_s <= 0:
-        raise ValueError(f"period_s is {period_s}: it must be above 0")
-
-
 class Cadence:
     """The schedule of ticks, which keeps the cost of sampling within its budget.
 
@@ -65,18 +60,17 @@ class Cadence:
     """
 
     def __init__(self, period_s: float) -> None:
-        _check_period(period_s)
-        self.period_s = period_s
-        """The period now; longer than asked for while ticks are over budget."""
-        self._asked_period_s = period_s
-        self._expensive_ticks = self._cheap_ticks = 0
+        self._asked_period_s = 0.0
+        self.set_period(period_s)
 
     def set_period(self, period_s: float) -> None:
-        """Change the period from the next tick on."""
-        _check_period(period_s)
+        """Change the period from the next tick on. Raises ValueError for one that is not above 0."""
+        if period_s <= 0:
+            raise ValueError(f"period_s is {period_s}: it must be above 0")
         if period_s != self._asked_period_s:
             self._expensive_ticks = self._cheap_ticks = 0
             self._asked_period_s = self.period_s = period_s
+            """The period now is longer than asked for while ticks are over budget."""
 
     def next_due_s(self, due_s: float) -> float:
         """The first moment of the schedule that is still to come."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -51,7 +50,6 @@ _NODE_SCOPE = 0
 """NVML_AFFINITY_SCOPE_NODE of nvml.h."""
 _WORD_BITS = 64
 """Bits of each integer in an affinity mask of NVML."""
-SYSFS = Path("/sys/bus/pci/devices")
 
 
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +161,6 @@ _FIGURES: Final[dict[str, Callable[[ModuleType, Handle], int]]] = {
 
 
 def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
-    bus = answer_or_none(lambda: _bus_id(nv.nvmlDeviceGetPciInfo(handle)))
     figures: dict[str, Any] = {name: answer_or_none(ask, nv, handle) for name, ask in _FIGURES.items()}
     drop_impossible(figures)
     present = {name: figures[f"pcie_{name}"] for name in ("generation", "width")}
@@ -172,11 +169,11 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
         index=index,
         uuid=answer_or_none(binding.uuid_of, nv, handle),
         name=answer_or_none(binding.name_of, nv, handle),
-        bus_id=bus,
+        bus_id=answer_or_none(lambda: _bus_id(nv.nvmlDeviceGetPciInfo(handle))),
         pcie_below_max="+".join(below_max) or None,
         busy_percent=figures.pop("gpu_utilization_percent"),
         cpu_affinity=answer_or_none(_cpus, nv, handle),
-        numa_node=_numa_node(nv, handle, bus),
+        numa_node=_numa_node(nv, handle),
         **figures,
     )
 
@@ -194,16 +191,10 @@ def _cpus(nv: ModuleType, handle: Handle) -> str | None:
     return ranges(_bits(words)) or None
 
 
-def _numa_node(nv: ModuleType, handle: Handle, bus_id: str | None) -> int | None:
-    """The one memory node nearest to the GPU, from NVML, else from sysfs; None on a machine that has only one."""
+def _numa_node(nv: ModuleType, handle: Handle) -> int | None:
+    """The memory node nearest to the GPU; None when the driver gives none."""
     nodes = answer_or_none(lambda: _bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE)))
-    if nodes:
-        return nodes[0]
-    try:
-        node = int((SYSFS / (bus_id or "-") / "numa_node").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if node < 0 else node
+    return nodes[0] if nodes else None
 
 
 def _bits(words: Iterable[int]) -> list[int]:
