@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-import sys
 from typing import Any
 
 import pytest
@@ -14,12 +13,9 @@ from trainfast_runner.records.home import JOURNAL_FILE, Home, is_conducted
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.search.batch_journal import (
     BatchLaunched,
-    BatchStep,
     Probe,
     read_batch_journal,
 )
-from trainfast_tui.cli import search_progress
-from trainfast_tui.cli.search_progress import SearchPrinter
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -184,10 +180,3 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli):
         turned = [word for knob, value in change["settings"].items() for word in ("--set", f"{knob}={value}")]
         run = cli("run", *settings, "--set", "batch_size=1", "--set", "steps=4", *turned, "--json")
         assert run.json["state"] == "finished", change
-
-
-    monkeypatch.setattr(search_progress, "TICK_S", 0.0)
-    monkeypatch.setattr(sys, "stderr", text)
-    printer = SearchPrinter()
-    printer.print_line(BatchStep(action="prove", batch_size=37, why="it is the largest"))
-    printer.tick()

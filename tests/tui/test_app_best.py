@@ -26,11 +26,12 @@ from recorded import (
 )
 from still import FULL, SMALL, Conducted, has, running
 
-from trainfast_runner.records.home import Home
+from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best_journal import ColdRun, Instruction, Trial, read_best_journal
+from trainfast_runner.search.journal import Paused
 from trainfast_tui.screens.best import BestView, candidate_points, trial_lines
 from trainfast_tui.text.best_words import answer_lines, chance_words
 from trainfast_tui.text.format import line_text

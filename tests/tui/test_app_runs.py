@@ -191,8 +191,7 @@ def test_runs_without_a_figure_come_last(is_reversed: bool, names: str) -> None:
     rates = {"a": None, "b": 2.0, "c": 3.0}
     rows = [RunRow(name, "p", None, "finished", samples_per_s=rate) for name, rate in rates.items()]
     by_rate = next(order for order in ORDERS if order.name == "samples/s")
-    for is_reversed, names in ((False, down), (True, up)):
-        assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
+    assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
 
 
 def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed() -> None:

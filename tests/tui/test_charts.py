@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import MIB, START_NS, S, a_gpu, a_run, a_tick
@@ -315,15 +314,6 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
                     ground = Color.from_rich_color(style.bgcolor) if style.bgcolor else behind
                     seen_colour = Color.from_rich_color(style.color)
                     assert abs(seen_colour.brightness - ground.brightness) > 0.1, (theme, text)
-
-
-@pytest.mark.parametrize(("gpus", "words"), [(1, "This GPU does not report it."), (2, "No GPU reports it.")])
-def test_a_reading_that_is_missing_counts_its_gpus(gpus: int, words: str) -> None:
-    tick = msgspec.structs.replace(a_tick(1), devices=[a_gpu(index, power_w=None) for index in range(gpus)])
-    snapshot = a_snapshot(None, ticks=(tick,))
-    axis = TimeAxis(START_NS, START_NS + 2 * S, is_live=False)
-    charts = device_charts(snapshot, axis, 0, len(reading_names(snapshot)))
-    assert [chart.empty for chart in charts if chart.title == "power"] == [words]
 
 
 def test_the_range_grows_at_once_and_shrinks_late() -> None:
