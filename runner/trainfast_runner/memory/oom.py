@@ -22,7 +22,6 @@ import msgspec
 from trainfast_runner.errors import UserError, highest
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.oom_changes import (
-    KEEPS_GLOBAL_BATCH,
     MAX_CHANGES,
     MODEL_PHASE,
     OPTIMIZER_PHASE,
@@ -136,17 +135,6 @@ class OutOfMemory:
         reserved_bytes = _bytes_in(self.message, f"{SIZE} is reserved by PyTorch but unallocated")
         return free_bytes + allocated_bytes + (reserved_bytes or 0)
 
-    @property
-    def untouched_bytes(self) -> int | None:
-        """The least that a CPU's limit counted beyond the memory held: address space reserved and not touched.
-
-        RLIMIT_DATA refuses a request that would exceed it, so everything but the request was in use.
-        """
-        limit_bytes, asked_bytes = self.set_limit_bytes, self.asked_bytes
-        if self.run.device != "cpu" or limit_bytes is None or self.held_bytes is None or asked_bytes is None:
-            return None
-        return max(0, limit_bytes - self.held_bytes - asked_bytes)
-
 
 def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     """Explain why a run ran out of memory, with the changes that would fit: by traced memory models, else by estimate.
@@ -179,8 +167,8 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     if needed_bytes is None and predicted is not None:
         needed_bytes = predicted.total_bytes
     grown, grown_bytes = _fastest_growing(predicted, phase)
+    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities)
     if limit_bytes is None:
-        applicable = knob_changes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
         changes = [unpredicted_change(change) for change in best_of_each_knob(applicable, phase)[:MAX_CHANGES]]
     else:
         target = FitTarget(
@@ -190,19 +178,15 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
             limit_bytes=limit_bytes,
             phase=phase,
             model_of=model_of,
-            untouched_bytes=oom_run.untouched_bytes or 0,
             beyond_bytes=beyond_bytes(limit_bytes, predicted, phase, in_first_step=oom_run.in_first_step),
-            asked_bytes=oom_run.asked_bytes,
-            compute_capabilities=tuple(run.compute_capabilities),
         )
-        changes = best_changes(target)
+        changes = best_changes(target, applicable)
     return OomExplanation(
         phase=phase,
         rank=oom_run.rank,
         grown=grown,
         grown_bytes=grown_bytes,
         held_bytes=oom_run.held_bytes,
-        untouched_bytes=oom_run.untouched_bytes,
         asked_bytes=oom_run.asked_bytes,
         needed_bytes=needed_bytes,
         limit_bytes=limit_bytes,
@@ -367,21 +351,16 @@ def _changes_of_script(run: RunFile, script: ScriptAsked, phase: str | None) -> 
         return value in words if isinstance(words, dict) else words is not None or by_framework
 
     knobs = {**defaults(), **run.knobs}
-    applicable = knob_changes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+    applicable = knob_changes(knobs, run.device, phase, run.compute_capabilities)
     changes: list[OomChange] = []
     for knob_change in best_of_each_knob(applicable, phase):
         if knob_change.knob not in run.knobs or not takes(knob_change.knob, knob_change.value):
             continue
-        change = unpredicted_change(knob_change)
-        if knob_change.knob == "batch_size":
-            # A smaller batch keeps the global one where accumulation reaches the script too.
-            samples = run.knobs["batch_size"] * run.knobs.get("grad_accum", 0)
-            kept_by, remainder = divmod(samples, int(knob_change.value))
-            costs = changed_global_batch(knob_change.leaves)
-            if kept_by and not remainder and takes("grad_accum", str(kept_by)):
-                change.settings["grad_accum"], costs = str(kept_by), f"little; {KEEPS_GLOBAL_BATCH}"
-            change = msgspec.structs.replace(change, costs=costs)
-        changes.append(change)
+        kept_by = knob_change.grad_accum
+        if kept_by is not None and ("grad_accum" not in run.knobs or not takes("grad_accum", kept_by)):
+            costs = changed_global_batch(int(knob_change.value) / run.knobs["batch_size"])
+            knob_change = dataclasses.replace(knob_change, costs=costs, grad_accum=None)
+        changes.append(unpredicted_change(knob_change))
     return changes[:MAX_CHANGES]
 
 
@@ -406,9 +385,9 @@ def trace_changes(
         return
     spec = spec_of_record(run)
     python = python or run.python or None
-    applicable = knob_changes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities)
     shorter = [{change.knob: change.value} for change in applicable if change.knob == "seq_len"]
-    for settings in ([{}, *single_settings(applicable, phase)], [*combined_settings(applicable), *shorter]):
+    for settings in ([{}, *single_settings(applicable, phase)], [combined_settings(applicable), *shorter]):
         model_of = cached_models(run.device, python)
         specs = [one for one in _different_specs(spec, settings) if model_of(one) is None]
         traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)

@@ -314,8 +314,6 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Size of that category at the predicted peak."""
     held_bytes: int | None = None
     """The most that was held in that phase, measured."""
-    untouched_bytes: int | None = None
-    """Address space reserved and not touched, which a CPU's limit also counted."""
     asked_bytes: int | None = None
     """The request that failed, on top of the memory held."""
     needed_bytes: int | None = None
