@@ -297,13 +297,13 @@ def test_what_is_left_of_a_busy_cpu_is_what_differs():
 
 
 def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs():
-    row = ThrottledDevice(index=3, thermal_fraction=0.481, thermal_source="counters")
+    row = ThrottledDevice(index=3, thermal_fraction=0.481)
     held = Throttle(thermal_fraction=0.481, devices=[ThrottledDevice(index=1, thermal_fraction=0.1), row])
     on_cpu, on_gpu = (result(actual=Actual(device=device), throttle=held) for device in ("cpu", "cuda"))
     assert [doubt.kind for doubt in doubts(on_gpu)] == ["heat"]
     assert "heat" not in [doubt.kind for doubt in doubts(on_cpu)], "a GPU that is only watched slows no CPU"
     assert [*qualifications(on_cpu), doubts(on_gpu)[0].text] == [
-        f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")
+        f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time" for gpu in ("watched GPU", "GPU")
     ]
     assert watched_text(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1 and 3"
 

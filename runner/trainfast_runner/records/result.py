@@ -32,18 +32,14 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThrottledDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """Throttling of one watched device over the measured window, by cause; its source is one of `throttle.SOURCES`."""
+    """Throttling of one watched device over the measured window, by cause."""
 
     index: int | None = None
     uuid: str | None = None
     thermal_fraction: float | None = None
-    thermal_source: str | None = None
     power_fraction: float | None = None
-    power_source: str | None = None
     brake_fraction: float | None = None
-    brake_source: str | None = None
     sync_boost_fraction: float | None = None
-    sync_boost_source: str | None = None
     throttled_ms: dict[str, float | None] = {}
     lost_ms_per_step: dict[str, float | None] = {}
     """None for every cause on a GPU that the run only watches."""
@@ -91,9 +87,6 @@ class RecordedOutage(msgspec.Struct, frozen=True, kw_only=True):
     """True if the GPU answered again."""
     measured_fraction: float = 0.0
     """Share of the measured window."""
-    throttled_ms: dict[str, float] = {}
-    """Growth of the GPU's own counters by cause, from the last reading before to the first one after: without clocks,
-    so in no other figure."""
 
 
 class XidError(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,8 +83,8 @@ def _device_observations(result: Result) -> Iterator[tuple[str, str]]:
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:
-            on_gpu, source = _worst_gpu(result, cause.name, fraction)
-            text = f"was throttled by {cause.text}{on_gpu} for {100 * fraction:.1f} % of the measured time{source}"
+            on_gpu = _worst_gpu(result, cause.name, fraction)
+            text = f"was throttled by {cause.text}{on_gpu} for {100 * fraction:.1f} % of the measured time"
             is_doubtful = cause.name in THROTTLING_KINDS and fraction >= DOUBTFUL_THROTTLED_SHARE and not on_cpu
             yield THROTTLING_KINDS[cause.name] if is_doubtful else "throttled", text
 
@@ -110,20 +110,13 @@ def _others_percent(result: Result) -> float | None:
 
 
 def _outages(result: Result) -> Iterator[str]:
-    """A predicate for each time without readings of a GPU: its length, its share, and the growth of counters."""
+    """A predicate for each time without readings of a GPU: its length and its share."""
     for outage in result.conditions.outages:
         length = "" if outage.seconds is None else f" for {outage.seconds:.0f} s"
         end_text = "" if outage.back else ", to the end"
         text = f"had no reading of {_gpu(result, outage.device)}{length}{end_text}"
         if outage.measured_fraction >= THROTTLED_SHARE:
             text += f", {100 * outage.measured_fraction:.0f} % of the measured time"
-        grown = [
-            f"{outage.throttled_ms[cause.name] / 1e3:.1f} s by {cause.text}"
-            for cause in CAUSES
-            if cause.name in outage.throttled_ms
-        ]
-        if grown:
-            text += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
         yield text
 
 
@@ -149,11 +142,8 @@ def _gpu(result: Result, index: int | None) -> str:
     return f"a {gpu}" if index is None else f"{gpu} {index}"
 
 
-def _worst_gpu(result: Result, cause: str, fraction: float) -> tuple[str, str]:
-    """The GPU of a share, and the share's source, in words."""
-    for row in result.throttle.devices:
-        if getattr(row, f"{cause}_fraction") == fraction:
-            on_gpu = "" if row.index is None else f" on {_gpu(result, row.index)}"
-            source = getattr(row, f"{cause}_source")
-            return on_gpu, f" ({source})" if source else ""
-    return "", ""
+def _worst_gpu(result: Result, cause: str, fraction: float) -> str:
+    """The GPU of a share, in words; empty if its index is unknown."""
+    rows = (row for row in result.throttle.devices if getattr(row, f"{cause}_fraction") == fraction)
+    index = next((row.index for row in rows), None)
+    return "" if index is None else f" on {_gpu(result, index)}"

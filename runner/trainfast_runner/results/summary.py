@@ -418,10 +418,9 @@ def window_throttle(devices: Sequence[DeviceConditions], window: Window | None, 
 
 def _throttled_device(device: DeviceConditions, window: Window, step_ms: float | None) -> ThrottledDevice:
     """One device's row; `step_ms` is the median step, None without any."""
-    shares: dict[str, Any] = {}
-    for cause in CAUSES:
-        shares[f"{cause.name}_fraction"] = quotient(device.throttled_ms.get(cause.name), window.ms)
-        shares[f"{cause.name}_source"] = device.sources.get(cause.name)
+    shares: dict[str, Any] = {
+        f"{cause.name}_fraction": quotient(device.throttled_ms.get(cause.name), window.ms) for cause in CAUSES
+    }
     return ThrottledDevice(
         index=device.index,
         uuid=device.uuid,
@@ -446,7 +445,6 @@ def _outage_row(index: int | None, outage: Outage, window: Window | None) -> Rec
         seconds=(ended_ns - began_ns) / 1e9,
         back=outage.back,
         measured_fraction=0.0 if window is None else max(0, covered_ns) / (window.end_ns - window.begin_ns),
-        throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.throttled_ns.get(cause.name, 0.0)) > 0},
     )
 
 
