@@ -113,7 +113,6 @@ def test_conditions_that_may_explain_a_difference_are_named():
         ("throttled by the power limit", "0.0 % of the time", "90.0 % of the time"),
         ("other processes", "0", "1"),
         ("driver", "570.1", "580.2"),
-        ("GPU memory free at start", "yes", "no"),
         ("steady", "from step 9", "still warming up"),
     ]
     assert found.doubts[-1].text.startswith("the conditions differed (start temperature, throttled by heat,")
@@ -145,7 +144,6 @@ def test_equal_conditions_are_shown_and_not_blamed():
     assert [row.label for row in found.conditions] == [
         "start temperature",
         "driver",
-        "GPU memory free at start",
         "steady",
     ]
     assert not any(row.differs for row in found.conditions)
@@ -265,11 +263,6 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do():
     assert verdict_words(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
 
 
-def test_a_run_on_the_cpu_says_nothing_of_gpu_memory():
-    on_cpu = taken(76)
-    assert "GPU memory free at start" not in [row.label for row in compare(on_cpu, on_cpu).conditions]
-
-
 def phase(ms, mad):
     """A run whose steps scatter by half of themselves, and whose loading by `mad`."""
     return result(100, 50, step_ms=StepTime(p50=80, data=ms, mad={"data": mad}))
@@ -277,9 +270,7 @@ def phase(ms, mad):
 
 def test_a_phase_that_differs_is_found_by_its_own_spread():
     """Steps that scatter for another reason do not hide that loading takes a sixteenth."""
-    row = row_of("step: data", phase(83.1, 6), phase(5.32, 1))
-    assert row.verdict == BETTER
-    assert row.interval_percent[0] < -93.6 < row.interval_percent[1] < 0
+    assert row_of("step: data", phase(83.1, 6), phase(5.32, 1)).verdict == BETTER
 
 
 @pytest.mark.parametrize(("ms", "mad"), [(10.1, 0.01), (14, 6), (0.2, 0.0)])

@@ -80,22 +80,19 @@ def _conditions(a: Result, b: Result) -> Iterator[_Condition]:
     yield _Condition("start temperature", attrgetter("conditions.start_temperature_c"), "{:.0f} °C", heat_differs)
     measured_from_c = attrgetter("conditions.measured_from_temperature_c")
     yield _Condition("temperature as measuring began", measured_from_c, "{:.0f} °C", heat_differs)
-    share_text, share_differs = "{:.1f} % of the time", _over(PERCENT_APART)
     for cause in CAUSES:
         throttled_percent = partial(_throttled_percent, cause.name)
         # Other settings draw other power: that difference is theirs.
         by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
-        differs = _never if by_settings else share_differs
-        yield _Condition(f"throttled by {cause.text}", throttled_percent, share_text, differs, "not zero")
+        differs = _never if by_settings else _over(PERCENT_APART)
+        text = "{:.1f} % of the time"
+        yield _Condition(f"throttled by {cause.text}", throttled_percent, text, differs, "not zero")
     yield _Condition("other processes", lambda run: len(run.conditions.foreign_processes), shown="not zero")
     # A run on a GPU leaves most of the cores to others anyway.
     left_differs = _left_apart if CPU in (a.actual.device, b.actual.device) else _never
     yield _Condition("CPU taken by others", attrgetter("conditions.others_cpu_percent"), "{:.0f} %", left_differs)
-    yield _Condition("malloc thresholds", lambda run: run.cpu and run.cpu.thresholds, shown="different")
     yield _Condition("OpenMP wait policy", lambda run: run.cpu and run.cpu.wait_policy, shown="different")
     yield _Condition("driver", attrgetter("conditions.driver"))
-    yield _Condition("GPU memory free at start", _free_at_start)
-    yield _Condition("GPU without a reading", _outage_percent, share_text, share_differs, "not zero")
 
 
 def _over(least_difference: float) -> Callable[[Any, Any], bool]:
@@ -119,20 +116,6 @@ def _percent(fraction: float | None) -> float | None:
 
 def _throttled_percent(cause: str, result: Result) -> float | None:
     return _percent(getattr(result.throttle, f"{cause}_fraction"))
-
-
-def _outage_percent(result: Result) -> float:
-    """Percent of the measured time in which one of the watched GPUs gave no reading, at its longest."""
-    return 100 * max((outage.measured_fraction for outage in result.conditions.outages), default=0.0)
-
-
-def _free_at_start(result: Result) -> str | None:
-    """`yes` if the GPUs had freed the memory of the run before; None for a run on the CPU, which waits for none."""
-    conditions = result.conditions
-    if result.actual.device == CPU:
-        return None
-    clean = conditions.clean if conditions.started_clean is None else conditions.started_clean
-    return "yes" if clean else "no"
 
 
 def _steady(result: Result) -> str | None:
@@ -267,24 +250,14 @@ def _rows(a: Result, b: Result, doubtful: str | None) -> Iterator[ComparisonRow]
 
 def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow:
     """The row of a phase by its own spread; without that, or with too few steps, no difference counts."""
-    values, errors, steps = [], [], []
-    for result in (a, b):
-        value, mad, step = getattr(result.step_ms, name), result.step_ms.mad.get(name), result.step_ms.p50
-        if value is None or mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
-            return _row(f"step: {name}", "ms", getattr(a.step_ms, name), getattr(b.step_ms, name), least=math.inf)
-        values.append(value)
-        errors.append(median_error(mad, result.steps.measured))
-        steps.append(step)
-    value_a, value_b = values
-    least_ms = MIN_STEP_SHARE * max(steps)
-    if value_a <= 0 or value_b <= 0:
-        # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
-        least_ms = max(least_ms, ERRORS_APART * math.hypot(*errors))
-        return _row(f"step: {name}", "ms", value_a, value_b, least=least_ms)
-    noise = ERRORS_APART * math.hypot(errors[0] / value_a, errors[1] / value_b)
-    noise = max(noise, math.log1p(least_ms / max(value_a, value_b)))
-    row = _row(f"step: {name}", "ms", value_a, value_b, noise)
-    return replace(row, interval_percent=ratio_interval(value_a, value_b, noise))
+    values = [getattr(result.step_ms, name) for result in (a, b)]
+    mads, steps_ms = [result.step_ms.mad.get(name) for result in (a, b)], [result.step_ms.p50 for result in (a, b)]
+    counts = [result.steps.measured for result in (a, b)]
+    least_ms = math.inf
+    if None not in (*mads, *steps_ms) and min(counts) >= MIN_STEPS_TO_COMPARE:
+        errors = [median_error(mad or 0.0, count) for mad, count in zip(mads, counts, strict=True)]
+        least_ms = max(MIN_STEP_SHARE * max(filter(None, steps_ms), default=0.0), ERRORS_APART * math.hypot(*errors))
+    return _row(f"step: {name}", "ms", *values, least=least_ms)
 
 
 def _row(
