@@ -4,9 +4,9 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import DeviceCorrections
+from trainfast_runner.memory.model import Prediction
 from trainfast_runner.memory.oom import OutOfMemory, explain_preset, explain_run
 from trainfast_runner.memory.oom_changes import combined_settings, knob_changes, single_settings
-from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event

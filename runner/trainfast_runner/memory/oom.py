@@ -21,6 +21,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError, highest
 from trainfast_runner.machine.training_python import ProgramCancelled
+from trainfast_runner.memory.model import Prediction
 from trainfast_runner.memory.oom_changes import (
     MAX_CHANGES,
     MODEL_PHASE,
@@ -40,7 +41,6 @@ from trainfast_runner.memory.oom_changes import (
     spec_with,
     unpredicted_change,
 )
-from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange, OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import RunFile, ScriptAsked

@@ -302,7 +302,7 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     rank: int | None = None
     grown: str | None = None
-    """The category (of `memory.prediction.CATEGORIES`) that had grown when memory ended."""
+    """The category (of `memory.timeline.CATEGORIES`) that had grown when memory ended."""
     grown_bytes: int | None = None
     """Size of that category at the predicted peak."""
     held_bytes: int | None = None

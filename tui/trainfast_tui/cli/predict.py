@@ -92,10 +92,8 @@ def _predict(runs: list[RunToPredict], python: str | None) -> list[PredictedRow]
         if tracing.importing:
             progress.update(importing_words(tracing.importing))
         elif tracing.next_trace:
-            words = TRACING_WORDS
-            if len(runs) > 1:
-                words = f"tracing {runs[tracing.index].id}, {tracing.index + 1} of {len(runs)}"
-            progress.update(f"{words}: {tracing.next_trace}", tracing.done / tracing.total)
+            words = f"{TRACING_WORDS}, {tracing.done + 1} of {tracing.total}: {tracing.next_trace}"
+            progress.update(words, tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING_WORDS}…", on_any_stream=len(runs) > 1) as progress:
         rows = dict(predict_rows(runs, python, show_tracing))

@@ -16,8 +16,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.training_python import ProgramCancelled
-from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.prediction import Prediction
+from trainfast_runner.memory.model import MemoryModel, Prediction
 from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch_journal import (
