@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.memory import corrections
 from trainfast_runner.memory.headroom import (
     PredictedFit,
     PredictedRow,
@@ -62,8 +61,6 @@ def predict(arguments: argparse.Namespace) -> int:
     Raises UserError if the only run has one. Return 3 if `memory_limit` is below the parameters' own memory.
     """
     began_s = time.monotonic()
-    if (damage := corrections.unreadable_reason()) is not None:
-        print_notice(f"trainfast-tui: {damage}")
     runs = runs_to_predict(arguments.preset, arguments.settings)
     rows = _predict(runs, arguments.python)
     if len(rows) == 1 and rows[0].error is not None:
