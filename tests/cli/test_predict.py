@@ -203,9 +203,8 @@ def test_the_wait_for_the_imports_is_shown(predict, monkeypatch):
     monkeypatch.setattr(WarmTracer, "ask_each", ask_each)
     lines = predict("ways").err.splitlines()
     importing = f"importing torch and transformers in {sys.executable} (first time: some seconds)"
-    assert lines.index(importing) < lines.index(
-        next(line for line in lines if line.startswith("tracing a step without memory, 1 of"))
-    )
+    tracing = next(line for line in lines if line.startswith("tracing a step without memory, 1 of"))
+    assert lines.index(importing) < lines.index(tracing)
 
 
 ROUND = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0, operation_us=20.0, cpu_share=1.0)
