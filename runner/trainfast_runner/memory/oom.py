@@ -80,7 +80,7 @@ class OutOfMemory:
     reason: str
     error: RunError | None
     held_bytes: int | None = None
-    """Bytes that the failed rank held, as it recorded them."""
+    """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
     host_bytes: int | None = None
     """The most memory that the host had available during the run: it bounds a CPU run without a limit."""
     events: Sequence[Event] = ()
@@ -110,19 +110,14 @@ class OutOfMemory:
         return asked_and_free(self.message)[0]
 
     @property
-    def set_limit_bytes(self) -> int | None:
-        """The failed rank's limit by `memory_limit`; None without one."""
-        if self.run.memory_limit_bytes:
-            return limit_of_rank(self.run.memory_limit_bytes, self.rank or 0)
-        return tightest_limit_bytes(self.run.knobs)
-
-    @property
     def limit_bytes(self) -> int | None:
         """The limit, else the most that the rank could have: its share of the host, or by the figures of a GPU's error.
 
         None if unknown.
         """
-        if (limit_bytes := self.set_limit_bytes) is not None:
+        if self.run.memory_limit_bytes:
+            return limit_of_rank(self.run.memory_limit_bytes, self.rank or 0)
+        if (limit_bytes := tightest_limit_bytes(self.run.knobs)) is not None:
             return limit_bytes
         if self.run.device == "cpu":
             # A shell's own limit counts more than the allocator's bytes.
@@ -258,11 +253,13 @@ def _bytes_in(message: str, pattern: str) -> int | None:
 
 def out_of_memory_of(records: RunRecords, run: RunFile, reason: str, error: RunError | None) -> OutOfMemory:
     """Gather the records of `run`, which ran out of memory."""
+    failed_rank = error.rank if error is not None else None
+    exception = newest(records.worker_lines.get(failed_rank or 0, []), ExceptionLine)
     return OutOfMemory(
         run=run,
         reason=reason,
         error=error,
-        held_bytes=held_bytes_of(records, error),
+        held_bytes=None if exception is None else exception.held_bytes,
         host_bytes=highest(sample.memory_available_bytes for _, sample in records.host_samples),
         events=records.events,
         tried=records.tried,
@@ -280,13 +277,6 @@ def explain_records(records: RunRecords, reason: str, error: RunError | None) ->
     except Exception as problem:
         # A bug in the explanation must not cost the run its result.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
-
-
-def held_bytes_of(records: RunRecords, error: RunError | None) -> int | None:
-    """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
-    rank = error.rank if error is not None else None
-    line = newest(records.worker_lines.get(rank or 0, []), ExceptionLine)
-    return None if line is None else line.held_bytes
 
 
 def models_of(run: RunFile, python: str | None = None) -> ModelOf:

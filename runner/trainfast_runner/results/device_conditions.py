@@ -219,8 +219,6 @@ class DeviceTrack:
         self._is_used = is_used
         self.index: int | None = None
         self.times: list[int] = []
-        self.energy_doubt: str | None = None
-        """The reason that the energy counter counts nowhere, once `judge_energy` found one."""
         self._keep = keep
         self._last: Reading | None = None
         self._temperatures: list[float | None] = []
@@ -296,20 +294,17 @@ class DeviceTrack:
             return self._ended_outages
         return [*self._ended_outages, Outage(self.times[-1], self._silent_ns, self._newest_ns, back=False)]
 
-    def judge_energy(self) -> None:
-        """Believe the energy counter nowhere if all samples together refute it: a few alone may not."""
-        if self.times:
-            self.energy_doubt = self._energy_doubt(self._span(self.times[0], self.times[-1]))
-
-    def _energy_doubt(self, span: _Span) -> str | None:
-        (known_ns, counted), (_, integrated) = span.sum(self._counted), span.sum(self._integrated)
-        return energy_doubt(counted, integrated, known_ns / 1e9)
+    def _energy_doubt(self) -> str | None:
+        """The reason to believe the energy counter nowhere: all samples together refute it, where a few may not."""
+        totals = (self._counted.sums, self._integrated.sums, self._counted.known_ns)
+        counted_j, integrated_j, known_ns = (sums[-1] - sums[0] for sums in totals)
+        return energy_doubt(counted_j, integrated_j, known_ns / 1e9)
 
     def conditions_between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
         """The conditions between two moments, at least one answer known."""
         span = self._span(begin_ns, end_ns)
         first_index = max(0, bisect_right(self.times, begin_ns) - 1)
-        doubt, watts = self.energy_doubt or self._energy_doubt(span), span.mean(self._energy)
+        doubt, watts = self._energy_doubt(), span.mean(self._energy)
         joules = None if doubt or watts is None else watts * span.ns
         return DeviceConditions(
             index=self.index,
@@ -424,13 +419,11 @@ def join_of(
     used_uuids: Collection[str] | None = None,
     samples_factor: float = 1.0,
 ) -> StepJoin:
-    """A `StepJoin` with all samples of ended records, without the energy counters that the records refute."""
+    """A `StepJoin` with all samples of ended records."""
     join = StepJoin(uuids, used_uuids=used_uuids, samples_factor=samples_factor)
     timed_samples = ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ()))
     for t_ns, sample in sorted(timed_samples, key=itemgetter(0)):
         join.add_tick(t_ns, (sample,))
-    for track in join.tracks.values():
-        track.judge_energy()
     return join
 
 
