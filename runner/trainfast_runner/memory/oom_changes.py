@@ -250,13 +250,14 @@ def knob_changes(
     fuses = optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused")
     shrinks = optimizer.state_tensors >= 2 and not optimizer.eight_bit
     halves = not precision.has_half_weights and has_bf16
-    compiler, trainer = mebibytes(COMPILER_BYTES), mebibytes(TRAINER_BYTES)
+    compiler = mebibytes(COMPILER_BYTES)
+    leaves_trainer = KnobChange("engine", "native", f"frees about {mebibytes(TRAINER_BYTES)}", "almost none")
     fused = KnobChange("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
     to_one_layer = "activations to one layer plus boundaries"
     pure_costs = f"{bf16_speed}; updates lose precision"
     before_batch = [
         (knobs["attention"] == "eager", KnobChange("attention", "auto", "frees all score matrices, by sdpa", "faster")),
-        (on_cpu and knobs["engine"] == "trainer", KnobChange("engine", "native", f"frees about {trainer}", "none")),
+        (on_cpu and knobs["engine"] == "trainer", leaves_trainer),
         (fuses and phase not in BATCH_PHASES, fused),
         (on_cpu and knobs["compile"] != "off", KnobChange("compile", "off", f"frees up to {compiler}", "slower steps")),
     ]
@@ -287,7 +288,7 @@ def _smaller_batches(knobs: Mapping[str, Any]) -> Iterator[KnobChange]:
     batch, multiple = whole_number(knobs, "batch_size"), batch_multiple(knobs)
     if batch <= multiple:
         return
-    smaller = multiple << ((max(1, batch - 1) // multiple).bit_length() - 1)
+    smaller = multiple << (((batch - 1) // multiple).bit_length() - 1)
     kept_by, remainder = divmod(batch * whole_number(knobs, "grad_accum"), smaller)
     saves = f"activations to {100 * smaller / batch:.2g} %"
     if remainder:

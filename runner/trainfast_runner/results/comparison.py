@@ -7,13 +7,11 @@ without a spread (peak memory, energy) must differ by `RUN_TO_RUN`.
 from __future__ import annotations
 
 import math
-import operator
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from trainfast_runner.machine.devices_knob import CPU, cpu_processes
 from trainfast_runner.machine.telemetry.throttle import CAUSES
@@ -45,77 +43,61 @@ class ConditionRow:
     differs: bool
 
 
-@dataclass(frozen=True)
-class _Condition:
-    """A condition by its figure in a result: the text of the figure, and the test if two known figures differ."""
-
-    label: str
-    figure_of: Callable[[Result], Any]
-    text: str = "{}"
-    differs: Callable[[Any, Any], bool] = operator.ne
-    shown: Literal["known", "not zero", "different"] = "known"
-
-
 def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
     """Return the rows with a value for at least one run."""
-    rows = []
-    for condition in _conditions(a, b):
-        figures = condition.figure_of(a), condition.figure_of(b)
-        differs = None not in figures and condition.differs(*figures)
-        text_a, text_b = (None if figure is None else condition.text.format(figure) for figure in figures)
-        is_known = text_a is not None or text_b is not None
-        if {"known": is_known, "not zero": any(figures), "different": differs}[condition.shown]:
-            rows.append(ConditionRow(condition.label, text_a, text_b, differs))
-    steady, warming = (_steady(a), _steady(b)), (a.conditions.still_warming, b.conditions.still_warming)
-    if steady != (None, None):
-        rows.append(ConditionRow("steady", *steady, None not in warming and warming[0] != warming[1]))
+    rows: list[ConditionRow] = []
+
+    def add(label: str, figures: tuple[Any, Any], differs: bool, text: str = "{}") -> None:
+        if figures != (None, None):
+            text_a, text_b = (None if figure is None else text.format(figure) for figure in figures)
+            rows.append(ConditionRow(label, text_a, text_b, differs and None not in figures))
+
+    def pair(name: str) -> tuple[Any, Any]:
+        return attrgetter(name)(a), attrgetter(name)(b)
+
+    # Heat slows a run by its clocks alone.
+    clock_losses = pair("throttle.clock_loss_fraction")
+    same_clocks = None not in clock_losses and not _are_apart(clock_losses, PERCENT_APART / 100)
+    for label, name in (
+        ("start temperature", "start_temperature_c"),
+        ("temperature as measuring began", "measured_from_temperature_c"),
+    ):
+        temperatures_c = pair(f"conditions.{name}")
+        add(label, temperatures_c, not same_clocks and _are_apart(temperatures_c, TEMPERATURE_APART_C), "{:.0f} °C")
+    for cause in CAUSES:
+        fractions = pair(f"throttle.{cause.name}_fraction")
+        # Other settings draw other power: that difference is theirs.
+        by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
+        differs = not by_settings and _are_apart(fractions, PERCENT_APART / 100)
+        if any(fractions):
+            percents = tuple(None if fraction is None else 100 * fraction for fraction in fractions)
+            add(f"throttled by {cause.text}", (percents[0], percents[1]), differs, "{:.1f} % of the time")
+    others = len(a.conditions.foreign_processes), len(b.conditions.foreign_processes)
+    if any(others):
+        add("other processes", others, others[0] != others[1])
+    # A run on a GPU leaves most of the cores to others anyway.
+    taken_percent, on_cpu = pair("conditions.others_cpu_percent"), CPU in pair("actual.device")
+    add("CPU taken by others", taken_percent, on_cpu and _leave_apart(taken_percent), "{:.0f} %")
+    policies = a.cpu and a.cpu.wait_policy, b.cpu and b.cpu.wait_policy
+    if None not in policies and policies[0] != policies[1]:
+        add("OpenMP wait policy", policies, differs=True)
+    drivers, warming = pair("conditions.driver"), pair("conditions.still_warming")
+    add("driver", drivers, drivers[0] != drivers[1])
+    add("steady", (_steady(a), _steady(b)), warming[0] != warming[1])
     return rows
 
 
-def _conditions(a: Result, b: Result) -> Iterator[_Condition]:
-    clock_losses = _percent(a.throttle.clock_loss_fraction), _percent(b.throttle.clock_loss_fraction)
-    # Heat slows a run by its clocks alone.
-    same_clocks = None not in clock_losses and not _over(PERCENT_APART)(*clock_losses)
-    heat_differs = _never if same_clocks else _over(TEMPERATURE_APART_C)
-    yield _Condition("start temperature", attrgetter("conditions.start_temperature_c"), "{:.0f} °C", heat_differs)
-    measured_from_c = attrgetter("conditions.measured_from_temperature_c")
-    yield _Condition("temperature as measuring began", measured_from_c, "{:.0f} °C", heat_differs)
-    for cause in CAUSES:
-        throttled_percent = partial(_throttled_percent, cause.name)
-        # Other settings draw other power: that difference is theirs.
-        by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
-        differs = _never if by_settings else _over(PERCENT_APART)
-        text = "{:.1f} % of the time"
-        yield _Condition(f"throttled by {cause.text}", throttled_percent, text, differs, "not zero")
-    yield _Condition("other processes", lambda run: len(run.conditions.foreign_processes), shown="not zero")
-    # A run on a GPU leaves most of the cores to others anyway.
-    left_differs = _left_apart if CPU in (a.actual.device, b.actual.device) else _never
-    yield _Condition("CPU taken by others", attrgetter("conditions.others_cpu_percent"), "{:.0f} %", left_differs)
-    yield _Condition("OpenMP wait policy", lambda run: run.cpu and run.cpu.wait_policy, shown="different")
-    yield _Condition("driver", attrgetter("conditions.driver"))
+def _are_apart(figures: tuple[Any, Any], least_difference: float) -> bool:
+    """True if two figures are known and further apart than `least_difference`."""
+    return None not in figures and bool(abs(figures[0] - figures[1]) > least_difference)
 
 
-def _over(least_difference: float) -> Callable[[Any, Any], bool]:
-    """The test if two figures are further apart than `least_difference`."""
-    return lambda a, b: abs(a - b) > least_difference
-
-
-def _never(a: object, b: object) -> bool:
-    return False
-
-
-def _left_apart(a: float, b: float) -> bool:
+def _leave_apart(taken_percent: tuple[Any, Any]) -> bool:
     """True if the CPU left by others differs: 89 % and 85 % taken leave 11 and 15, a third more."""
-    left_percent = [max(1.0, 100 - others_percent) for others_percent in (a, b)]
-    return max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART
-
-
-def _percent(fraction: float | None) -> float | None:
-    return None if fraction is None else 100 * fraction
-
-
-def _throttled_percent(cause: str, result: Result) -> float | None:
-    return _percent(getattr(result.throttle, f"{cause}_fraction"))
+    if None in taken_percent:
+        return False
+    left_percent = [max(1.0, 100 - others_percent) for others_percent in taken_percent]
+    return bool(max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART)
 
 
 def _steady(result: Result) -> str | None:
