@@ -162,7 +162,9 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     if needed_bytes is None and predicted is not None:
         needed_bytes = predicted.total_bytes
     grown, grown_bytes = _fastest_growing(predicted, phase)
-    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities)
+    asked_bytes = oom_run.asked_bytes
+    largest_share = limit_bytes / asked_bytes if limit_bytes and asked_bytes else 1.0
+    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities, largest_share)
     if limit_bytes is None:
         changes = [unpredicted_change(change) for change in best_of_each_knob(applicable, phase)[:MAX_CHANGES]]
     else:
@@ -182,7 +184,7 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
         grown=grown,
         grown_bytes=grown_bytes,
         held_bytes=oom_run.held_bytes,
-        asked_bytes=oom_run.asked_bytes,
+        asked_bytes=asked_bytes,
         needed_bytes=needed_bytes,
         limit_bytes=limit_bytes,
         missing_bytes=_missing_bytes(oom_run, needed_bytes),

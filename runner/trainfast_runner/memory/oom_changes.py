@@ -235,11 +235,16 @@ class KnobChange:
 
 
 def knob_changes(
-    knobs: Mapping[str, Any], device: str, phase: str | None, compute_capabilities: Sequence[str] = ()
+    knobs: Mapping[str, Any],
+    device: str,
+    phase: str | None,
+    compute_capabilities: Sequence[str] = (),
+    largest_share: float = 1.0,
 ) -> list[KnobChange]:
     """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
 
     Optimizers that the strategy refuses are left out, and precisions that a GPU of `compute_capabilities` lacks.
+    `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.
     Leaving the Trainer or the compiler frees host memory only.
     """
     on_cpu, strategy = device == "cpu", strategy_or_single(knobs)
@@ -270,7 +275,7 @@ def knob_changes(
     ]
     changes = [
         *(change for applies, change in before_batch if applies),
-        *_smaller_batches(knobs),
+        *_smaller_batches(knobs, largest_share if phase in BATCH_PHASES else 1.0),
         *(change for applies, change in after_batch if applies),
         *_shorter_sequences(knobs),
     ]
@@ -283,12 +288,13 @@ def knob_changes(
     ]
 
 
-def _smaller_batches(knobs: Mapping[str, Any]) -> Iterator[KnobChange]:
-    """Yield half the batch, rounded down to a power of two of what a pipeline cuts into its micro-batches."""
+def _smaller_batches(knobs: Mapping[str, Any], largest_share: float) -> Iterator[KnobChange]:
+    """Yield the batch brought down to a power of two of what a pipeline cuts into its micro-batches."""
     batch, multiple = whole_number(knobs, "batch_size"), batch_multiple(knobs)
     if batch <= multiple:
         return
-    smaller = multiple << (((batch - 1) // multiple).bit_length() - 1)
+    multiples = max(1, min(batch - 1, int(batch * largest_share)) // multiple)
+    smaller = multiple << (multiples.bit_length() - 1)
     kept_by, remainder = divmod(batch * whole_number(knobs, "grad_accum"), smaller)
     saves = f"activations to {100 * smaller / batch:.2g} %"
     if remainder:
