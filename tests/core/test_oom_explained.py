@@ -6,7 +6,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.model import Prediction
 from trainfast_runner.memory.oom import OutOfMemory, explain_preset, explain_run
-from trainfast_runner.memory.oom_changes import combined_settings, knob_changes, single_settings
+from trainfast_runner.memory.oom_changes import knob_changes, settings_to_trace
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
@@ -191,16 +191,13 @@ def test_a_sequence_is_halved_until_it_fits():
     assert [change.settings for change in changes if "seq_len" in change.settings] == [{"seq_len": "256"}]
 
 
-def test_what_is_worth_tracing_first_is_one_knob_each():
-    settings = single_settings(knob_changes(a_run(seq_len=512).knobs, "cpu", "backward"), "backward")
+def test_one_knob_each_is_traced_first_then_all_together_and_shorter_sequences_last():
+    first, *settings = settings_to_trace(knob_changes(a_run(seq_len=512).knobs, "cpu", "backward"), "backward")
+    together = {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
+    assert first == {}
     assert {"checkpointing": "full"} in settings
-    assert all(len(one) == 1 and "batch_size" not in one for one in settings)
-    assert [one for one in settings if "seq_len" in one] == [{"seq_len": "256"}]
-
-
-def test_where_one_change_is_not_enough_all_are_traced_together_the_strongest_first():
-    strongest = combined_settings(knob_changes(a_run().knobs, "cpu", "optimizer"))
-    assert strongest == {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
+    assert settings[settings.index(together) :] == [together, *({"seq_len": length} for length in ("256", "128", "64"))]
+    assert all(len(one) == 1 and "batch_size" not in one for one in settings if one != together)
 
 
 def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned():

@@ -33,11 +33,9 @@ from trainfast_runner.memory.oom_changes import (
     best_of_each_knob,
     beyond_bytes,
     changed_global_batch,
-    combined_settings,
-    is_enough,
     knob_changes,
     predict_if_traced,
-    single_settings,
+    settings_to_trace,
     spec_with,
     unpredicted_change,
 )
@@ -362,7 +360,7 @@ def trace_changes(
     cancelled: threading.Event | None = None,
     tracer: WarmTracer | None = None,
 ) -> Generator[int]:
-    """Trace the run's model with each change of a knob, and with several changes if no single one is enough.
+    """Trace the run's model with each change of a knob, and with all of them together.
 
     `python` traces, None for the one that trained; `tracer` is a tracing process to use.
 
@@ -378,20 +376,13 @@ def trace_changes(
     spec = spec_of_record(run)
     python = python or run.python or None
     applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities)
-    shorter = [{change.knob: change.value} for change in applicable if change.knob == "seq_len"]
-    for settings in ([{}, *single_settings(applicable, phase)], [combined_settings(applicable), *shorter]):
-        model_of = cached_models(run.device, python)
-        specs = [one for one in _different_specs(spec, settings) if model_of(one) is None]
-        traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
-        try:
-            if specs:
-                yield len(specs)
-                yield from (len(specs) - done for done, _ in enumerate(traces, 1) if done < len(specs))
-        except ProgramCancelled:
-            return
-        explanation = explain_run(oom_run, models_of(run, python))
-        if explanation.limit_bytes is None or any(map(is_enough, explanation.changes)):
-            return
+    model_of = cached_models(run.device, python)
+    specs = [one for one in _different_specs(spec, settings_to_trace(applicable, phase)) if model_of(one) is None]
+    traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
+    with suppress(ProgramCancelled):
+        if specs:
+            yield len(specs)
+            yield from (len(specs) - done for done, _ in enumerate(traces, 1) if done < len(specs))
 
 
 def _different_specs(spec: RunSpec, changes: list[Settings]) -> list[RunSpec]:

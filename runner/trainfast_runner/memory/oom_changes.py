@@ -331,14 +331,15 @@ def best_of_each_knob(changes_by_cost: list[KnobChange], phase: str | None) -> l
     return sorted(by_knob.values(), key=lambda change: change.knob == "seq_len")
 
 
-def single_settings(changes_by_cost: Iterable[KnobChange], phase: str | None) -> list[Settings]:
-    """Return the settings of each change that needs a trace of its own, the most useful first.
+def settings_to_trace(changes_by_cost: Sequence[KnobChange], phase: str | None) -> list[Settings]:
+    """Return the settings that need traces, the most useful first: the run's own, each change, and all together.
 
-    A smaller batch needs none, and of the shorter sequences only the longest comes this early.
+    A smaller batch needs none. The shorter sequences come last.
     """
     changes = [change for change in useful_first(changes_by_cost, phase) if change.knob != "batch_size"]
-    longest = next((change for change in changes if change.knob == "seq_len"), None)
-    return [change.settings for change in changes if change.knob != "seq_len" or change is longest]
+    same_task = [change.settings for change in changes if change.knob != "seq_len"]
+    shorter = [change.settings for change in changes if change.knob == "seq_len"]
+    return [{}, *same_task, combined_settings(changes_by_cost), *shorter]
 
 
 def combined_settings(changes_by_cost: Iterable[KnobChange]) -> Settings:
