@@ -101,7 +101,7 @@ def test_the_interval_holds_the_true_difference_95_times_in_100(scatter, alike):
 
 
 def test_conditions_that_may_explain_a_difference_are_named():
-    quiet = {"start_temperature_c": 41, "driver": "570.1", "still_warming": False, "steady_from_step": 9}
+    quiet = {"start_temperature_c": 41, "driver": "570.1", "still_warming": False}
     hot = {"start_temperature_c": 63, "driver": "580.2", "still_warming": True, "clean": False}
     shared = RunConditions(**hot, foreign_processes=[ForeignProcess(pid=1)])
     a = result(100, conditions=RunConditions(**quiet), throttle=Throttle(thermal_fraction=0.0, power_fraction=0.0))
@@ -113,7 +113,7 @@ def test_conditions_that_may_explain_a_difference_are_named():
         ("throttled by the power limit", "0.0 % of the time", "90.0 % of the time"),
         ("other processes", "0", "1"),
         ("driver", "570.1", "580.2"),
-        ("steady", "from step 9", "still warming up"),
+        ("steady", "yes", "still warming up"),
     ]
     assert found.doubts[-1].text.startswith("the conditions differed (start temperature, throttled by heat,")
     assert [doubt.kind for doubt in found.doubts[:-1]] == ["memory_not_freed", "shared_gpu", "heat", "warming_up"]
@@ -139,7 +139,7 @@ def test_a_page_or_two_of_memory_is_no_difference():
 
 
 def test_equal_conditions_are_shown_and_not_blamed():
-    alike = RunConditions(start_temperature_c=41, driver="580", still_warming=False, steady_from_step=4)
+    alike = RunConditions(start_temperature_c=41, driver="580", still_warming=False)
     found = compare(result(conditions=alike), result(conditions=RunConditions(start_temperature_c=44, driver="580")))
     assert [row.label for row in found.conditions] == [
         "start temperature",

@@ -63,13 +63,11 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
     """The warm-up of a run. No measured step is left out for it.
 
-    The slopes are of the steady window, else of the second half.
+    The slopes are of all measured steps where these are steady, else of the second half.
     """
 
-    steady_from_step: int | None = None
-    """From this step on neither temperature nor step time drifted any more."""
     still_warming: bool | None = None
-    """True if they still drifted at the end; None if the steps are too few."""
+    """True if temperature or step time still drifted in the second half; None if the steps are too few."""
     temperature_slope_c_per_min: float | None = None
     """Degrees Celsius a minute."""
     step_drift_percent: float | None = None

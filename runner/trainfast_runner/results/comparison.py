@@ -105,7 +105,7 @@ def _steady(result: Result) -> str | None:
     if conditions.still_warming is None:
         return None
     drift = drift_text(conditions.temperature_slope_c_per_min)
-    return drift if conditions.still_warming else f"from step {conditions.steady_from_step}"
+    return drift if conditions.still_warming else "yes"
 
 
 BETTER, WORSE = "better", "worse"

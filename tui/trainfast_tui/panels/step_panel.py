@@ -241,7 +241,7 @@ def steadiness(run: RunSnapshot) -> Steadiness | None:
         words, short_words = drift_text(slope), "still cooling" if is_cooling_down(slope) else "still warming"
         return Steadiness(words if run.is_live else f"{words} at the end", short_words, "warning")
     # A live run may drift again.
-    words = f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}"
+    words = "steady so far" if run.is_live else "steady"
     return Steadiness(words, words, "success")
 
 
