@@ -170,7 +170,7 @@ def _spawn_supervisor(directory: Path) -> None:
     log = os.open(directory / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainfast_runner.running.supervision.supervisor", str(directory)],
+            [sys.executable, "-P", "-m", "trainfast_runner.running.supervision", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,8 +1,4 @@
-"""The supervisor of one run: it starts the training, watches it, ends it when asked, and records how it ended.
-
-`python -P -m trainfast_runner.running.supervision.supervisor RUN_DIR` supervises the run whose `run.json` is there. The
-process outlives the screen.
-"""
+"""The supervisor of one run: it starts the training, watches it, ends it when asked, and records how it ended."""
 
 from __future__ import annotations
 
@@ -392,7 +388,3 @@ def full_disk_text(path: Path | None) -> str | None:
         if free_readings and free_readings[0] < DISK_FULL_BELOW_BYTES
         else None
     )
-
-
-if __name__ == "__main__":
-    supervise(Path(sys.argv[1]).resolve(), SupervisorBounds())
