@@ -23,6 +23,7 @@ from trainfast_runner.errors import UserError, highest
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import Prediction
 from trainfast_runner.memory.oom_changes import (
+    KEEPS_GLOBAL_BATCH,
     MAX_CHANGES,
     MODEL_PHASE,
     OPTIMIZER_PHASE,
@@ -346,11 +347,14 @@ def _changes_of_script(run: RunFile, script: ScriptAsked, phase: str | None) -> 
     for knob_change in best_of_each_knob(applicable, phase):
         if knob_change.knob not in run.knobs or not takes(knob_change.knob, knob_change.value):
             continue
-        kept_by = knob_change.grad_accum
-        if kept_by is not None and ("grad_accum" not in run.knobs or not takes("grad_accum", kept_by)):
+        change, kept_by = unpredicted_change(knob_change), knob_change.grad_accum
+        if kept_by is not None and "grad_accum" in run.knobs and takes("grad_accum", kept_by):
+            change.settings["grad_accum"] = kept_by
+            change = msgspec.structs.replace(change, costs=f"little; {KEEPS_GLOBAL_BATCH}")
+        elif kept_by is not None:
             costs = changed_global_batch(int(knob_change.value) / run.knobs["batch_size"])
-            knob_change = dataclasses.replace(knob_change, costs=costs, grad_accum=None)
-        changes.append(unpredicted_change(knob_change))
+            change = msgspec.structs.replace(change, costs=costs)
+        changes.append(change)
     return changes[:MAX_CHANGES]
 
 

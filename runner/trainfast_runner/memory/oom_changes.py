@@ -220,8 +220,8 @@ class KnobChange:
 
     @property
     def settings(self) -> Settings:
-        """The changed knobs."""
-        return {self.knob: self.value} | ({} if self.grad_accum is None else {"grad_accum": self.grad_accum})
+        """The changed knob."""
+        return {self.knob: self.value}
 
     @property
     def frees_states(self) -> bool:
@@ -297,10 +297,10 @@ def _smaller_batches(knobs: Mapping[str, Any], largest_share: float) -> Iterator
     smaller = multiple << (multiples.bit_length() - 1)
     kept_by, remainder = divmod(batch * whole_number(knobs, "grad_accum"), smaller)
     saves = f"activations to {100 * smaller / batch:.2g} %"
-    if remainder:
-        yield KnobChange("batch_size", str(smaller), saves, changed_global_batch(smaller / batch))
-    else:
-        yield KnobChange("batch_size", str(smaller), saves, f"little; {KEEPS_GLOBAL_BATCH}", str(kept_by))
+    costs, keeps = changed_global_batch(smaller / batch), None
+    if not remainder:
+        costs, keeps = f"little; grad_accum={kept_by} keeps the global batch", str(kept_by)
+    yield KnobChange("batch_size", str(smaller), saves, costs, keeps)
 
 
 def _shorter_sequences(knobs: Mapping[str, Any]) -> Iterator[KnobChange]:
