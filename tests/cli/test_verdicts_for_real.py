@@ -69,7 +69,6 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli, gpus, tmp_p
     true_fraction = scenario.fraction(0, SW_THERMAL, begin_ns, measured[-1].t_ns)
     assert 0.05 < true_fraction < 0.7
     assert result["throttle"]["thermal_fraction"] == pytest.approx(true_fraction, abs=0.02)
-    assert result["throttle"]["devices"][0]["thermal_source"] == "reason counter"
     assert result["throttle"]["power_fraction"] == 0
 
     steps = cli("runs", "show", run_id, "--steps", "--json").json["steps"]

@@ -101,7 +101,7 @@ def test_the_interval_holds_the_true_difference_95_times_in_100(scatter, alike):
 
 
 def test_conditions_that_may_explain_a_difference_are_named():
-    quiet = {"start_temperature_c": 41, "driver": "570.1", "still_warming": False, "steady_from_step": 9}
+    quiet = {"start_temperature_c": 41, "driver": "570.1", "still_warming": False}
     hot = {"start_temperature_c": 63, "driver": "580.2", "still_warming": True, "clean": False}
     shared = RunConditions(**hot, foreign_processes=[ForeignProcess(pid=1)])
     a = result(100, conditions=RunConditions(**quiet), throttle=Throttle(thermal_fraction=0.0, power_fraction=0.0))
@@ -113,8 +113,7 @@ def test_conditions_that_may_explain_a_difference_are_named():
         ("throttled by the power limit", "0.0 % of the time", "90.0 % of the time"),
         ("other processes", "0", "1"),
         ("driver", "570.1", "580.2"),
-        ("GPU memory free at start", "yes", "no"),
-        ("steady", "from step 9", "still warming up"),
+        ("steady", "yes", "still warming up"),
     ]
     assert found.doubts[-1].text.startswith("the conditions differed (start temperature, throttled by heat,")
     assert [doubt.kind for doubt in found.doubts[:-1]] == ["memory_not_freed", "shared_gpu", "heat", "warming_up"]
@@ -140,12 +139,11 @@ def test_a_page_or_two_of_memory_is_no_difference():
 
 
 def test_equal_conditions_are_shown_and_not_blamed():
-    alike = RunConditions(start_temperature_c=41, driver="580", still_warming=False, steady_from_step=4)
+    alike = RunConditions(start_temperature_c=41, driver="580", still_warming=False)
     found = compare(result(conditions=alike), result(conditions=RunConditions(start_temperature_c=44, driver="580")))
     assert [row.label for row in found.conditions] == [
         "start temperature",
         "driver",
-        "GPU memory free at start",
         "steady",
     ]
     assert not any(row.differs for row in found.conditions)
@@ -265,11 +263,6 @@ def test_samples_of_different_lengths_do_not_rank_and_their_tokens_do():
     assert verdict_words(found) == "Samples/s are not comparable: different seq_len; compare tokens/s."
 
 
-def test_a_run_on_the_cpu_says_nothing_of_gpu_memory():
-    on_cpu = taken(76)
-    assert "GPU memory free at start" not in [row.label for row in compare(on_cpu, on_cpu).conditions]
-
-
 def phase(ms, mad):
     """A run whose steps scatter by half of themselves, and whose loading by `mad`."""
     return result(100, 50, step_ms=StepTime(p50=80, data=ms, mad={"data": mad}))
@@ -277,9 +270,7 @@ def phase(ms, mad):
 
 def test_a_phase_that_differs_is_found_by_its_own_spread():
     """Steps that scatter for another reason do not hide that loading takes a sixteenth."""
-    row = row_of("step: data", phase(83.1, 6), phase(5.32, 1))
-    assert row.verdict == BETTER
-    assert row.interval_percent[0] < -93.6 < row.interval_percent[1] < 0
+    assert row_of("step: data", phase(83.1, 6), phase(5.32, 1)).verdict == BETTER
 
 
 @pytest.mark.parametrize(("ms", "mad"), [(10.1, 0.01), (14, 6), (0.2, 0.0)])
@@ -297,13 +288,13 @@ def test_what_is_left_of_a_busy_cpu_is_what_differs():
 
 
 def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs():
-    row = ThrottledDevice(index=3, thermal_fraction=0.481, thermal_source="counters")
+    row = ThrottledDevice(index=3, thermal_fraction=0.481)
     held = Throttle(thermal_fraction=0.481, devices=[ThrottledDevice(index=1, thermal_fraction=0.1), row])
     on_cpu, on_gpu = (result(actual=Actual(device=device), throttle=held) for device in ("cpu", "cuda"))
     assert [doubt.kind for doubt in doubts(on_gpu)] == ["heat"]
     assert "heat" not in [doubt.kind for doubt in doubts(on_cpu)], "a GPU that is only watched slows no CPU"
     assert [*qualifications(on_cpu), doubts(on_gpu)[0].text] == [
-        f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")
+        f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time" for gpu in ("watched GPU", "GPU")
     ]
     assert watched_text(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1 and 3"
 

@@ -148,16 +148,11 @@ def test_the_same_settings_keep_their_prediction_and_a_larger_step_corrects_it(t
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff", b'{"cpu": {"device": "\xff"}}'])
-def test_damaged_corrections_are_printed_in_a_line_and_written_anew(tmp_path, content):
+def test_damaged_corrections_are_written_anew(tmp_path, content):
     spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
-    assert corrections.unreadable_reason(tmp_path) is None
     file.write_bytes(content)
-    text = corrections.unreadable_reason(tmp_path)
-    assert text.startswith(f"{file} cannot be read")
-    assert "\n" not in text
     assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
     record_correction(tmp_path, a_run(spec), ended())
-    assert corrections.unreadable_reason(tmp_path) is None
     assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
 
 

@@ -14,7 +14,6 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.headroom import with_prediction
 from trainfast_runner.memory.pipeline import PipelineAction, PipelineCut, StageCut, schedule_actions, stage_count
-from trainfast_runner.memory.prediction import CATEGORIES
 from trainfast_runner.memory.sharding import (
     PIPELINE_STRATEGIES,
     PREDICTED_STRATEGIES,
@@ -22,7 +21,7 @@ from trainfast_runner.memory.sharding import (
     WholeModel,
     memory_rule,
 )
-from trainfast_runner.memory.timeline import BlockPosition, BlockStack, Moment
+from trainfast_runner.memory.timeline import CATEGORIES, BlockPosition, BlockStack, Moment
 from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.results.summary import summarise

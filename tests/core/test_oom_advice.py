@@ -6,9 +6,9 @@ from trainfast_runner.memory.oom_changes import best_of_each_knob, knob_changes,
 from trainfast_runner.settings.spec import resolve
 
 
-def changes(preset, *asked, device="cuda", phase="forward", share=1.0, **more):
-    """The changes of the preset's knobs with these settings, where `share` of the refused request would fit."""
-    return knob_changes(resolve(preset, asked).knobs, device, phase, share, **more)
+def changes(preset, *asked, device="cuda", phase="forward", **more):
+    """The changes of the preset's knobs with these settings."""
+    return knob_changes(resolve(preset, asked).knobs, device, phase, **more)
 
 
 def values(found, knob):
@@ -25,7 +25,7 @@ def values(found, knob):
     ids=["halved", "not a divisor", "to where its request fits"],
 )
 def test_a_batch_that_is_brought_down_says_what_becomes_of_the_global_batch(batch, share, value, saves, costs):
-    found = changes("tiny-llama", f"batch_size={batch}", device="cpu", share=share)
+    found = changes("tiny-llama", f"batch_size={batch}", device="cpu", largest_share=share)
     [smaller] = [change for change in found if change.knob == "batch_size"]
     assert (smaller.value, smaller.saves) == (value, saves)
     assert costs in smaller.costs
@@ -68,12 +68,12 @@ def test_no_optimizer_is_advised_that_the_strategy_refuses(strategies, optimizer
 
 
 @pytest.mark.parametrize(
-    ("batch", "parts", "share", "advised"),
-    [(16, 4, 1.0, ["8"]), (16, 4, 0.2, ["4"]), (12, 3, 1.0, ["6"]), (4, 4, 1.0, [])],
+    ("batch", "parts", "advised"),
+    [(16, 4, ["8"]), (12, 3, ["6"]), (4, 4, [])],
 )
-def test_a_pipeline_s_smaller_batch_is_whole_micro_batches(batch, parts, share, advised):
+def test_a_pipeline_s_smaller_batch_is_whole_micro_batches(batch, parts, advised):
     pipeline = ("strategy=pp", f"batch_size={batch}", f"micro_batches={parts}")
-    assert values(changes("bert-large", *pipeline, phase="backward", share=share), "batch_size") == advised
+    assert values(changes("bert-large", *pipeline, phase="backward"), "batch_size") == advised
 
 
 def test_while_the_model_is_built_a_smaller_batch_is_no_cure():

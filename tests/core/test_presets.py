@@ -68,11 +68,9 @@ def test_a_file_whose_name_looks_like_a_pattern_is_found(tmp_path):
     assert expand_paths({"kind": "files", "paths": [str(text)]})["paths"] == [str(text)]
 
 
-def test_a_field_set_before_its_model_is_refused_as_it_would_be_lost():
-    with pytest.raises(UserError, match=r"model\.hidden_size, which is set before it, would be lost") as refused:
-        resolve("tiny-llama", ["model.hidden_size=64", "model.family=bert"])
-    assert refused.value.key == "model.family"
-    assert resolve("tiny-llama", ["model.family=bert", "model.hidden_size=64"]).model["hidden_size"] == 64
+def test_a_field_set_before_its_model_stays_and_those_of_the_preset_go():
+    model = resolve("tiny-llama", ["model.hidden_size=64", "model.family=gpt2"]).model
+    assert model == {"family": "gpt2", "hidden_size": 64}
 
 
 def test_a_user_without_a_home_directory_has_presets_in_the_home_of_runs(tmp_path, monkeypatch):

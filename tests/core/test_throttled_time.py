@@ -118,7 +118,6 @@ def test_counters_that_start_again_lose_one_interval_not_the_run():
 
     found = conditions(scenario, reloaded)
     assert found.throttled_ms["thermal"] == pytest.approx(6000)
-    assert found.sources["thermal"] == "sampled reasons", "the least exact of what the figure is made of"
 
 
 def test_where_nothing_tells_there_is_no_figure():
@@ -128,7 +127,7 @@ def test_where_nothing_tells_there_is_no_figure():
     found = window_throttle(devices, window, 8)
     assert (found.thermal_fraction, found.power_fraction) == (None, None)
     (row,) = found.devices
-    assert (row.uuid, row.thermal_fraction, row.thermal_source) == (GPU, None, None)
+    assert (row.uuid, row.thermal_fraction) == (GPU, None)
 
 
 def silent(samples, begin, end):
@@ -143,7 +142,6 @@ def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell):
     lost = silent(sampled(scenario, ticks(22), cause_counters, policy_counters), 8, 12)
     (found,) = join_of(lost, [GPU]).conditions_between(0, 20 * S)
     assert found.throttled_ms["thermal"] == pytest.approx(1000 * (spell[1] - spell[0]))
-    assert found.sources["thermal"] == "reason counter"
 
 
 def test_of_an_outage_that_lies_in_the_window_in_part_counts_as_much():

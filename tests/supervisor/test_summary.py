@@ -15,7 +15,6 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile, ScriptAsked
-from trainfast_runner.results.comparison import compared_conditions
 from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.summary import read_joined_steps
@@ -125,7 +124,6 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert result.energy.joules_per_sample == pytest.approx(1600 / 64)
     assert result.throttle.thermal_fraction == pytest.approx(0.25 * 6 / 8, abs=0.01)
     assert result.throttle.power_fraction == 0
-    assert result.throttle.devices[0].thermal_source == "policy counter"
     assert result.memory.device_peak_used_bytes == 12
 
 
@@ -182,7 +180,7 @@ def test_without_counters_the_sampled_reasons_are_counted(tmp_path):
     result = result_of(tmp_path, watch_uuids=[GPU])
     # The reason held at second 4 and no more at second 5: until then.
     assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (0, 0.5)
-    assert (result.throttle.devices[0].power_source, result.energy.joules) == ("sampled reasons", None)
+    assert result.energy.joules is None
 
 
 def test_no_gpu_no_gpu_figures(tmp_path):
@@ -203,10 +201,10 @@ def test_a_gpu_that_was_lost_makes_the_conditions_doubtful(tmp_path):
     record(tmp_path, events=[{"t_ns": 5 * S, "kind": "gpu_lost", "device": 0, "detail": "GPU is lost"}])
     conditions = result_of(tmp_path, device_uuids=[GPU], versions={"driver": "580.82"}).conditions
     assert (conditions.clean, conditions.driver) == (False, "580.82")
-    assert (conditions.steady_from_step, conditions.still_warming) == (1, False)
+    assert conditions.still_warming is False
 
 
-def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(tmp_path):
+def test_a_silent_gpu_is_listed_with_its_seconds(tmp_path):
     lines = [device(t, temperature_c=60, power_violation_ns=(6 if t >= 9 else 0) * S) for t in (0, 1, 9, 10)]
     ticks = [*lines[:2], *(device(t) for t in range(2, 9)), *lines[2:]]
     told = (("xid", "79"), ("gpu_lost", "GPU is lost"))
@@ -215,12 +213,10 @@ def test_a_silent_gpu_is_listed_with_its_seconds_and_the_growth_of_its_counters(
     result = result_of(tmp_path, watch_uuids=[GPU])
     (outage,) = result.conditions.outages
     assert (outage.device, outage.seconds, outage.measured_fraction, outage.back) == (0, 7, 0.7, True)
-    assert outage.throttled_ms == {"power": 6000}
     assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
     assert result.doubts == doubts(result)
     assert [doubt.text for doubt in doubts(result)] == [
-        "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was throttled meanwhile:"
-        " 6.0 s by the power limit",
+        "had no reading of GPU 0 for 7 s, 70 % of the measured time",
         "saw an Xid error on GPU 0: 79",
     ]
 
@@ -240,7 +236,6 @@ def test_rows_of_another_versions_result_may_lack_fields_and_have_others(tmp_pat
         "saw an Xid error on a GPU",
         "shared its device with 1 other process",
     ]
-    assert "GPU without a reading" not in [row.label for row in compared_conditions(result, result)]
 
 
 def test_who_came_to_the_gpu_while_it_was_measured_is_in_the_conditions(tmp_path):

@@ -12,7 +12,6 @@ from trainfast_runner.records.run_directory import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import TrainingEnd, UnendedProcess
 from trainfast_runner.records.run_records import RunRecords
-from trainfast_runner.records.tick import DeviceSample
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.settling import unended_reason
 from trainfast_runner.running.supervision.supervisor import SupervisorBounds
@@ -100,7 +99,6 @@ def test_the_reason_names_pid_state_and_gpu():
     records = RunRecords(
         run=run,
         worker_lines={rank: [StartedLine(t_ns=1, pid=100 + rank)] for rank in range(2)},
-        device_samples={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
     )
     stuck = [
         UnendedProcess(101, "python", "D"),
@@ -108,8 +106,8 @@ def test_the_reason_names_pid_state_and_gpu():
         UnendedProcess(7, "pt_data_worker", "D"),
     ]
     assert unended_reason(TrainingEnd(unended=stuck, unkillable_s=60.0), records) == (
-        "pid 101 (rank 1, GPU 3) is in state D (uninterruptible sleep);"
-        " pid 100 (rank 0, GPU-a) is in state D (uninterruptible sleep);"
+        "pid 101 (rank 1) is in state D (uninterruptible sleep);"
+        " pid 100 (rank 0) is in state D (uninterruptible sleep);"
         " pid 7 (pt_data_worker) is in state D (uninterruptible sleep)"
         " and did not end within 60 s of SIGKILL"
     )

@@ -202,7 +202,6 @@ HEAT = Diagnosis(
         "thermal_ms_per_step": 202.1,
         "temperature_c": 88,
         "clock_loss_percent": 16.2,
-        "thermal_source": "policy",
     },
     device=0,
 )

@@ -64,23 +64,11 @@ def correction_key(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
 
 def read_corrections(home: Path | None = None) -> dict[str, DeviceCorrections]:
     """Read the corrections by device name; empty if there is no file or it is damaged."""
-    return _corrections_or_trouble(home)[0]
-
-
-def unreadable_reason(home: Path | None = None) -> str | None:
-    """Return the error that keeps the home's corrections from being read, in one line; None without one."""
-    return _corrections_or_trouble(home)[1]
-
-
-def _corrections_or_trouble(home: Path | None) -> tuple[dict[str, DeviceCorrections], str | None]:
     try:
         file = (home or home_directory()) / CORRECTIONS_FILE
-        return msgspec.json.decode(read_regular(file), type=dict[str, DeviceCorrections]), None
-    except (FileNotFoundError, UserError):
-        return {}, None
-    except (OSError, *DAMAGE) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        return {}, f"{file} cannot be read ({reason}): nothing is corrected by earlier runs until another one ends"
+        return msgspec.json.decode(read_regular(file), type=dict[str, DeviceCorrections])
+    except (OSError, UserError, *DAMAGE):
+        return {}
 
 
 def read_device_corrections(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,9 +13,8 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
-from trainfast_runner.memory.model import MemoryModel, batch_multiple
+from trainfast_runner.memory.model import MemoryModel, Prediction, batch_multiple
 from trainfast_runner.memory.model_size import limit_below_weights_error
-from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.settings import device_counts, presets
 from trainfast_runner.settings.compatibility import refusal_anywhere, refusal_here
@@ -225,8 +223,8 @@ def predict_rows(
 ) -> Iterator[tuple[int, PredictedRow]]:
     """Yield each run's index and its row as soon as it is ready; a run that cannot be predicted has its `error`.
 
-    `on_traced` gets the progress of the traces, with the index of the run that the next one is for. Raises UserError if
-    the training Python cannot be asked, and if all runs are for GPUs that cannot be used.
+    `on_traced` gets the progress of the traces. Raises UserError if the training Python cannot be asked, and if all
+    runs are for GPUs that cannot be used.
     """
     # Imported late: the supervisor and a launch start without the tracer.
     from trainfast_runner.memory.tracing import trace_models
@@ -249,8 +247,8 @@ def predict_rows(
         indexes_by_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
     for device, indexes in indexes_by_device.items():
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
-        report = partial(_report, on_traced, indexes)
-        for number, model in trace_models([runs[index].spec for index in indexes], device, python, report, gpus=gpus):
+        specs = [runs[index].spec for index in indexes]
+        for number, model in trace_models(specs, device, python, on_traced, gpus=gpus):
             index = indexes[number]
             yield index, _predicted_row(runs[index], model, machine, ranks[index])
 
@@ -263,11 +261,6 @@ def _checked_run(run: RunToPredict, machine: Machine) -> RunToPredict:
     if (refusal := refusal_anywhere(run.spec, machine)) is not None:
         raise refusal
     return run
-
-
-def _report(on_traced: Callable[[TraceProgress], None], indexes: list[int], progress: TraceProgress) -> None:
-    """Report progress by the index of the run, not by that among the device's runs."""
-    on_traced(replace(progress, index=indexes[progress.index]))
 
 
 def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:

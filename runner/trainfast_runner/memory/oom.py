@@ -21,6 +21,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError, highest
 from trainfast_runner.machine.training_python import ProgramCancelled
+from trainfast_runner.memory.model import Prediction
 from trainfast_runner.memory.oom_changes import (
     KEEPS_GLOBAL_BATCH,
     MAX_CHANGES,
@@ -33,15 +34,12 @@ from trainfast_runner.memory.oom_changes import (
     best_of_each_knob,
     beyond_bytes,
     changed_global_batch,
-    combined_settings,
-    is_enough,
     knob_changes,
     predict_if_traced,
-    single_settings,
+    settings_to_trace,
     spec_with,
     unpredicted_change,
 )
-from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange, OomExplanation, Result, RunError
 from trainfast_runner.records.run_file import RunFile, ScriptAsked
@@ -81,7 +79,7 @@ class OutOfMemory:
     reason: str
     error: RunError | None
     held_bytes: int | None = None
-    """Bytes that the failed rank held, as it recorded them."""
+    """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
     host_bytes: int | None = None
     """The most memory that the host had available during the run: it bounds a CPU run without a limit."""
     events: Sequence[Event] = ()
@@ -111,19 +109,14 @@ class OutOfMemory:
         return asked_and_free(self.message)[0]
 
     @property
-    def set_limit_bytes(self) -> int | None:
-        """The failed rank's limit by `memory_limit`; None without one."""
-        if self.run.memory_limit_bytes:
-            return limit_of_rank(self.run.memory_limit_bytes, self.rank or 0)
-        return tightest_limit_bytes(self.run.knobs)
-
-    @property
     def limit_bytes(self) -> int | None:
         """The limit, else the most that the rank could have: its share of the host, or by the figures of a GPU's error.
 
         None if unknown.
         """
-        if (limit_bytes := self.set_limit_bytes) is not None:
+        if self.run.memory_limit_bytes:
+            return limit_of_rank(self.run.memory_limit_bytes, self.rank or 0)
+        if (limit_bytes := tightest_limit_bytes(self.run.knobs)) is not None:
             return limit_bytes
         if self.run.device == "cpu":
             # A shell's own limit counts more than the allocator's bytes.
@@ -135,17 +128,6 @@ class OutOfMemory:
             return None
         reserved_bytes = _bytes_in(self.message, f"{SIZE} is reserved by PyTorch but unallocated")
         return free_bytes + allocated_bytes + (reserved_bytes or 0)
-
-    @property
-    def untouched_bytes(self) -> int | None:
-        """The least that a CPU's limit counted beyond the memory held: address space reserved and not touched.
-
-        RLIMIT_DATA refuses a request that would exceed it, so everything but the request was in use.
-        """
-        limit_bytes, asked_bytes = self.set_limit_bytes, self.asked_bytes
-        if self.run.device != "cpu" or limit_bytes is None or self.held_bytes is None or asked_bytes is None:
-            return None
-        return max(0, limit_bytes - self.held_bytes - asked_bytes)
 
 
 def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
@@ -179,8 +161,10 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     if needed_bytes is None and predicted is not None:
         needed_bytes = predicted.total_bytes
     grown, grown_bytes = _fastest_growing(predicted, phase)
+    asked_bytes = oom_run.asked_bytes
+    largest_share = limit_bytes / asked_bytes if limit_bytes and asked_bytes else 1.0
+    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities, largest_share)
     if limit_bytes is None:
-        applicable = knob_changes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
         changes = [unpredicted_change(change) for change in best_of_each_knob(applicable, phase)[:MAX_CHANGES]]
     else:
         target = FitTarget(
@@ -190,20 +174,16 @@ def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
             limit_bytes=limit_bytes,
             phase=phase,
             model_of=model_of,
-            untouched_bytes=oom_run.untouched_bytes or 0,
             beyond_bytes=beyond_bytes(limit_bytes, predicted, phase, in_first_step=oom_run.in_first_step),
-            asked_bytes=oom_run.asked_bytes,
-            compute_capabilities=tuple(run.compute_capabilities),
         )
-        changes = best_changes(target)
+        changes = best_changes(target, applicable)
     return OomExplanation(
         phase=phase,
         rank=oom_run.rank,
         grown=grown,
         grown_bytes=grown_bytes,
         held_bytes=oom_run.held_bytes,
-        untouched_bytes=oom_run.untouched_bytes,
-        asked_bytes=oom_run.asked_bytes,
+        asked_bytes=asked_bytes,
         needed_bytes=needed_bytes,
         limit_bytes=limit_bytes,
         missing_bytes=_missing_bytes(oom_run, needed_bytes),
@@ -274,11 +254,13 @@ def _bytes_in(message: str, pattern: str) -> int | None:
 
 def out_of_memory_of(records: RunRecords, run: RunFile, reason: str, error: RunError | None) -> OutOfMemory:
     """Gather the records of `run`, which ran out of memory."""
+    failed_rank = error.rank if error is not None else None
+    exception = newest(records.worker_lines.get(failed_rank or 0, []), ExceptionLine)
     return OutOfMemory(
         run=run,
         reason=reason,
         error=error,
-        held_bytes=held_bytes_of(records, error),
+        held_bytes=None if exception is None else exception.held_bytes,
         host_bytes=highest(sample.memory_available_bytes for _, sample in records.host_samples),
         events=records.events,
         tried=records.tried,
@@ -296,13 +278,6 @@ def explain_records(records: RunRecords, reason: str, error: RunError | None) ->
     except Exception as problem:
         # A bug in the explanation must not cost the run its result.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
-
-
-def held_bytes_of(records: RunRecords, error: RunError | None) -> int | None:
-    """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
-    rank = error.rank if error is not None else None
-    line = newest(records.worker_lines.get(rank or 0, []), ExceptionLine)
-    return None if line is None else line.held_bytes
 
 
 def models_of(run: RunFile, python: str | None = None) -> ModelOf:
@@ -367,19 +342,17 @@ def _changes_of_script(run: RunFile, script: ScriptAsked, phase: str | None) -> 
         return value in words if isinstance(words, dict) else words is not None or by_framework
 
     knobs = {**defaults(), **run.knobs}
-    applicable = knob_changes(knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
+    applicable = knob_changes(knobs, run.device, phase, run.compute_capabilities)
     changes: list[OomChange] = []
     for knob_change in best_of_each_knob(applicable, phase):
         if knob_change.knob not in run.knobs or not takes(knob_change.knob, knob_change.value):
             continue
-        change = unpredicted_change(knob_change)
-        if knob_change.knob == "batch_size":
-            # A smaller batch keeps the global one where accumulation reaches the script too.
-            samples = run.knobs["batch_size"] * run.knobs.get("grad_accum", 0)
-            kept_by, remainder = divmod(samples, int(knob_change.value))
-            costs = changed_global_batch(knob_change.leaves)
-            if kept_by and not remainder and takes("grad_accum", str(kept_by)):
-                change.settings["grad_accum"], costs = str(kept_by), f"little; {KEEPS_GLOBAL_BATCH}"
+        change, kept_by = unpredicted_change(knob_change), knob_change.grad_accum
+        if kept_by is not None and "grad_accum" in run.knobs and takes("grad_accum", kept_by):
+            change.settings["grad_accum"] = kept_by
+            change = msgspec.structs.replace(change, costs=f"little; {KEEPS_GLOBAL_BATCH}")
+        elif kept_by is not None:
+            costs = changed_global_batch(int(knob_change.value) / run.knobs["batch_size"])
             change = msgspec.structs.replace(change, costs=costs)
         changes.append(change)
     return changes[:MAX_CHANGES]
@@ -391,7 +364,7 @@ def trace_changes(
     cancelled: threading.Event | None = None,
     tracer: WarmTracer | None = None,
 ) -> Generator[int]:
-    """Trace the run's model with each change of a knob, and with several changes if no single one is enough.
+    """Trace the run's model with each change of a knob, and with all of them together.
 
     `python` traces, None for the one that trained; `tracer` is a tracing process to use.
 
@@ -406,21 +379,14 @@ def trace_changes(
         return
     spec = spec_of_record(run)
     python = python or run.python or None
-    applicable = knob_changes(spec.knobs, run.device, phase, compute_capabilities=run.compute_capabilities)
-    shorter = [{change.knob: change.value} for change in applicable if change.knob == "seq_len"]
-    for settings in ([{}, *single_settings(applicable, phase)], [*combined_settings(applicable), *shorter]):
-        model_of = cached_models(run.device, python)
-        specs = [one for one in _different_specs(spec, settings) if model_of(one) is None]
-        traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
-        try:
-            if specs:
-                yield len(specs)
-                yield from (len(specs) - done for done, _ in enumerate(traces, 1) if done < len(specs))
-        except ProgramCancelled:
-            return
-        explanation = explain_run(oom_run, models_of(run, python))
-        if explanation.limit_bytes is None or any(map(is_enough, explanation.changes)):
-            return
+    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities)
+    model_of = cached_models(run.device, python)
+    specs = [one for one in _different_specs(spec, settings_to_trace(applicable, phase)) if model_of(one) is None]
+    traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
+    with suppress(ProgramCancelled):
+        if specs:
+            yield len(specs)
+            yield from (len(specs) - done for done, _ in enumerate(traces, 1) if done < len(specs))
 
 
 def _different_specs(spec: RunSpec, changes: list[Settings]) -> list[RunSpec]:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import COMPILER_BYTES, TRAINER_BYTES, margin_bytes
-from trainfast_runner.memory.model import MemoryModel, batch_multiple
-from trainfast_runner.memory.prediction import Prediction
+from trainfast_runner.memory.model import MemoryModel, Prediction, batch_multiple
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.precisions import PRECISIONS
@@ -28,8 +26,6 @@ MUCH_LARGER = 4
 """The largest batch that fits is proposed if it is this many times the one that keeps the global batch."""
 SPARE_SHARE = 0.03
 """Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
-NEGLIGIBLE_SHARE = 0.1
-"""Share of the limit under which all weights and states together are not the reason that a run ran out of memory."""
 PROGRAM_KNOBS = ("compile", "engine")
 """Knobs that change the memory of the process beside the traced step."""
 MIN_SEQ_LEN = 64
@@ -51,26 +47,8 @@ class FitTarget:
     phase: str | None
     """The phase in which memory ran out."""
     model_of: ModelOf
-    untouched_bytes: int = 0
-    """Bytes that the limit counts beyond the held memory."""
     beyond_bytes: int = 0
     """The least that the run took beyond its trace."""
-    asked_bytes: float | None = None
-    """The request that failed."""
-    compute_capabilities: tuple[str, ...] = ()
-
-    @cached_property
-    def applicable_changes(self) -> list[KnobChange]:
-        """The changes that free memory in its phase, the cheapest first."""
-        largest_share = self.limit_bytes / self.asked_bytes if self.asked_bytes else 1.0
-        changes = knob_changes(self.spec.knobs, self.device, self.phase, largest_share, self.compute_capabilities)
-        base = self.need({}) if self.phase in BATCH_PHASES else None
-        if base is None:
-            return changes
-        predicted, _ = base
-        states_bytes = predicted.params_bytes + predicted.grads_bytes + predicted.optimizer_bytes
-        states_matter = states_bytes >= NEGLIGIBLE_SHARE * self.limit_bytes
-        return [change for change in changes if states_matter or not change.frees_states]
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -88,7 +66,6 @@ class FitTarget:
             return None
         model, predicted = model_and_prediction
         free_bytes = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
-        free_bytes = max(free_bytes, self.untouched_bytes)
         if not any(name in settings for name in PROGRAM_KNOBS):
             # The same program takes as much beyond its trace as the run did, and a little more.
             corrected_bytes = predicted.total_bytes - max(
@@ -147,7 +124,7 @@ def predict_if_traced(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[Mem
         return None
 
 
-def best_changes(target: FitTarget) -> list[OomChange]:
+def best_changes(target: FitTarget, changes_by_cost: list[KnobChange]) -> list[OomChange]:
     """Return up to MAX_CHANGES that fit, the cheapest first.
 
     Each changes one knob. Where none is enough, a smaller batch comes with each of them, and then all that keep the
@@ -156,8 +133,8 @@ def best_changes(target: FitTarget) -> list[OomChange]:
     """
     priced: list[OomChange] = []
     untraced: list[KnobChange] = []
-    for knob in dict.fromkeys(change.knob for change in target.applicable_changes):
-        values = [change for change in target.applicable_changes if change.knob == knob]
+    for knob in dict.fromkeys(change.knob for change in changes_by_cost):
+        values = [change for change in changes_by_cost if change.knob == knob]
         if knob == "batch_size":
             priced += _smaller_batch(target, {}, "little")
             untraced += values if target.need({"batch_size": "1"}) is None else []
@@ -165,10 +142,9 @@ def best_changes(target: FitTarget) -> list[OomChange]:
             priced += _first_enough(target, values, untraced)
     if not any(map(is_enough, priced)):
         priced += [pair for change in priced for pair in _smaller_batch(target, change.settings, change.costs)]
-    for settings in combined_settings(target.applicable_changes):
-        if any(is_enough(change) and "seq_len" not in change.settings for change in priced):
-            break
-        costs = "; ".join(one.costs for one in target.applicable_changes if settings.get(one.knob) == one.value)
+    settings = combined_settings(changes_by_cost)
+    if settings and not any(is_enough(change) and "seq_len" not in change.settings for change in priced):
+        costs = "; ".join(one.costs for one in changes_by_cost if settings.get(one.knob) == one.value)
         together = target.change(settings, costs)
         if together is not None:
             priced += ([] if is_enough(together) else _smaller_batch(target, settings, costs)) or [together]
@@ -228,8 +204,7 @@ def is_enough(change: OomChange) -> bool:
 
 def unpredicted_change(knob_change: KnobChange) -> OomChange:
     """The change in words, without a prediction."""
-    settings = {knob_change.knob: knob_change.value}
-    return OomChange(settings=settings, saves=knob_change.saves, costs=knob_change.costs)
+    return OomChange(settings=knob_change.settings, saves=knob_change.saves, costs=knob_change.costs)
 
 
 @dataclass(frozen=True)
@@ -240,8 +215,13 @@ class KnobChange:
     value: str
     saves: str
     costs: str
-    leaves: float = 1.0
-    """The share of the batch that is left."""
+    grad_accum: str | None = None
+    """The accumulation that keeps the global batch; None for another knob than the batch, or if none does."""
+
+    @property
+    def settings(self) -> Settings:
+        """The changed knob."""
+        return {self.knob: self.value}
 
     @property
     def frees_states(self) -> bool:
@@ -258,31 +238,79 @@ def knob_changes(
     knobs: Mapping[str, Any],
     device: str,
     phase: str | None,
-    largest_share: float = 1.0,
     compute_capabilities: Sequence[str] = (),
+    largest_share: float = 1.0,
 ) -> list[KnobChange]:
     """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
 
-    Optimizers that the strategy refuses are left out, precisions that a GPU of `compute_capabilities` lacks, and
-    batches that a pipeline cannot cut into its micro-batches. `largest_share` is the share of the batch above which the
-    one request that failed would exceed the whole limit.
+    Optimizers that the strategy refuses are left out, and precisions that a GPU of `compute_capabilities` lacks.
+    `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.
+    Leaving the Trainer or the compiler frees host memory only.
     """
-    in_batch = phase in BATCH_PHASES
-    every_change = _listed_changes(
-        knobs,
-        device,
-        in_batch=in_batch,
-        largest_share=largest_share if in_batch else 1.0,
-        has_bf16=all(map(PRECISIONS["bf16"].runs_on, compute_capabilities)),
-    )
-    # While the model is built there are weights alone.
-    in_phase = (change for change in every_change if phase != MODEL_PHASE or change.halves_weights)
-    strategy = strategy_or_single(knobs)
+    on_cpu, strategy = device == "cpu", strategy_or_single(knobs)
+    optimizer, precision = OPTIMIZERS[str(knobs["optimizer"])], PRECISIONS[str(knobs["precision"])]
+    has_bf16 = all(map(PRECISIONS["bf16"].runs_on, compute_capabilities))
+    bf16_speed = "slower on most CPUs" if on_cpu else "faster on tensor cores (Ampere and later)"
+    half, speed = ("bf16", bf16_speed) if has_bf16 else ("fp16", "faster on tensor cores (Volta and later)")
+    fuses = optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused")
+    shrinks = optimizer.state_tensors >= 2 and not optimizer.eight_bit
+    halves = not precision.has_half_weights and has_bf16
+    compiler = mebibytes(COMPILER_BYTES)
+    leaves_trainer = KnobChange("engine", "native", f"frees about {mebibytes(TRAINER_BYTES)}", "almost none")
+    fused = KnobChange("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
+    to_one_layer = "activations to one layer plus boundaries"
+    pure_costs = f"{bf16_speed}; updates lose precision"
+    before_batch = [
+        (knobs["attention"] == "eager", KnobChange("attention", "auto", "frees all score matrices, by sdpa", "faster")),
+        (on_cpu and knobs["engine"] == "trainer", leaves_trainer),
+        (fuses and phase not in BATCH_PHASES, fused),
+        (on_cpu and knobs["compile"] != "off", KnobChange("compile", "off", f"frees up to {compiler}", "slower steps")),
+    ]
+    after_batch = [
+        (not precision.computes_in_half, KnobChange("precision", half, "frees about half of the activations", speed)),
+        (shrinks, KnobChange("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")),
+        (shrinks, KnobChange("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")),
+        (halves, KnobChange("precision", "bf16-pure", "frees half of weights, gradients and states", pure_costs)),
+        (knobs["checkpointing"] == "off", KnobChange("checkpointing", "full", to_one_layer, "20-30 % slower")),
+    ]
+    changes = [
+        *(change for applies, change in before_batch if applies),
+        *_smaller_batches(knobs, largest_share if phase in BATCH_PHASES else 1.0),
+        *(change for applies, change in after_batch if applies),
+        *_shorter_sequences(knobs),
+    ]
     return [
         change
-        for change in in_phase
-        if change.knob != "optimizer" or OPTIMIZERS[change.value].refusal(strategy) is None
+        for change in changes
+        # While the model is built there are weights alone.
+        if (phase != MODEL_PHASE or change.halves_weights)
+        and (change.knob != "optimizer" or OPTIMIZERS[change.value].refusal(strategy) is None)
     ]
+
+
+def _smaller_batches(knobs: Mapping[str, Any], largest_share: float) -> Iterator[KnobChange]:
+    """Yield the batch brought down to a power of two of what a pipeline cuts into its micro-batches."""
+    batch, multiple = whole_number(knobs, "batch_size"), batch_multiple(knobs)
+    if batch <= multiple:
+        return
+    multiples = max(1, min(batch - 1, int(batch * largest_share)) // multiple)
+    smaller = multiple << (multiples.bit_length() - 1)
+    kept_by, remainder = divmod(batch * whole_number(knobs, "grad_accum"), smaller)
+    saves = f"activations to {100 * smaller / batch:.2g} %"
+    costs, keeps = changed_global_batch(smaller / batch), None
+    if not remainder:
+        costs, keeps = f"little; grad_accum={kept_by} keeps the global batch", str(kept_by)
+    yield KnobChange("batch_size", str(smaller), saves, costs, keeps)
+
+
+def _shorter_sequences(knobs: Mapping[str, Any]) -> Iterator[KnobChange]:
+    """Yield half of the sequence, a quarter, and so on."""
+    seq_len = int(knobs["seq_len"] or 0)
+    share = 0.5
+    while (shorter := int(seq_len * share)) >= MIN_SEQ_LEN:
+        costs = "none; the model trains on shorter sequences"
+        yield KnobChange("seq_len", str(shorter), f"activations to {100 * share:.2g} %", costs)
+        share /= 2
 
 
 def changed_global_batch(share: float) -> str:
@@ -303,74 +331,21 @@ def best_of_each_knob(changes_by_cost: list[KnobChange], phase: str | None) -> l
     return sorted(by_knob.values(), key=lambda change: change.knob == "seq_len")
 
 
-def single_settings(changes_by_cost: Iterable[KnobChange], phase: str | None) -> list[Settings]:
-    """Return the settings of each change that needs a trace of its own, the most useful first.
+def settings_to_trace(changes_by_cost: Sequence[KnobChange], phase: str | None) -> list[Settings]:
+    """Return the settings that need traces, the most useful first: the run's own, each change, and all together.
 
-    A smaller batch needs none, and of the shorter sequences only the longest comes this early.
+    A smaller batch needs none. The shorter sequences come last.
     """
     changes = [change for change in useful_first(changes_by_cost, phase) if change.knob != "batch_size"]
-    longest = next((change for change in changes if change.knob == "seq_len"), None)
-    return [{change.knob: change.value} for change in changes if change.knob != "seq_len" or change is longest]
+    same_task = [change.settings for change in changes if change.knob != "seq_len"]
+    shorter = [change.settings for change in changes if change.knob == "seq_len"]
+    return [{}, *same_task, combined_settings(changes_by_cost), *shorter]
 
 
-def combined_settings(changes_by_cost: Iterable[KnobChange]) -> list[Settings]:
-    """Return every memory-saving knob but batch and sequence at its strongest value, once with each smaller optimizer.
+def combined_settings(changes_by_cost: Iterable[KnobChange]) -> Settings:
+    """Return every memory-saving knob at its strongest value; empty without several.
 
-    The optimizer of the lowest peak depends on the model. A shorter sequence would be another task.
+    A smaller batch is added where it is needed, and a shorter sequence would be another task.
     """
-    keeping_task = [change for change in changes_by_cost if change.knob not in ("batch_size", "seq_len")]
-    strongest = {change.knob: change.value for change in keeping_task}
-    optimizers = [change.value for change in reversed(keeping_task) if change.knob == "optimizer"]
-    together = [{**strongest, "optimizer": value} for value in optimizers] or [strongest]
-    return [settings for settings in together if len(settings) > 1]
-
-
-def _listed_changes(
-    knobs: Mapping[str, Any], device: str, *, in_batch: bool, largest_share: float, has_bf16: bool
-) -> Iterator[KnobChange]:
-    """Yield the changes, the cheapest in speed or in kind first.
-
-    Leaving the Trainer or the compiler frees host memory only.
-    """
-    optimizer = OPTIMIZERS[str(knobs["optimizer"])]
-    precision = PRECISIONS[str(knobs["precision"])]
-    bf16_speed = "slower on most CPUs" if device == "cpu" else "faster on tensor cores (Ampere and later)"
-    if knobs["attention"] == "eager":
-        saves = "frees every layer's score matrices if the model supports sdpa"
-        yield KnobChange("attention", "auto", saves, "faster")
-    if device == "cpu" and knobs["engine"] == "trainer":
-        saves = f"frees about {mebibytes(TRAINER_BYTES)} that the Trainer holds"
-        yield KnobChange("engine", "native", saves, "almost none")
-    if optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused") and not in_batch:
-        yield KnobChange("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
-    if device == "cpu" and knobs["compile"] != "off":
-        saves = f"frees up to {mebibytes(COMPILER_BYTES)} that the compiler holds"
-        yield KnobChange("compile", "off", saves, "the speed-up of compiled steps")
-    batch, accumulation, multiple = int(knobs["batch_size"]), int(knobs["grad_accum"]), batch_multiple(knobs)
-    if batch > multiple:
-        multiples = max(1, min(batch - 1, int(batch * largest_share)) // multiple)
-        smaller = multiple << (multiples.bit_length() - 1)
-        share = smaller / batch
-        kept_by, remainder = divmod(accumulation * batch, smaller)
-        costs = changed_global_batch(share) if remainder else f"little; grad_accum={kept_by} keeps the global batch"
-        yield KnobChange("batch_size", str(smaller), f"activations to {100 * share:.2g} %", costs, share)
-    if not precision.computes_in_half:
-        saves = "frees about half of the activations"
-        if has_bf16:
-            yield KnobChange("precision", "bf16", saves, bf16_speed)
-        else:
-            yield KnobChange("precision", "fp16", saves, "faster on tensor cores (Volta and later)")
-    if optimizer.state_tensors >= 2 and not optimizer.eight_bit:
-        yield KnobChange("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")
-        yield KnobChange("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")
-    if not precision.has_half_weights and has_bf16:
-        costs = f"{bf16_speed}; updates lose precision"
-        yield KnobChange("precision", "bf16-pure", "frees half of weights, gradients and states", costs)
-    if knobs["checkpointing"] == "off":
-        yield KnobChange("checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower")
-    seq_len = int(knobs["seq_len"] or 0)
-    share = 0.5
-    while (shorter := int(seq_len * share)) >= MIN_SEQ_LEN:
-        costs = "none; the model trains on shorter sequences"
-        yield KnobChange("seq_len", str(shorter), f"activations to {100 * share:.2g} %", costs)
-        share /= 2
+    together = {change.knob: change.value for change in changes_by_cost if change.knob not in ("batch_size", "seq_len")}
+    return together if len(together) > 1 else {}

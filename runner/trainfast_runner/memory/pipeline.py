@@ -14,9 +14,17 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import FP32_BYTES
-from trainfast_runner.memory.prediction import RankBytes
 from trainfast_runner.memory.sharding import LAYERS_SPREAD, WholeModel, devices_of
-from trainfast_runner.memory.timeline import MIDDLE_BLOCK, NO_BYTES, BlockStack, Segment, Vector, add, moments
+from trainfast_runner.memory.timeline import (
+    MIDDLE_BLOCK,
+    NO_BYTES,
+    BlockStack,
+    RankBytes,
+    Segment,
+    Vector,
+    add,
+    moments,
+)
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import SCHEDULES
 from trainfast_runner.worker.shared.words import ACTIVATIONS, GRADS, TEMPORARY, TRACED_MICRO_BATCHES

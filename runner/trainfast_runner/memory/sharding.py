@@ -19,8 +19,16 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices_knob import gpu_indexes
 from trainfast_runner.memory.model_size import FP32_BYTES
-from trainfast_runner.memory.prediction import RankBytes
-from trainfast_runner.memory.timeline import NO_BYTES, BlockPosition, BlockStack, Moment, Segment, Vector, add
+from trainfast_runner.memory.timeline import (
+    NO_BYTES,
+    BlockPosition,
+    BlockStack,
+    Moment,
+    RankBytes,
+    Segment,
+    Vector,
+    add,
+)
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES

@@ -18,6 +18,21 @@ MIDDLE_BLOCK = 1
 """Index of the traced block that stands for all between the first and the last."""
 
 
+class RankBytes(NamedTuple):
+    """Bytes of one rank by category: those of a trace (TRACED_CATEGORIES, in their order), and those it exchanges."""
+
+    params: float = 0.0
+    grads: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    temporary: float = 0.0
+    communication: float = 0.0
+
+
+CATEGORIES = RankBytes._fields
+"""Categories of a peak; a prediction has `NAME_bytes` of each."""
+
+
 class BlockStack(msgspec.Struct, frozen=True):
     """A stack of blocks: parameters of each, and how many were traced (all of them, or first, middle and last)."""
 

@@ -154,8 +154,6 @@ class TraceProgress:
 
     done: int
     total: int
-    index: int = 0
-    """The spec that `next_trace` is for."""
     next_trace: str = ""
     """The next trace in words."""
     importing: str = ""
@@ -258,10 +256,10 @@ def trace_models(
     yield from new_models()
     requests = _missing_requests(requests_of_specs, traces)
     is_cold = bool(requests) and (tracer is None or not tracer.is_warm(executable))
-    on_traced(replace(_progress(requests, traces, requests_of_specs), importing=executable if is_cold else ""))
+    on_traced(replace(_progress(requests, traces), importing=executable if is_cold else ""))
 
     def imported() -> None:
-        on_traced(_progress(requests, traces, requests_of_specs))
+        on_traced(_progress(requests, traces))
 
     environment = _tracer_environment(device, gpus)
     with closing(_answers(executable, requests, environment, cancelled, imported, tracer)) as answers:
@@ -269,7 +267,7 @@ def trace_models(
             traces[request.file] = trace
             if not isinstance(trace, UserError):
                 write_cached(request.file, trace)
-            on_traced(_progress(requests, traces, requests_of_specs))
+            on_traced(_progress(requests, traces))
             yield from new_models()
 
 
@@ -342,21 +340,17 @@ def _missing_requests(
     return [*requests.values()]
 
 
-def _progress(
-    requests: list[TraceRequest], traces: Mapping[Path, TraceOrError], requests_of_specs: list[ModelRequests]
-) -> TraceProgress:
+def _progress(requests: list[TraceRequest], traces: Mapping[Path, TraceOrError]) -> TraceProgress:
     missing_requests = [request for request in requests if request.file not in traces]
     done_count = len(requests) - len(missing_requests)
     if not missing_requests:
         return TraceProgress(done_count, len(requests))
-    file, fields = missing_requests[0].file, missing_requests[0].fields
+    fields = missing_requests[0].fields
     knobs = fields["knobs"]
     text = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
     if fields["part"] == "optimizer":
         text = f"the optimizer's step, {knobs['optimizer']}"
-    files = [(model_requests.step.file, model_requests.optimizer.file) for model_requests in requests_of_specs]
-    index = next(index for index, files_of_model in enumerate(files) if file in files_of_model)
-    return TraceProgress(done_count, len(requests), index, text)
+    return TraceProgress(done_count, len(requests), text)
 
 
 def _tracer_environment(device: str, gpus: Sequence[str]) -> dict[str, str]:

@@ -32,18 +32,14 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThrottledDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """Throttling of one watched device over the measured window, by cause; its source is one of `throttle.SOURCES`."""
+    """Throttling of one watched device over the measured window, by cause."""
 
     index: int | None = None
     uuid: str | None = None
     thermal_fraction: float | None = None
-    thermal_source: str | None = None
     power_fraction: float | None = None
-    power_source: str | None = None
     brake_fraction: float | None = None
-    brake_source: str | None = None
     sync_boost_fraction: float | None = None
-    sync_boost_source: str | None = None
     throttled_ms: dict[str, float | None] = {}
     lost_ms_per_step: dict[str, float | None] = {}
     """None for every cause on a GPU that the run only watches."""
@@ -67,13 +63,11 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
     """The warm-up of a run. No measured step is left out for it.
 
-    The slopes are of the steady window, else of the second half.
+    The slopes are of all measured steps where these are steady, else of the second half.
     """
 
-    steady_from_step: int | None = None
-    """From this step on neither temperature nor step time drifted any more."""
     still_warming: bool | None = None
-    """True if they still drifted at the end; None if the steps are too few."""
+    """True if temperature or step time still drifted in the second half; None if the steps are too few."""
     temperature_slope_c_per_min: float | None = None
     """Degrees Celsius a minute."""
     step_drift_percent: float | None = None
@@ -91,9 +85,6 @@ class RecordedOutage(msgspec.Struct, frozen=True, kw_only=True):
     """True if the GPU answered again."""
     measured_fraction: float = 0.0
     """Share of the measured window."""
-    throttled_ms: dict[str, float] = {}
-    """Growth of the GPU's own counters by cause, from the last reading before to the first one after: without clocks,
-    so in no other figure."""
 
 
 class XidError(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,13 +300,11 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None = None
     rank: int | None = None
     grown: str | None = None
-    """The category (of `memory.prediction.CATEGORIES`) that had grown when memory ended."""
+    """The category (of `memory.timeline.CATEGORIES`) that had grown when memory ended."""
     grown_bytes: int | None = None
     """Size of that category at the predicted peak."""
     held_bytes: int | None = None
     """The most that was held in that phase, measured."""
-    untouched_bytes: int | None = None
-    """Address space reserved and not touched, which a CPU's limit also counted."""
     asked_bytes: int | None = None
     """The request that failed, on top of the memory held."""
     needed_bytes: int | None = None

@@ -249,7 +249,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     calibration: dict[str, Any] | None = None
     """The ceiling that was measured on this device; None when not measured."""
     predicted: dict[str, Any] | None = None
-    """The memory that was predicted for the fullest rank, a `memory.prediction.Prediction`; None when nothing was."""
+    """The memory that was predicted for the fullest rank, a `memory.model.Prediction`; None when nothing was."""
     predicted_speed: PredictedSpeed | None = None
     """The speed that was predicted before the launch; None when none was."""
     script: ScriptAsked | None = None

@@ -324,7 +324,6 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, *, trains: boo
         figures[f"{cause.name}_lost_ms_per_step"] = lost_ms
         figures[f"{cause.name}_cost_ms"] = cost_ms if trains else None
         figures[f"{cause.name}_lost_text"] = _lost_text(lost_ms) if trains else "; the run does not use it"
-        figures[f"{cause.name}_source"] = device.sources.get(cause.name)
     return figures
 
 

@@ -157,7 +157,6 @@ RULES: tuple[BottleneckRule, ...] = (
             "temperature_c",
             "slows_down_at_c",
             "clock_loss_percent",
-            "thermal_source",
         ),
     ),
     BottleneckRule(
@@ -176,7 +175,6 @@ RULES: tuple[BottleneckRule, ...] = (
             "power_w",
             "power_limit_w",
             "clock_loss_percent",
-            "brake_source",
         ),
     ),
     BottleneckRule(
@@ -191,7 +189,7 @@ RULES: tuple[BottleneckRule, ...] = (
         " and only with a clock that is really lower.",
         severity="info",
         cost="power_cost_ms",
-        shown_figures=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w", "power_source"),
+        shown_figures=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w"),
     ),
     BottleneckRule(
         "sync-boost",
@@ -203,7 +201,7 @@ RULES: tuple[BottleneckRule, ...] = (
         source=_TWO_PERCENT,
         severity="info",
         cost="sync_boost_cost_ms",
-        shown_figures=("sync_boost_ms_per_step", "clock_loss_percent", "sync_boost_source"),
+        shown_figures=("sync_boost_ms_per_step", "clock_loss_percent"),
     ),
     BottleneckRule(
         "foreign-process",

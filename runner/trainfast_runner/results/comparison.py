@@ -7,13 +7,11 @@ without a spread (peak memory, energy) must differ by `RUN_TO_RUN`.
 from __future__ import annotations
 
 import math
-import operator
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from trainfast_runner.machine.devices_knob import CPU, cpu_processes
 from trainfast_runner.machine.telemetry.throttle import CAUSES
@@ -45,94 +43,61 @@ class ConditionRow:
     differs: bool
 
 
-@dataclass(frozen=True)
-class _Condition:
-    """A condition by its figure in a result: the text of the figure, and the test if two known figures differ."""
-
-    label: str
-    figure_of: Callable[[Result], Any]
-    text: str = "{}"
-    differs: Callable[[Any, Any], bool] = operator.ne
-    shown: Literal["known", "not zero", "different"] = "known"
-
-
 def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
     """Return the rows with a value for at least one run."""
-    rows = []
-    for condition in _conditions(a, b):
-        figures = condition.figure_of(a), condition.figure_of(b)
-        differs = None not in figures and condition.differs(*figures)
-        text_a, text_b = (None if figure is None else condition.text.format(figure) for figure in figures)
-        is_known = text_a is not None or text_b is not None
-        if {"known": is_known, "not zero": any(figures), "different": differs}[condition.shown]:
-            rows.append(ConditionRow(condition.label, text_a, text_b, differs))
-    steady, warming = (_steady(a), _steady(b)), (a.conditions.still_warming, b.conditions.still_warming)
-    if steady != (None, None):
-        rows.append(ConditionRow("steady", *steady, None not in warming and warming[0] != warming[1]))
+    rows: list[ConditionRow] = []
+
+    def add(label: str, figures: tuple[Any, Any], differs: bool, text: str = "{}") -> None:
+        if figures != (None, None):
+            text_a, text_b = (None if figure is None else text.format(figure) for figure in figures)
+            rows.append(ConditionRow(label, text_a, text_b, differs and None not in figures))
+
+    def pair(name: str) -> tuple[Any, Any]:
+        return attrgetter(name)(a), attrgetter(name)(b)
+
+    # Heat slows a run by its clocks alone.
+    clock_losses = pair("throttle.clock_loss_fraction")
+    same_clocks = None not in clock_losses and not _are_apart(clock_losses, PERCENT_APART / 100)
+    for label, name in (
+        ("start temperature", "start_temperature_c"),
+        ("temperature as measuring began", "measured_from_temperature_c"),
+    ):
+        temperatures_c = pair(f"conditions.{name}")
+        add(label, temperatures_c, not same_clocks and _are_apart(temperatures_c, TEMPERATURE_APART_C), "{:.0f} °C")
+    for cause in CAUSES:
+        fractions = pair(f"throttle.{cause.name}_fraction")
+        # Other settings draw other power: that difference is theirs.
+        by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
+        differs = not by_settings and _are_apart(fractions, PERCENT_APART / 100)
+        if any(fractions):
+            percents = tuple(None if fraction is None else 100 * fraction for fraction in fractions)
+            add(f"throttled by {cause.text}", (percents[0], percents[1]), differs, "{:.1f} % of the time")
+    others = len(a.conditions.foreign_processes), len(b.conditions.foreign_processes)
+    if any(others):
+        add("other processes", others, others[0] != others[1])
+    # A run on a GPU leaves most of the cores to others anyway.
+    taken_percent, on_cpu = pair("conditions.others_cpu_percent"), CPU in pair("actual.device")
+    add("CPU taken by others", taken_percent, on_cpu and _leave_apart(taken_percent), "{:.0f} %")
+    policies = a.cpu and a.cpu.wait_policy, b.cpu and b.cpu.wait_policy
+    if None not in policies and policies[0] != policies[1]:
+        add("OpenMP wait policy", policies, differs=True)
+    drivers, warming = pair("conditions.driver"), pair("conditions.still_warming")
+    add("driver", drivers, drivers[0] != drivers[1])
+    add("steady", (_steady(a), _steady(b)), warming[0] != warming[1])
     return rows
 
 
-def _conditions(a: Result, b: Result) -> Iterator[_Condition]:
-    clock_losses = _percent(a.throttle.clock_loss_fraction), _percent(b.throttle.clock_loss_fraction)
-    # Heat slows a run by its clocks alone.
-    same_clocks = None not in clock_losses and not _over(PERCENT_APART)(*clock_losses)
-    heat_differs = _never if same_clocks else _over(TEMPERATURE_APART_C)
-    yield _Condition("start temperature", attrgetter("conditions.start_temperature_c"), "{:.0f} °C", heat_differs)
-    measured_from_c = attrgetter("conditions.measured_from_temperature_c")
-    yield _Condition("temperature as measuring began", measured_from_c, "{:.0f} °C", heat_differs)
-    share_text, share_differs = "{:.1f} % of the time", _over(PERCENT_APART)
-    for cause in CAUSES:
-        throttled_percent = partial(_throttled_percent, cause.name)
-        # Other settings draw other power: that difference is theirs.
-        by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
-        differs = _never if by_settings else share_differs
-        yield _Condition(f"throttled by {cause.text}", throttled_percent, share_text, differs, "not zero")
-    yield _Condition("other processes", lambda run: len(run.conditions.foreign_processes), shown="not zero")
-    # A run on a GPU leaves most of the cores to others anyway.
-    left_differs = _left_apart if CPU in (a.actual.device, b.actual.device) else _never
-    yield _Condition("CPU taken by others", attrgetter("conditions.others_cpu_percent"), "{:.0f} %", left_differs)
-    yield _Condition("malloc thresholds", lambda run: run.cpu and run.cpu.thresholds, shown="different")
-    yield _Condition("OpenMP wait policy", lambda run: run.cpu and run.cpu.wait_policy, shown="different")
-    yield _Condition("driver", attrgetter("conditions.driver"))
-    yield _Condition("GPU memory free at start", _free_at_start)
-    yield _Condition("GPU without a reading", _outage_percent, share_text, share_differs, "not zero")
+def _are_apart(figures: tuple[Any, Any], least_difference: float) -> bool:
+    """True if two figures are known and further apart than `least_difference`."""
+    return None not in figures and bool(abs(figures[0] - figures[1]) > least_difference)
 
 
-def _over(least_difference: float) -> Callable[[Any, Any], bool]:
-    """The test if two figures are further apart than `least_difference`."""
-    return lambda a, b: abs(a - b) > least_difference
-
-
-def _never(a: object, b: object) -> bool:
-    return False
-
-
-def _left_apart(a: float, b: float) -> bool:
+def _leave_apart(taken_percent: tuple[Any, Any]) -> bool:
     """True if the CPU left by others differs: 89 % and 85 % taken leave 11 and 15, a third more."""
-    left_percent = [max(1.0, 100 - others_percent) for others_percent in (a, b)]
-    return max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART
-
-
-def _percent(fraction: float | None) -> float | None:
-    return None if fraction is None else 100 * fraction
-
-
-def _throttled_percent(cause: str, result: Result) -> float | None:
-    return _percent(getattr(result.throttle, f"{cause}_fraction"))
-
-
-def _outage_percent(result: Result) -> float:
-    """Percent of the measured time in which one of the watched GPUs gave no reading, at its longest."""
-    return 100 * max((outage.measured_fraction for outage in result.conditions.outages), default=0.0)
-
-
-def _free_at_start(result: Result) -> str | None:
-    """`yes` if the GPUs had freed the memory of the run before; None for a run on the CPU, which waits for none."""
-    conditions = result.conditions
-    if result.actual.device == CPU:
-        return None
-    clean = conditions.clean if conditions.started_clean is None else conditions.started_clean
-    return "yes" if clean else "no"
+    if None in taken_percent:
+        return False
+    left_percent = [max(1.0, 100 - others_percent) for others_percent in taken_percent]
+    return bool(max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART)
 
 
 def _steady(result: Result) -> str | None:
@@ -140,7 +105,7 @@ def _steady(result: Result) -> str | None:
     if conditions.still_warming is None:
         return None
     drift = drift_text(conditions.temperature_slope_c_per_min)
-    return drift if conditions.still_warming else f"from step {conditions.steady_from_step}"
+    return drift if conditions.still_warming else "yes"
 
 
 BETTER, WORSE = "better", "worse"
@@ -267,24 +232,14 @@ def _rows(a: Result, b: Result, doubtful: str | None) -> Iterator[ComparisonRow]
 
 def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow:
     """The row of a phase by its own spread; without that, or with too few steps, no difference counts."""
-    values, errors, steps = [], [], []
-    for result in (a, b):
-        value, mad, step = getattr(result.step_ms, name), result.step_ms.mad.get(name), result.step_ms.p50
-        if value is None or mad is None or step is None or result.steps.measured < MIN_STEPS_TO_COMPARE:
-            return _row(f"step: {name}", "ms", getattr(a.step_ms, name), getattr(b.step_ms, name), least=math.inf)
-        values.append(value)
-        errors.append(median_error(mad, result.steps.measured))
-        steps.append(step)
-    value_a, value_b = values
-    least_ms = MIN_STEP_SHARE * max(steps)
-    if value_a <= 0 or value_b <= 0:
-        # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
-        least_ms = max(least_ms, ERRORS_APART * math.hypot(*errors))
-        return _row(f"step: {name}", "ms", value_a, value_b, least=least_ms)
-    noise = ERRORS_APART * math.hypot(errors[0] / value_a, errors[1] / value_b)
-    noise = max(noise, math.log1p(least_ms / max(value_a, value_b)))
-    row = _row(f"step: {name}", "ms", value_a, value_b, noise)
-    return replace(row, interval_percent=ratio_interval(value_a, value_b, noise))
+    values = [getattr(result.step_ms, name) for result in (a, b)]
+    mads, steps_ms = [result.step_ms.mad.get(name) for result in (a, b)], [result.step_ms.p50 for result in (a, b)]
+    counts = [result.steps.measured for result in (a, b)]
+    least_ms = math.inf
+    if None not in (*mads, *steps_ms) and min(counts) >= MIN_STEPS_TO_COMPARE:
+        errors = [median_error(mad or 0.0, count) for mad, count in zip(mads, counts, strict=True)]
+        least_ms = max(MIN_STEP_SHARE * max(filter(None, steps_ms), default=0.0), ERRORS_APART * math.hypot(*errors))
+    return _row(f"step: {name}", "ms", *values, least=least_ms)
 
 
 def _row(

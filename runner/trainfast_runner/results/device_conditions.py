@@ -18,7 +18,7 @@ import msgspec
 
 from trainfast_runner.errors import highest
 from trainfast_runner.machine.telemetry.plausible import energy_doubt
-from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, SOURCES, Cause
+from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, Cause
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.tick import DeviceReading, DeviceSample
 
@@ -33,7 +33,6 @@ LATE_NS, ROUNDING_NS = 1_000_000_000, 1_000_000
 back by, since it is kept in coarser units or in floating point (chosen, not measured)."""
 _ANSWERS = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes")
 """Readings that change from tick to tick: a GPU that answers gives at least one, or a duration counter."""
-_BY_REASON, _BY_POLICY, _BY_SAMPLES = range(len(SOURCES))
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     throttled_ms: dict[str, float | None] = {}
     lost_ms: dict[str, float | None] = {}
-    sources: dict[str, str] = {}
     clock_loss_fraction: float | None = None
     """1 - SM clock / maximum SM clock, the mean over the time in which the GPU was not idle."""
     sm_clock_mhz: float | None = None
@@ -89,7 +87,6 @@ class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     t_ns: int
     throttled_ms: dict[str, float | None] = {}
-    sources: dict[str, str] = {}
     clock_loss_fraction: float | None = None
     energy_joules: float | None = None
     joules_per_sample: float | None = None
@@ -98,22 +95,14 @@ class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outage(NamedTuple):
-    """The time between two answers of a device, and the growth of its counters meanwhile."""
+    """The time between two answers of a device."""
 
     begin_ns: int
     silent_ns: int
     """Time of the first sample without an answer."""
     end_ns: int
-    throttled_ns: dict[str, float]
-    """Growth of the throttle counters by cause, in nanoseconds."""
     back: bool = True
     """False if no answer came until the last sample."""
-
-
-def _reading(sample: Reading, field: str) -> float | None:
-    """A reading by its name; a record of a run has only some of them."""
-    value: float | None = getattr(sample, field, None)
-    return value
 
 
 def _answers(sample: Reading) -> bool:
@@ -142,22 +131,23 @@ def quotient(value: float | None, by: float) -> float | None:
 
 def _growth(field: str, earlier: Reading, later: Reading, ns: int) -> float | None:
     """Growth of a duration counter; None if it was reset in between, or ran ahead of the clock and is no duration."""
-    first, last = _reading(earlier, field), _reading(later, field)
+    first: int | None = getattr(earlier, field, None)
+    last: int | None = getattr(later, field, None)
     if first is None or last is None or not -ROUNDING_NS < last - first <= ns + LATE_NS:
         return None
     return max(0.0, last - first)
 
 
-def _counted_ns(cause: Cause, earlier: Reading, later: Reading, ns: int) -> tuple[float | None, int]:
-    """Nanoseconds throttled by the driver's counters, None without any, and the index of their source in `SOURCES`."""
+def _counted_ns(cause: Cause, earlier: Reading, later: Reading, ns: int) -> float | None:
+    """Nanoseconds throttled by the driver's counters of the reasons, or else of the policy; None without any."""
     policy_ns = _growth(cause.policy_counter, earlier, later, ns) if cause.policy_counter else None
     grown_ns = [growth for field in cause.reason_counters if (growth := _growth(field, earlier, later, ns)) is not None]
     if not grown_ns or len(grown_ns) < len(cause.reason_counters):
-        return policy_ns, _BY_REASON if policy_ns is None else _BY_POLICY
+        return policy_ns
     # Reasons may hold at once, and then each counter runs: the time is between the longest counter and the sum.
     low_ns = max(grown_ns)
     high_ns = max(low_ns, min(sum(grown_ns), float(ns)))
-    return (high_ns if policy_ns is None else min(max(policy_ns, low_ns), high_ns)), _BY_REASON
+    return high_ns if policy_ns is None else min(max(policy_ns, low_ns), high_ns)
 
 
 def _counted_joules(earlier: Reading, later: Reading) -> float | None:
@@ -228,13 +218,9 @@ class DeviceTrack:
         self._is_used = is_used
         self.index: int | None = None
         self.times: list[int] = []
-        self.energy_doubt: str | None = None
-        """The reason that the energy counter counts nowhere, once `judge_energy` found one."""
         self._keep = keep
         self._last: Reading | None = None
         self._temperatures: list[float | None] = []
-        self._sources: list[dict[str, int]] = []
-        """Index in `SOURCES` of the throttled time before each sample, by cause."""
         self._throttled = {cause.name: _Total() for cause in CAUSES}
         self._lost = {cause.name: _Total() for cause in CAUSES}
         """Throttled share of the time, times the loss of SM clock meanwhile."""
@@ -257,28 +243,25 @@ class DeviceTrack:
         if not _answers(sample):
             self._silent_ns = t_ns if self._silent_ns is None else self._silent_ns
             return
-        self._sources.append({} if self._last is None else self._grow(self._last, sample, t_ns))
+        if self._last is not None:
+            self._grow(self._last, sample, t_ns)
         self._last, self._silent_ns = sample, None
         self.times.append(t_ns)
         self._temperatures.append(sample.temperature_c)
         if self._keep is not None and len(self.times) > 2 * self._keep:
             self._forget(len(self.times) - self._keep)
 
-    def _grow(self, earlier: Reading, later: Reading, t_ns: int) -> dict[str, int]:
-        """Add the time between two answers; return the source of the throttled time by cause.
-
-        The counters tell of an outage in between, the readings do not.
-        """
+    def _grow(self, earlier: Reading, later: Reading, t_ns: int) -> None:
+        """Add the time between two answers. The counters tell of an outage in between, the readings do not."""
         ns, was_silent = t_ns - self.times[-1], self._silent_ns is not None
-        sources, counted_ns = {}, {}
         for cause in CAUSES:
-            throttled_ns, sources[cause.name] = _counted_ns(cause, earlier, later, ns)
-            if throttled_ns is not None:
-                counted_ns[cause.name] = min(throttled_ns, float(ns))
-            share, loss = quotient(throttled_ns, ns), _mean(_clock_loss(earlier), _clock_loss(later))
+            share, loss = (
+                quotient(_counted_ns(cause, earlier, later, ns), ns),
+                _mean(_clock_loss(earlier), _clock_loss(later)),
+            )
             shown = None if earlier.throttle_reasons is None else not cause.reasons.isdisjoint(earlier.throttle_reasons)
             if share is None and not was_silent and shown is not None and later.throttle_reasons is not None:
-                share, loss, sources[cause.name] = float(shown), _clock_loss(earlier), _BY_SAMPLES
+                share, loss = float(shown), _clock_loss(earlier)
             self._throttled[cause.name].grow(ns, share)
             self._lost[cause.name].grow(ns, None if share is None or loss is None or was_silent else share * loss)
         counted = quotient(_counted_joules(earlier, later), ns)
@@ -296,11 +279,10 @@ class DeviceTrack:
         self._counted.grow(ns, None if by_power is None else counted)
         self._integrated.grow(ns, None if counted is None else by_power)
         if self._silent_ns is not None:
-            self._ended_outages.append(Outage(self.times[-1], self._silent_ns, t_ns, counted_ns))
-        return sources
+            self._ended_outages.append(Outage(self.times[-1], self._silent_ns, t_ns))
 
     def _forget(self, count: int) -> None:
-        del self.times[:count], self._temperatures[:count], self._sources[:count]
+        del self.times[:count], self._temperatures[:count]
         rates = (self._clock, self._clock_loss, self._energy, self._counted, self._integrated)
         for total in (*self._throttled.values(), *self._lost.values(), *rates):
             total.forget(count)
@@ -309,37 +291,25 @@ class DeviceTrack:
         """The times without an answer after a first one, also one that has not ended by the newest sample."""
         if not self.times or self._silent_ns is None:
             return self._ended_outages
-        return [*self._ended_outages, Outage(self.times[-1], self._silent_ns, self._newest_ns, {}, back=False)]
+        return [*self._ended_outages, Outage(self.times[-1], self._silent_ns, self._newest_ns, back=False)]
 
-    def judge_energy(self) -> None:
-        """Believe the energy counter nowhere if all samples together refute it: a few alone may not."""
-        if self.times:
-            self.energy_doubt = self._energy_doubt(self._span(self.times[0], self.times[-1]))
-
-    def _energy_doubt(self, span: _Span) -> str | None:
-        (known_ns, counted), (_, integrated) = span.sum(self._counted), span.sum(self._integrated)
-        return energy_doubt(counted, integrated, known_ns / 1e9)
+    def _energy_doubt(self) -> str | None:
+        """The reason to believe the energy counter nowhere: all samples together refute it, where a few may not."""
+        totals = (self._counted.sums, self._integrated.sums, self._counted.known_ns)
+        counted_j, integrated_j, known_ns = (sums[-1] - sums[0] for sums in totals)
+        return energy_doubt(counted_j, integrated_j, known_ns / 1e9)
 
     def conditions_between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
         """The conditions between two moments, at least one answer known."""
         span = self._span(begin_ns, end_ns)
-        throttled_ms = {name: span.ms(total) for name, total in self._throttled.items()}
-        # The samples around the window: the time between them overlaps it.
         first_index = max(0, bisect_right(self.times, begin_ns) - 1)
-        last_index = min(bisect_left(self.times, end_ns), len(self.times) - 1)
-        sources = self._sources[first_index + 1 : last_index + 1]
-        doubt, watts = self.energy_doubt or self._energy_doubt(span), span.mean(self._energy)
+        doubt, watts = self._energy_doubt(), span.mean(self._energy)
         joules = None if doubt or watts is None else watts * span.ns
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
-            throttled_ms=throttled_ms,
+            throttled_ms={name: span.ms(total) for name, total in self._throttled.items()},
             lost_ms={name: span.ms(total) if self._is_used else None for name, total in self._lost.items()},
-            sources={
-                name: SOURCES[max((by_cause[name] for by_cause in sources), default=0)]
-                for name, ms in throttled_ms.items()
-                if ms is not None
-            },
             clock_loss_fraction=span.mean(self._clock_loss),
             sm_clock_mhz=span.mean(self._clock),
             energy_joules=joules,
@@ -427,7 +397,6 @@ class StepJoin:
             throttled_ms={
                 cause.name: highest(device.throttled_ms.get(cause.name) for device in devices) for cause in CAUSES
             },
-            sources=_least_exact(devices),
             clock_loss_fraction=highest(device.clock_loss_fraction for device in devices),
             energy_joules=joules,
             joules_per_sample=joules / samples if joules is not None and samples else None,
@@ -442,14 +411,6 @@ def total_joules(devices: Sequence[DeviceConditions]) -> float | None:
     return sum(value for value in joules if value is not None) if joules and None not in joules else None
 
 
-def _least_exact(devices: Sequence[DeviceConditions]) -> dict[str, str]:
-    return {
-        cause.name: max((device.sources[cause.name] for device in with_source), key=SOURCES.index)
-        for cause in CAUSES
-        if (with_source := [device for device in devices if cause.name in device.sources])
-    }
-
-
 def join_of(
     devices: Mapping[str, Sequence[tuple[int, DeviceSample]]],
     uuids: Sequence[str],
@@ -457,13 +418,11 @@ def join_of(
     used_uuids: Collection[str] | None = None,
     samples_factor: float = 1.0,
 ) -> StepJoin:
-    """A `StepJoin` with all samples of ended records, without the energy counters that the records refute."""
+    """A `StepJoin` with all samples of ended records."""
     join = StepJoin(uuids, used_uuids=used_uuids, samples_factor=samples_factor)
     timed_samples = ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ()))
     for t_ns, sample in sorted(timed_samples, key=itemgetter(0)):
         join.add_tick(t_ns, (sample,))
-    for track in join.tracks.values():
-        track.judge_energy()
     return join
 
 

@@ -68,7 +68,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 MAX_BLOCKS = 12
-"""Chosen, not measured: most blocks of a run; the end of the warm-up is known to a twelfth of the run."""
+"""Chosen, not measured: most blocks of a run."""
 MIN_BLOCKS = 4
 """Chosen, not measured: a shorter run shows no difference between warm-up and steady steps."""
 STEPS_IN_A_BLOCK = 2
@@ -76,15 +76,12 @@ DRIFT_OF_STEP = 0.02
 """Chosen, not measured: largest change of step time, as a share, that is no drift: two equal runs differ by it."""
 DRIFT_C = 2.0
 """Chosen, not measured: degrees C within which a temperature is steady: NVML gives whole degrees."""
-SIGMAS = 3.0
-"""Chosen, not measured: times the scatter within which a block is at the level of the settled ones."""
 COOLING_C_PER_MIN = 1.0
 """Chosen, not measured: least fall that counts as cooling: a slower one is the rounding of NVML's whole degrees."""
 
 
 @dataclass(frozen=True)
 class _Block:
-    first_step: int
     at_s: float
     step_ms: float
     temperature_c: float | None
@@ -93,28 +90,26 @@ class _Block:
 def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, float]]]) -> SteadyState:
     """The warm-up from measured steps and from each device's temperatures (CLOCK_MONOTONIC ns, degrees).
 
-    The measured steps are cut into blocks of equal count. The steady window is the longest one to the end that begins
-    at the level of the second half and in which neither figure drifts. A drift is a Theil-Sen slope (Sen, Estimates of
-    the Regression Coefficient Based on Kendall's Tau, JASA 63, 1968) times the length of the window: it survives the
-    odd slow step. For step time it must also be a trend by the Mann-Kendall test, since medians of blocks scatter
-    without one.
+    The measured steps are cut into blocks of equal count. A run is steady if neither figure drifts over all of them, or
+    over their second half. A drift is a Theil-Sen slope (Sen, Estimates of the Regression Coefficient Based on
+    Kendall's Tau, JASA 63, 1968) times the length of the window: it survives the odd slow step. For step time it must
+    also be a trend by the Mann-Kendall test, since medians of blocks scatter without one.
     """
     blocks = _blocks(steps, temperatures)
     if len(blocks) < MIN_BLOCKS:
         return SteadyState()
-    # A steady window has at least half of the measured steps.
-    half = len(blocks) // 2
-    for start in range(half + 1):
-        tail = blocks[start:]
-        drift = _step_drift(tail)
-        slope = _slope([(block.at_s, block.temperature_c) for block in tail])
-        if _is_at_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
+    for window in (blocks, blocks[len(blocks) // 2 :]):
+        drift, slope = _step_drift(window), _slope([(block.at_s, block.temperature_c) for block in window])
+        still_warming = _drifts(window, drift, slope)
+        if not still_warming:
             # A larger drift without a trend is scatter of the blocks.
-            shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
-            return _as_result(tail[0].first_step, shown_drift, slope, still_warming=False)
-    tail = blocks[half:]
-    slope = _slope([(block.at_s, block.temperature_c) for block in tail])
-    return _as_result(None, _step_drift(tail), slope, still_warming=True)
+            drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
+            break
+    return SteadyState(
+        still_warming=still_warming,
+        temperature_slope_c_per_min=None if slope is None else 60 * slope,
+        step_drift_percent=None if drift is None else 100 * drift,
+    )
 
 
 def drift_text(temperature_slope_c_per_min: float | None) -> str:
@@ -128,15 +123,6 @@ def is_cooling_down(temperature_slope_c_per_min: float | None) -> bool:
     return slope is not None and slope <= -COOLING_C_PER_MIN
 
 
-def _as_result(from_step: int | None, drift: float | None, slope: float | None, *, still_warming: bool) -> SteadyState:
-    return SteadyState(
-        steady_from_step=from_step,
-        still_warming=still_warming,
-        temperature_slope_c_per_min=None if slope is None else 60 * slope,
-        step_drift_percent=None if drift is None else 100 * drift,
-    )
-
-
 def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, float]]]) -> list[_Block]:
     count = min(MAX_BLOCKS, len(steps) // STEPS_IN_A_BLOCK)
     blocks = []
@@ -148,29 +134,12 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
         ]
         blocks.append(
             _Block(
-                first_step=block_steps[0].step,
                 at_s=(begin_ns + end_ns) / 2e9,
                 step_ms=statistics.median(step.step_ms for step in block_steps),
                 temperature_c=highest(map(statistics.fmean, filter(None, temperatures_of_devices))),
             )
         )
     return blocks
-
-
-def _is_at_level(block: _Block, settled: Sequence[_Block]) -> bool:
-    """True if a block is like the settled ones, within their scatter."""
-    times_ms = [other.step_ms for other in settled]
-    middle_ms = statistics.median(times_ms)
-    scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle_ms) for ms in times_ms)
-    # Blocks of a noisy run differ by more than a drift does, even when it is steady.
-    if abs(block.step_ms - middle_ms) > max(DRIFT_OF_STEP * middle_ms, SIGMAS * scatter):
-        return False
-    temperatures_c = [other.temperature_c for other in settled if other.temperature_c is not None]
-    return (
-        not temperatures_c
-        or block.temperature_c is None
-        or abs(block.temperature_c - statistics.median(temperatures_c)) <= DRIFT_C
-    )
 
 
 def _drifts(blocks: Sequence[_Block], drift: float | None, slope: float | None) -> bool:

@@ -23,7 +23,7 @@ DOUBTFUL_THROTTLED_SHARE = 0.02
 THROTTLING_KINDS = {"thermal": "heat", "brake": "power_brake"}
 """The kinds of doubt by the cause of throttling. The power limit is the ordinary state of a GPU under load."""
 WATCHED = "watched_gpu"
-QUALIFYING_KINDS = (WATCHED, "throttled", "steady_later")
+QUALIFYING_KINDS = (WATCHED, "throttled")
 """Kinds of notes that stand beside the figures and leave no doubt about them."""
 
 
@@ -83,8 +83,8 @@ def _device_observations(result: Result) -> Iterator[tuple[str, str]]:
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:
-            on_gpu, source = _worst_gpu(result, cause.name, fraction)
-            text = f"was throttled by {cause.text}{on_gpu} for {100 * fraction:.1f} % of the measured time{source}"
+            on_gpu = _worst_gpu(result, cause.name, fraction)
+            text = f"was throttled by {cause.text}{on_gpu} for {100 * fraction:.1f} % of the measured time"
             is_doubtful = cause.name in THROTTLING_KINDS and fraction >= DOUBTFUL_THROTTLED_SHARE and not on_cpu
             yield THROTTLING_KINDS[cause.name] if is_doubtful else "throttled", text
 
@@ -94,9 +94,9 @@ def _figure_observations(result: Result) -> Iterator[tuple[str, str]]:
     conditions, measured = result.conditions, result.steps.measured
     if (others_percent := _others_percent(result)) is not None and others_percent >= OTHERS_CPU_PERCENT:
         yield "other_processes", f"shared the CPU: other processes took {others_percent:.0f} % of it"
-    if (text := _steadiness(conditions, result.steps.warmup)) is not None:
-        drift = "cooling_down" if is_cooling_down(conditions.temperature_slope_c_per_min) else "warming_up"
-        yield drift if conditions.still_warming else "steady_later", text
+    if conditions.still_warming:
+        is_cooling = is_cooling_down(conditions.temperature_slope_c_per_min)
+        yield "cooling_down" if is_cooling else "warming_up", _warming_text(conditions)
     if 0 < measured < MIN_STEPS_TO_COMPARE:
         yield "few_steps", f"measured {counted(measured, 'step')}: too few to tell a difference from noise"
     if measured and result.measured_under is not None:
@@ -110,38 +110,26 @@ def _others_percent(result: Result) -> float | None:
 
 
 def _outages(result: Result) -> Iterator[str]:
-    """A predicate for each time without readings of a GPU: its length, its share, and the growth of counters."""
+    """A predicate for each time without readings of a GPU: its length and its share."""
     for outage in result.conditions.outages:
         length = "" if outage.seconds is None else f" for {outage.seconds:.0f} s"
         end_text = "" if outage.back else ", to the end"
         text = f"had no reading of {_gpu(result, outage.device)}{length}{end_text}"
         if outage.measured_fraction >= THROTTLED_SHARE:
             text += f", {100 * outage.measured_fraction:.0f} % of the measured time"
-        grown = [
-            f"{outage.throttled_ms[cause.name] / 1e3:.1f} s by {cause.text}"
-            for cause in CAUSES
-            if cause.name in outage.throttled_ms
-        ]
-        if grown:
-            text += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
         yield text
 
 
-def _steadiness(conditions: RunConditions, warmup: int) -> str | None:
-    """A predicate about warm-up; None if the run was steady from the first measured step on, or if unknown."""
+def _warming_text(conditions: RunConditions) -> str:
+    """A predicate about a run that had not settled at its end."""
     drifts = []
     if conditions.temperature_slope_c_per_min is not None:
         drifts.append(f"{conditions.temperature_slope_c_per_min:+.1f} °C a minute")
     if conditions.step_drift_percent is not None:
         drifts.append(f"step time {conditions.step_drift_percent:+.1f} %")
-    if conditions.still_warming:
-        details = f" ({', '.join(drifts)})" if drifts else ""
-        drift = drift_text(conditions.temperature_slope_c_per_min)
-        return f"was {drift} in its second half{details}: run more steps for steady figures"
-    if conditions.steady_from_step is not None and conditions.steady_from_step > warmup + 1:
-        steady = f"was steady from step {conditions.steady_from_step} on"
-        return f"{steady}; its figures include the measured steps before that"
-    return None
+    details = f" ({', '.join(drifts)})" if drifts else ""
+    drift = drift_text(conditions.temperature_slope_c_per_min)
+    return f"was {drift} in its second half{details}: run more steps for steady figures"
 
 
 def _gpu(result: Result, index: int | None) -> str:
@@ -149,11 +137,8 @@ def _gpu(result: Result, index: int | None) -> str:
     return f"a {gpu}" if index is None else f"{gpu} {index}"
 
 
-def _worst_gpu(result: Result, cause: str, fraction: float) -> tuple[str, str]:
-    """The GPU of a share, and the share's source, in words."""
-    for row in result.throttle.devices:
-        if getattr(row, f"{cause}_fraction") == fraction:
-            on_gpu = "" if row.index is None else f" on {_gpu(result, row.index)}"
-            source = getattr(row, f"{cause}_source")
-            return on_gpu, f" ({source})" if source else ""
-    return "", ""
+def _worst_gpu(result: Result, cause: str, fraction: float) -> str:
+    """The GPU of a share, in words; empty if its index is unknown."""
+    rows = (row for row in result.throttle.devices if getattr(row, f"{cause}_fraction") == fraction)
+    index = next((row.index for row in rows), None)
+    return "" if index is None else f" on {_gpu(result, index)}"

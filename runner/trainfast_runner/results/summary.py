@@ -418,10 +418,9 @@ def window_throttle(devices: Sequence[DeviceConditions], window: Window | None, 
 
 def _throttled_device(device: DeviceConditions, window: Window, step_ms: float | None) -> ThrottledDevice:
     """One device's row; `step_ms` is the median step, None without any."""
-    shares: dict[str, Any] = {}
-    for cause in CAUSES:
-        shares[f"{cause.name}_fraction"] = quotient(device.throttled_ms.get(cause.name), window.ms)
-        shares[f"{cause.name}_source"] = device.sources.get(cause.name)
+    shares: dict[str, Any] = {
+        f"{cause.name}_fraction": quotient(device.throttled_ms.get(cause.name), window.ms) for cause in CAUSES
+    }
     return ThrottledDevice(
         index=device.index,
         uuid=device.uuid,
@@ -446,7 +445,6 @@ def _outage_row(index: int | None, outage: Outage, window: Window | None) -> Rec
         seconds=(ended_ns - began_ns) / 1e9,
         back=outage.back,
         measured_fraction=0.0 if window is None else max(0, covered_ns) / (window.end_ns - window.begin_ns),
-        throttled_ms={cause.name: ns / 1e6 for cause in CAUSES if (ns := outage.throttled_ns.get(cause.name, 0.0)) > 0},
     )
 
 
@@ -502,56 +500,45 @@ def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
     steps that compiled something exceed steady steps, on the first rank.
     """
     run = records.run
-    if run is None or run.knobs.get("compile", "off") == "off" or not records.steps:
-        return None
-    if run.script is not None:
-        # A script's step records do not mark compiling, and its model and data, which decide a step, are unknown.
+    # A script's step records do not mark compiling, and its model and data, which decide a step, are unknown.
+    if run is None or run.script is not None or run.knobs.get("compile", "off") == "off" or not records.steps:
         return None
     steps = records.first_rank_steps
     measured_ms = [step.step_ms for step in steps if not step.warmup]
     if not measured_ms:
         return CompileCost(reason="no step was measured after compiling")
     steady_ms = statistics.median(measured_ms)
-    cold_s = sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000
-    uncompiled = _latest_uncompiled(run, directory)
-    if uncompiled is None:
-        return CompileCost(
-            cold_seconds=cold_s,
-            reason="no finished run with compile=off and otherwise equal settings to compare with; run it once",
-        )
-    run_id, eager_ms = uncompiled
-    if eager_ms <= steady_ms:
-        return CompileCost(
-            cold_seconds=cold_s,
-            compared_with=run_id,
-            reason=f"never: a compiled step takes {steady_ms:.1f} ms, one with compile=off {eager_ms:.1f} ms",
-        )
+    cold_ms = sum(step.step_ms - steady_ms for step in steps if step.compiling)
+    run_id, eager_ms = _latest_uncompiled(run, directory)
+    saved_ms = None if eager_ms is None else eager_ms - steady_ms
+    reason = None
+    if eager_ms is None:
+        reason = "no finished run with compile=off and otherwise equal settings to compare with; run it once"
+    elif eager_ms <= steady_ms:
+        reason = f"never: a compiled step takes {steady_ms:.1f} ms, one with compile=off {eager_ms:.1f} ms"
     return CompileCost(
-        cold_seconds=cold_s, break_even_steps=cold_s * 1000 / (eager_ms - steady_ms), compared_with=run_id
+        cold_seconds=cold_ms / 1000,
+        break_even_steps=cold_ms / saved_ms if saved_ms is not None and saved_ms > 0 else None,
+        compared_with=run_id,
+        reason=reason,
     )
 
 
-def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
-    """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
+def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str | None, float | None]:
+    """The latest finished run that differs in nothing but compiling, and its median step in ms; None without one."""
     home = Home.of_run(directory)
     for candidate in map(home.directory, reversed(home.run_ids())):
-        if candidate == directory:
-            continue
         try:
-            candidate_run = read_run_file(candidate)
-            if candidate_run is None or candidate_run.knobs.get("compile", "off") != "off":
+            other = read_run_file(candidate)
+            if other is None or other.knobs.get("compile", "off") != "off":
                 continue
-            if _comparison_key(candidate_run) != _comparison_key(run):
-                continue
-            result = read_result(candidate)
+            result = read_result(candidate) if _comparison_key(other) == _comparison_key(run) else None
         except OSError:
             # Skip a run that cannot be read.
             continue
-        if result is None or result.measured_under is not None or result.state != "finished":
-            continue
-        if result.step_ms.p50 is not None:
+        if result is not None and result.state == "finished" and result.measured_under is None and result.step_ms.p50:
             return result.run_id, result.step_ms.p50
-    return None
+    return None, None
 
 
 def _comparison_key(run: RunFile) -> tuple[Any, ...]:

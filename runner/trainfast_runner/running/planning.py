@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu import ThreadPolicy, thread_variables
-from trainfast_runner.machine.devices import Machine, detect_machine, visible_gpus
+from trainfast_runner.machine.devices import GpuChoice, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.training_python import extensions_directory, search_path
 from trainfast_runner.memory.model_size import limit_below_weights_error
 from trainfast_runner.records.home import (
@@ -66,11 +66,6 @@ class RunPlan:
         return [gpu.uuid for gpu in self.gpus if gpu.uuid]
 
     @property
-    def watched_uuids(self) -> set[str]:
-        """UUIDs of the GPUs whose readings are joined to the run."""
-        return {gpu.uuid for gpu in self.watched if gpu.uuid}
-
-    @property
     def device_names(self) -> list[str]:
         """Names of the GPUs the ranks use; empty on a CPU."""
         return [gpu.name for gpu in self.gpus if gpu.name]
@@ -108,24 +103,36 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     """
     spec = replace(spec, data=expand_paths(spec.data))
     inspection, machine = _check_settings(spec, python, among)
+    devices = device_counts.device_count(spec, machine)
+    if (too_small := limit_below_weights_error(spec, inspection.parameters, devices)) is not None:
+        raise too_small
     ranks = device_counts.world_size(spec, machine)
     choice = device_counts.chosen_gpus(spec.knobs, machine)
-    limits = _memory_limits(spec, machine, ranks, inspection.parameters)
+    versions = {"python": inspection.python_version, **inspection.versions}
+    env = _worker_variables(spec, machine, ranks, choice.gpus, inspection)
+    return plan_on(machine, choice, _as_recorded(spec, machine), ranks, inspection.executable, versions, env)
+
+
+def plan_on(
+    machine: Machine,
+    choice: GpuChoice,
+    spec: RunSpec,
+    ranks: int,
+    python: str,
+    versions: Mapping[str, str | None],
+    env: dict[str, str],
+) -> RunPlan:
+    """Return the plan of checked settings on these devices; `env` is added to the inherited environment."""
     return RunPlan(
-        spec=_as_recorded(spec, machine),
+        spec=spec,
         device=machine.device,
         world_size=ranks,
         gpus=choice.gpus,
-        watched=machine.watched(spec.knobs["watch"], choice.gpus),
-        memory_limit_bytes=limits,
-        python=inspection.executable,
-        versions={
-            "trainfast-tui": __version__,
-            "python": inspection.python_version,
-            "driver": machine.driver_version,
-            **inspection.versions,
-        },
-        env=_worker_variables(spec, machine, ranks, choice.gpus, inspection),
+        watched=machine.watched(spec.knobs.get("watch"), choice.gpus),
+        memory_limit_bytes=bytes_of_ranks(spec.knobs.get("memory_limit"), ranks),
+        python=python,
+        versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
+        env=env,
         devices_reason=choice.reason,
     )
 
@@ -155,16 +162,6 @@ def _check_settings(
         inspection = training_python.inspect(python, spec.model, training_objective, count=True)
         compatibility.refuse_small_disk(knobs, inspection.parameters)
     return inspection, machine
-
-
-def _memory_limits(spec: RunSpec, machine: Machine, ranks: int, parameters: int | None) -> tuple[int, ...] | None:
-    """The bytes that `memory_limit` leaves each rank, None without one. Raises UserError below what parameters need."""
-    limits = bytes_of_ranks(spec.knobs["memory_limit"], ranks)
-    if limits is not None:
-        too_small = limit_below_weights_error(spec, parameters, device_counts.device_count(spec, machine))
-        if too_small is not None:
-            raise too_small
-    return limits
 
 
 def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:

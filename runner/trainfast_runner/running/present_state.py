@@ -33,8 +33,6 @@ from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, LOCK_PAUSE_S
 
 BEING_MADE_S = 10.0
 """Greatest age of a directory without `run.json` that counts as a run being launched."""
-ABANDONED_S = 86400.0
-"""Chosen, not measured: time without a write after which another machine's run may be deleted here."""
 STOP_GRACE_S = 30.0
 """Time between SIGTERM and SIGKILL of a stop."""
 LEFT_BEHIND = "the supervisor ended before the run did"
@@ -125,27 +123,12 @@ def unfinished_host(directory: Path, run: RunFile | None) -> str | None:
     return None if read_result(directory) is not None else other_host(run)
 
 
-def is_abandoned(directory: Path) -> bool:
-    """True if nobody holds the run's lock and none of its files has changed for ABANDONED_S.
-
-    A container with a lasting home has another name and boot after a power failure.
-    """
-    try:
-        changed_s = max(path.lstat().st_mtime for path in (directory, *directory.iterdir()))
-    except OSError:  # a file has just been replaced
-        return False
-    return not is_alive(directory) and time.time() - changed_s > ABANDONED_S
-
-
-def refuse_left_alone(directory: Path, *, deletes: bool = False) -> None:
-    """Raise UserError for a run that is only looked at: one of another machine without an end, or an unreadable one.
-
-    With `deletes` another machine's abandoned run is not refused.
-    """
+def refuse_left_alone(directory: Path) -> None:
+    """Raise UserError for a run that is only looked at: one of another machine without an end, or an unreadable one."""
     reason, host = unreadable_reason(directory), unfinished_host(directory, read_run_file(directory))
     if reason is not None:
         raise UserError(f"{directory.name} is left alone: {reason}", key=directory.name)
-    if host is not None and not (deletes and is_abandoned(directory)):
+    if host is not None:
         cure = f"stop or delete it there, or delete its folder if {host} is gone"
         raise UserError(f"{directory.name} is a run of host {host}: {cure}", key=directory.name)
 

@@ -1,16 +1,12 @@
-"""Disk space of old runs, searches and caches, and their deletion; live ones are never touched."""
+"""Disk space of old runs and searches, and their deletion; live ones are never touched."""
 
 from __future__ import annotations
 
 import calendar
-import fcntl
-import math
 import os
 import re
 import shutil
-import stat
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,109 +24,27 @@ from trainfast_runner.records.run_directory import (
     RUN_FILE,
     is_alive,
     is_listed,
-    is_locked,
     read_run_file,
     unreadable_reason,
 )
-from trainfast_runner.running.present_state import BEING_MADE_S, is_abandoned, unfinished_host
+from trainfast_runner.running.present_state import BEING_MADE_S, unfinished_host
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 
-FOLDERS_OF_FILES = ("inspected", "traced")
-"""Folders of small files, written and read by one command at a time."""
-FOLDERS_OF_FOLDERS = ("tokens", "images", "extensions")
-"""Folders of folders, which a training has open for as long as it runs."""
 STAT_BLOCK_BYTES = 512
 """Unit of `st_blocks` (inode(7))."""
-_HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
-
-
-@dataclass(frozen=True)
-class UnneededEntry:
-    """A file or folder that can be deleted, its size on the disk, and the reason as text."""
-
-    path: Path
-    size_bytes: int
-    reason: str
-
-
-def unneeded_entries(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[UnneededEntry]:
-    """Entries unused for longer than `older_than_s`, half-made files, and locks that no process holds.
-
-    Entries that a training may have open are left out while one `is_training`.
-    """
-    return [
-        UnneededEntry(path, disk_bytes(path), reason)
-        for name in (*FOLDERS_OF_FILES, *(() if is_training else FOLDERS_OF_FOLDERS))
-        for path in _entries(cache / name)
-        if (reason := _unneeded_reason(path, older_than_s, now_s)) is not None
-    ]
-
-
-def _entries(folder: Path) -> list[Path]:
-    """The entries of a folder of the cache; empty if it is missing, or another user's."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def remove(entry: UnneededEntry) -> bool:
-    """Delete an entry; False if its lock was taken meanwhile, or it cannot be deleted."""
-    path = entry.path
-    try:
-        if path.suffix != ".lock":
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            return True
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-        finally:
-            os.close(fd)
-    except OSError:
-        return False
-    return True
 
 
 def disk_bytes(path: Path) -> int:
     """Bytes on the disk of a file, or of a folder with its contents; links are not followed."""
-    return sum(status.st_blocks * STAT_BLOCK_BYTES for status in _statuses(path))
-
-
-def _statuses(path: Path) -> Iterator[os.stat_result]:
-    """The status of a file, or of a folder and all that it contains, without links' targets."""
     inner = [] if path.is_symlink() else [(folder, [*folders, *files]) for folder, folders, files in os.walk(path)]
+    blocks = 0
     for folder, names in [(str(path.parent), [path.name]), *inner]:
         for name in names:
             with suppress(OSError):
-                yield os.lstat(os.path.join(folder, name))
+                blocks += os.lstat(os.path.join(folder, name)).st_blocks
+    return blocks * STAT_BLOCK_BYTES
 
 
-def _unneeded_reason(path: Path, older_than_s: float, now_s: float) -> str | None:
-    if path.suffix == ".lock":
-        with suppress(OSError):
-            return None if is_locked(path, fcntl.LOCK_EX) else "an unused lock"
-        return None
-    if (writer := _HALF_MADE.search(path.name)) is not None:
-        return None if os.path.exists(f"/proc/{writer[1] or writer[2]}") else "left half-made"
-    unused_s = now_s - _last_use_s(path)
-    return f"not read or changed for {unused_s / 86400:.0f} days by its file times" if unused_s > older_than_s else None
-
-
-def _last_use_s(path: Path) -> float:
-    """The newest time of an entry's files: reading sets it at most a day late (relatime), or never (noatime).
-
-    A folder counts by its change alone, because listing it here reads it. Infinite for an entry that is gone.
-    """
-    times_s = (
-        status.st_mtime if stat.S_ISDIR(status.st_mode) else max(status.st_mtime, status.st_atime)
-        for status in _statuses(path)
-    )
-    return max(times_s, default=math.inf)
-
-
-CACHE_UNUSED_S = 30 * 86400.0
-"""Unused time after which a cache entry is deleted, without an age from the user."""
 UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 """Seconds of each unit of an age."""
 NEWER_THAN_ALL = "~"
@@ -139,24 +53,21 @@ NEWER_THAN_ALL = "~"
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """The entries to delete: runs and searches by id with their bytes, cache entries, locks. `live` ones stay."""
+    """The runs and searches to delete, by id with their bytes. `live` ones stay."""
 
     runs: dict[str, int]
     searches: dict[str, int]
-    caches: list[UnneededEntry]
-    locks: list[UnneededEntry]
     live: list[str]
 
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to delete."""
-        return not (self.runs or self.searches or self.caches or self.locks)
+        return not (self.runs or self.searches)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that deleting all entries frees."""
-        files = (*self.caches, *self.locks)
-        return sum((*self.runs.values(), *self.searches.values(), *(file.size_bytes for file in files)))
+        """Bytes that deleting all of them frees."""
+        return sum((*self.runs.values(), *self.searches.values()))
 
 
 def seconds_of(age: str) -> float:
@@ -170,17 +81,18 @@ def seconds_of(age: str) -> float:
     )
 
 
-def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> PrunePlan:
-    """Plan to delete entries that are neither of the newest `keep` listed runs nor younger than `older_than_s`.
+def plan_prune(home: Home, keep: int | None, older_than_s: float | None) -> PrunePlan:
+    """Plan to delete runs and searches neither of the newest `keep` listed runs nor younger than `older_than_s`.
 
-    No run and no search is planned without either limit. A search and its runs stay while it is conducted, and a
-    search while a run of it stays.
+    A search and its runs stay while it is conducted, and a search while a run of it stays. Raises UserError without
+    either limit.
     """
+    if keep is None and older_than_s is None:
+        raise UserError("runs prune needs a limit: --keep N, --older-than AGE or both", key="--keep")
     now_s = time.time()
     kept_ids = [] if keep is None else _kept_runs(home, keep)
     older_cutoff = NEWER_THAN_ALL if older_than_s is None else _stamp_of(now_s - older_than_s)
-    is_limited = keep is not None or older_than_s is not None
-    cutoff = min([older_cutoff, *kept_ids]) if is_limited else ""
+    cutoff = min([older_cutoff, *kept_ids])
     """The id before which searches may be deleted; ids sort by time."""
     every_search = search_directories(home)
     conducted_names = {directory.name for directory in every_search if is_conducted(directory)}
@@ -192,11 +104,11 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
             continue
         run = read_run_file(directory)
         search_id = None if run is None else run.search_id
-        if unfinished_host(directory, run) is not None and not is_abandoned(directory):
+        if unfinished_host(directory, run) is not None:
             needed_searches.add(search_id or "")
             continue
         is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted_names
-        is_old = is_limited and run_id < older_cutoff and run_id not in kept_ids
+        is_old = run_id < older_cutoff and run_id not in kept_ids
         if is_live and is_old:
             live_ids.append(run_id)
         if is_live or not is_old:
@@ -209,17 +121,13 @@ def plan_prune(home: Home, cache: Path, keep: int | None, older_than_s: float | 
         for directory in every_search
         if directory.name < cutoff and directory.name not in needed_searches
     }
-    is_training = bool(conducted_names) or next(home.live_directories(), None) is not None
-    unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
-    unneeded_cache = unneeded_entries(cache, unused_s, now_s, is_training=is_training)
-    locks = [entry for entry in unneeded_cache if entry.path.suffix == ".lock"]
-    return PrunePlan(runs, searches, [entry for entry in unneeded_cache if entry not in locks], locks, live_ids)
+    return PrunePlan(runs, searches, live_ids)
 
 
 def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
-    """Delete the plan's entries and return those that remain by name, with their bytes.
+    """Delete the plan's runs and searches and return those that remain by name, with their bytes.
 
-    Runs and searches that came alive meanwhile remain, and entries that cannot be deleted.
+    Those that came alive meanwhile remain, and those that cannot be deleted.
     """
     for run_id in plan.runs:
         with suppress(UserError, OSError):
@@ -229,9 +137,7 @@ def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
         with suppress(OSError), conductor_lock(directory) as is_ours:
             if is_ours:
                 shutil.rmtree(directory)
-    files = [entry for entry in (*plan.caches, *plan.locks) if not remove(entry)]
     paths = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
-    paths |= {str(file.path): file.path for file in files}
     return {name: disk_bytes(path) for name, path in paths.items() if os.path.lexists(path)}
 
 

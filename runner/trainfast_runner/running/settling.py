@@ -126,7 +126,7 @@ def _verdict(directory: Path, records: RunRecords, end: TrainingEnd) -> Verdict:
 
 
 def unended_reason(end: TrainingEnd, records: RunRecords) -> str:
-    """A sentence for the run's reason or troubles: each unended process with its pid, state and GPU.
+    """A sentence for the run's reason or troubles: each unended process with its pid and state.
 
     A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
     """
@@ -139,23 +139,10 @@ def unended_reason(end: TrainingEnd, records: RunRecords) -> str:
     sentences = []
     for process in end.unended:
         rank = ranks.get(process.pid)
-        label = process.name if rank is None else ", ".join([f"rank {rank}", *_gpu_labels(rank, records)])
+        label = process.name if rank is None else f"rank {rank}"
         state = KERNEL_STATES.get(process.state, f"state {process.state}")
         sentences.append(f"pid {process.pid} ({label}) is in {state}")
     return f"{'; '.join(sentences)} and did not end within {end.unkillable_s:g} s of SIGKILL"
-
-
-def _gpu_labels(rank: int, records: RunRecords) -> list[str]:
-    """The GPUs of a rank by NVML index, by UUID where telemetry gave none; empty on a CPU."""
-    run = records.run
-    if run is None:
-        return []
-    uuids = run.device_uuids if run.world_size == 1 else run.device_uuids[rank : rank + 1]
-    indexes = [
-        next((sample.index for _, sample in records.device_samples.get(uuid, []) if sample.index is not None), None)
-        for uuid in uuids
-    ]
-    return [uuid if index is None else f"GPU {index}" for uuid, index in zip(uuids, indexes, strict=True)]
 
 
 def _failure(subject: str, error: Exception) -> str:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -319,8 +319,6 @@ def _variants(raw: Mapping[str, Any], source: TomlSource) -> tuple[Variant, ...]
 
 KeyPath = tuple[str | int, ...]
 """The keys that lead to a value, such as ("variants", 1, "knobs", "batch_size")."""
-HEADER_LINE = re.compile(r"^\s*\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
-KEY_LINE = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_.\-]+))\s*=")
 
 
 class TomlSource(msgspec.Struct, frozen=True):
@@ -338,7 +336,7 @@ class TomlSource(msgspec.Struct, frozen=True):
         advice: str | None = None,
     ) -> UserError:
         """Return the error about the value at this key."""
-        line = line_of(self.content, at)
+        line = _line_of(self.content, at)
         where = f"{self.path}:{line}" if line else str(self.path)
         key = ".".join(map(str, at))
         return UserError(message, key=key, allowed=allowed, nearest=nearest, advice=advice, where=where)
@@ -400,33 +398,11 @@ def read_toml(path: Path) -> tuple[TomlSource, dict[str, Any]]:
         raise UserError(f"{path}: not valid TOML: {error}", key=str(path)) from None
 
 
-def line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """Return the line (from 1) of a key; None if it is not found.
-
-    Walks table headers and keys; a key inside an inline table is given the line where that table starts
-    unless it stands on a line of its own.
-    """
-    keys = [str(part) for part in path]
-    deepest_match: tuple[int, int] | None = None
-    table: list[str] = []
-    counts: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        header = HEADER_LINE.match(line)
-        if header:
-            name = header[1].strip()
-            table = [part.strip().strip("\"'") for part in name.split(".")]
-            if line.lstrip().startswith("[["):
-                counts[name] = counts.get(name, -1) + 1
-                table.append(str(counts[name]))
-            elif table and table[0] in counts:
-                table = [table[0], str(counts[table[0]]), *table[1:]]
-            line_keys = table
-        else:
-            key = KEY_LINE.match(line)
-            if not key:
-                continue
-            line_keys = table + (key[3].split(".") if key[3] else [key[1] or key[2]])
-        depth = len(line_keys)
-        if line_keys == keys[:depth] and (deepest_match is None or depth > deepest_match[1]):
-            deepest_match = (number, depth)
-    return deepest_match[0] if deepest_match else None
+def _line_of(text: str, path: KeyPath) -> int | None:
+    """Return the line (from 1) of the innermost of these keys that the file has once; None without one."""
+    for key in map(str, reversed(path)):
+        is_key = re.compile(rf"(?:.*[\[{{,.])?\s*[\"']?{re.escape(key)}[\"']?\s*[=\].]")
+        lines = [number for number, line in enumerate(text.splitlines(), 1) if is_key.match(line)]
+        if key and len(lines) == 1:
+            return lines[0]
+    return None

@@ -109,10 +109,12 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
     section, dot, name = key.partition(".")
     if dot and section == "model":
         if name in presets.MODEL_SOURCES:
-            _check_named_first(key, spec.overrides)
             value = str(presets.read_model_field(name, value))
-            # A path is taken from where the command is typed, and another model brings its own fields.
-            model = {name: os.path.abspath(os.path.expanduser(value)) if name == "path" else value}
+            # Another model brings its own fields, without those of the preset's: only the ones set so far stay.
+            fields = (override.removeprefix("model.") for override in spec.overrides if override.startswith("model."))
+            kept = {field: model[field] for field in fields if field not in presets.MODEL_SOURCES}
+            # A path is taken from where the command is typed.
+            model = {name: os.path.abspath(os.path.expanduser(value)) if name == "path" else value, **kept}
         else:
             model[name] = presets.read_model_field(name, read_toml_value(value))
     elif dot and section == "data":
@@ -131,17 +133,6 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
         knobs[key] = knob(key).read(value.strip())
     overrides = tuple(dict.fromkeys((*spec.overrides, key)))
     return replace(spec, model=model, data=data, knobs=knobs, overrides=overrides)
-
-
-def _check_named_first(source: str, overrides: Iterable[str]) -> None:
-    """Raise UserError if a field of the model was set before the model itself, which would drop the field."""
-    dropped_key = next((key for key in overrides if key.startswith("model.") and key != source), None)
-    if dropped_key is not None:
-        raise UserError(
-            f"{source} names another model, and {dropped_key}, which is set before it, would be lost",
-            key=source,
-            option=f"--set {source}=… first, then --set {dropped_key}=…",
-        )
 
 
 def expand_paths(data: dict[str, Any]) -> dict[str, Any]:

@@ -244,7 +244,7 @@ COMMANDS = (
     Command(("runs", "show"), "runs", "one run's result"),
     Command(("runs", "compare"), "runs", "which settings differ and what changed"),
     Command(("runs", "rm"), "runs_rm", "delete runs"),
-    Command(("runs", "prune"), "runs_rm", "delete old runs and searches, and unused cache files"),
+    Command(("runs", "prune"), "runs_rm", "delete old runs and searches"),
     Command(("logs",), "logs", "the output of a run's training"),
     Command(("stop",), "logs", "stop a live run"),
     Command(("attach",), "run", "follow a live run; Ctrl-C leaves it running"),

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.memory import corrections
 from trainfast_runner.memory.headroom import (
     PredictedFit,
     PredictedRow,
@@ -62,8 +61,6 @@ def predict(arguments: argparse.Namespace) -> int:
     Raises UserError if the only run has one. Return 3 if `memory_limit` is below the parameters' own memory.
     """
     began_s = time.monotonic()
-    if (damage := corrections.unreadable_reason()) is not None:
-        print_notice(f"trainfast-tui: {damage}")
     runs = runs_to_predict(arguments.preset, arguments.settings)
     rows = _predict(runs, arguments.python)
     if len(rows) == 1 and rows[0].error is not None:
@@ -92,10 +89,8 @@ def _predict(runs: list[RunToPredict], python: str | None) -> list[PredictedRow]
         if tracing.importing:
             progress.update(importing_words(tracing.importing))
         elif tracing.next_trace:
-            words = TRACING_WORDS
-            if len(runs) > 1:
-                words = f"tracing {runs[tracing.index].id}, {tracing.index + 1} of {len(runs)}"
-            progress.update(f"{words}: {tracing.next_trace}", tracing.done / tracing.total)
+            words = f"{TRACING_WORDS}, {tracing.done + 1} of {tracing.total}: {tracing.next_trace}"
+            progress.update(words, tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING_WORDS}…", on_any_stream=len(runs) > 1) as progress:
         rows = dict(predict_rows(runs, python, show_tracing))

@@ -289,9 +289,6 @@ def print_steps(steps: Sequence[StepRecord]) -> None:
     rows = [[cell(step) for _, cell in STEP_COLUMNS] for step in steps]
     header = fmt.figure_headings(*(heading for heading, _ in STEP_COLUMNS))
     print_table(*fmt.without_empty_columns(header, rows, empty=ABSENT))
-    sources = sorted({source for step in steps for source in (step["sources"] or {}).values()})
-    if sources:
-        print_line(f"throttled time from: {', '.join(sources)}")
 
 
 def _phase(name: str) -> Callable[[StepRecord], str]:

@@ -1,4 +1,4 @@
-"""`runs rm` and `runs prune`: delete named runs, or old runs, searches and caches; never a live one."""
+"""`runs rm` and `runs prune`: delete named runs, or old runs and searches; never a live one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home, cache_directory
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import pruning
@@ -31,7 +31,7 @@ def runs_rm(arguments: argparse.Namespace) -> int:
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
     for run_id in ids:
-        refuse_left_alone(home.directory(run_id), deletes=True)
+        refuse_left_alone(home.directory(run_id))
     live_ids = [run_id for run_id in ids if is_alive_after_grace(home.directory(run_id))]
     if live_ids:
         raise UserError(
@@ -55,15 +55,11 @@ MAX_NAMED = 12
 def runs_prune_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Without --keep or --older-than no run or search is deleted: only stale locks, and cache entries that were not"
-        " read or changed for 30 days. With both, a run is deleted only if neither option keeps it. Live runs and"
-        " searches, and what belongs to them, are never deleted. Caches are rebuilt when needed. Exit code 4 if"
-        " something could not be deleted."
+        "With both --keep and --older-than a run is deleted only if neither option keeps it. Live runs and searches and"
+        " all that belongs to them are never deleted. Exit code 4 if something could not be deleted."
     )
     parser.add_argument("--keep", type=whole, metavar="N", help="delete runs and searches before the newest N runs")
-    parser.add_argument(
-        "--older-than", metavar="AGE", help="delete runs, searches and cache entries older than AGE, such as 30d"
-    )
+    parser.add_argument("--older-than", metavar="AGE", help="delete runs and searches older than AGE, such as 30d")
     parser.add_argument("--dry-run", action="store_true", help="only print what it would free")
     parser.add_argument("--yes", action="store_true", help="delete without asking")
     parser.add_argument("--json", action="store_true", help="print what was deleted, or would be, as one JSON object")
@@ -73,7 +69,7 @@ def runs_prune(arguments: argparse.Namespace) -> int:
     """Print the bytes to be freed, ask, and delete."""
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
-    plan = pruning.plan_prune(home, cache_directory(), arguments.keep, older_than_s)
+    plan = pruning.plan_prune(home, arguments.keep, older_than_s)
     if arguments.json and not (arguments.yes or arguments.dry_run or plan.is_empty):
         raise UserError("--json does not ask: add --yes, or --dry-run to only look", key="--json")
     if not arguments.json:
@@ -115,8 +111,6 @@ def _lines(plan: PrunePlan) -> Iterator[str]:
     sizes = {
         ("run", "runs"): list(plan.runs.values()),
         ("search", "searches"): list(plan.searches.values()),
-        ("cache entry", "cache entries"): [entry.size_bytes for entry in plan.caches],
-        ("stale lock", "stale locks"): [entry.size_bytes for entry in plan.locks],
     }
     parts = [f"{counted(len(of), *nouns)}, {size(sum(of))}" for nouns, of in sizes.items() if of]
     yield f"to delete: {'; '.join(parts)}" if parts else "nothing to delete"
@@ -127,8 +121,6 @@ def _as_json(plan: PrunePlan, *, deleted: bool, left_bytes: dict[str, int]) -> d
         "schema": SCHEMA,
         "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in plan.runs.items()],
         "searches": [{"search_id": name, "bytes": size_bytes} for name, size_bytes in plan.searches.items()],
-        "caches": [{"path": str(entry.path), "bytes": entry.size_bytes, "why": entry.reason} for entry in plan.caches],
-        "locks": [{"path": str(entry.path), "bytes": entry.size_bytes} for entry in plan.locks],
         "live": plan.live,
         "total_bytes": _freed_bytes(plan, left_bytes),
         "deleted": deleted,

@@ -224,7 +224,7 @@ def steadiness(run: RunSnapshot, *, short: bool = False) -> Line:
         return []
     if not steady.still_warming:
         # A live run may drift again.
-        return [(f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}", "success")]
+        return [("steady so far" if run.is_live else "steady", "success")]
     # Importing the runner's diagnosis would delay the first frame, which has no steps.
     from trainfast_runner.results.distributions import drift_text, is_cooling_down
 

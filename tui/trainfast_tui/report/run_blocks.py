@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import FORMS, export_run
 from trainfast_runner.machine.telemetry.throttle import CAUSES
-from trainfast_runner.memory.prediction import CATEGORIES
+from trainfast_runner.memory.timeline import CATEGORIES
 from trainfast_runner.records.json_lines import Thinned, remaining_records
 from trainfast_runner.records.result import OomChange, Result
 from trainfast_runner.records.run_directory import TELEMETRY_FILE, notable_reason, state_text

@@ -57,7 +57,7 @@ def list_runs(home: Home, earlier_rows: list[RunRow], request_id: int) -> RunsLi
 
 def delete_run(home: Home, row: RunRow, rows: list[RunRow], request_id: int, post: Post) -> RunsListed:
     """Delete a run with all its records, and list the others. Raises UserError for one that is live."""
-    refuse_left_alone(home.directory(row.run_id), deletes=True)
+    refuse_left_alone(home.directory(row.run_id))
     home.remove(row.run_id)
     post(Notified(f"deleted {_run_words(row)}"))
     return list_runs(home, rows, request_id)

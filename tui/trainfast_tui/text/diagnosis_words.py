@@ -141,7 +141,6 @@ def _throttling_words() -> dict[str, str]:
         figures |= dict.fromkeys(
             (f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), f"lost to {cause.text}"
         )
-        figures[f"{cause.name}_source"] = "known from"
     return figures
 
 

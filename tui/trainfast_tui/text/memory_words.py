@@ -88,8 +88,6 @@ def swap_notice(fit: PredictedFit | None, machine: Machine | None) -> str:
     )
 
 
-MIN_SHOWN_BYTES = 1 << 20
-"""Fewer bytes than this beyond the live ones are rounding."""
 ALL_FIT_TITLE = "cheapest first, the prediction says that each fits:"
 MIXED_TITLE = "cheapest first; those with a predicted peak fit by the prediction:"
 CLOSEST_TITLE = "no change is enough by the prediction; the closest:"
@@ -132,12 +130,6 @@ def _measured(explanation: OomExplanation) -> Iterator[str]:
     if explanation.held_bytes is not None:
         limit_words = f" of its {size(explanation.limit_bytes)}" if explanation.limit_bytes is not None else ""
         yield f"The failing rank held {size(explanation.held_bytes)}{limit_words}{request_words}."
-        if explanation.untouched_bytes is not None and explanation.untouched_bytes >= MIN_SHOWN_BYTES:
-            untouched = size(explanation.untouched_bytes)
-            yield (
-                f"The request was refused, so at least {untouched} more counted against the limit:"
-                " reserved, untouched address space such as thread stacks."
-            )
     elif asked_bytes is not None and explanation.missing_bytes is not None and explanation.needed_bytes is None:
         missing = size(explanation.missing_bytes)
         yield f"The failed allocation asked for {size(asked_bytes)}, {missing} more than was free."

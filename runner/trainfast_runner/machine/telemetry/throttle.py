@@ -84,12 +84,6 @@ def severity(name: str) -> Severity:
     return reason.severity if reason else "warning"
 
 
-REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS = "reason counter", "policy counter", "sampled reasons"
-SOURCES = (REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS)
-"""Sources of throttled time, the most exact first: the driver's counter of the reason, its counter of the policy
-(fields 74 to 76 of nvml.h), or sampled reasons, each holding until the next sample."""
-
-
 class Cause(msgspec.Struct, frozen=True):
     """A cause of throttling, with its counters (nanoseconds) and reasons."""
 

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import VISIBLE_DEVICES, GpuChoice, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.records.run_file import FIRST_TORCH, ScriptAsked
-from trainfast_runner.running.planning import RunPlan, plan_run
+from trainfast_runner.running.planning import RunPlan, plan_on, plan_run
 from trainfast_runner.running.scripts.command import ScriptCommand, read_command
 from trainfast_runner.running.scripts.log_steps import step_pattern
-from trainfast_runner.settings.knob_values import KnobValues, bytes_of_ranks, whole_number
+from trainfast_runner.settings.device_counts import chosen_gpus
+from trainfast_runner.settings.knob_values import KnobValues, whole_number
 from trainfast_runner.settings.knobs import knob, loader_arguments, setting_of, settings_of, trainer_fields
 from trainfast_runner.settings.precisions import ACCELERATE_NAMES, LIGHTNING_NAMES
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -58,11 +58,13 @@ def plan_script(
     versions = _versions(command.interpreter)
     hooks_blocked = _hooks_blocked_reason(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
-    spec = _spec(command.name if typed else preset.name, command.title, knobs)
-    plan = _plan_command(spec, command, versions)
+    machine = detect_machine(versions).used_by(knobs.get("devices"))
+    if machine.refusal is not None:
+        raise machine.refusal
+    choice = _chosen_gpus(machine, knobs)
     script = ScriptAsked(
         command=command_words,
-        argv=command.argv_on(len(plan.gpus)),
+        argv=command.argv_on(len(choice.gpus)),
         steps=step_limit,
         timing_warmup=whole_number(knobs, "timing_warmup"),
         samples_per_step=samples_per_step,
@@ -76,30 +78,11 @@ def plan_script(
         unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
         trial=trial,
     )
-    env = {**plan.env, **framework_environment(without_flag)}
-    return replace(plan, env=env, script=script, cwd=cwd)
-
-
-def _plan_command(spec: RunSpec, command: ScriptCommand, versions: dict[str, str | None]) -> RunPlan:
-    """The plan of the command on this machine's devices, still without its script. Raises UserError."""
-    knobs = spec.knobs
-    machine = detect_machine(versions).used_by(knobs.get("devices"))
-    if machine.refusal is not None:
-        raise machine.refusal
-    choice = _chosen_gpus(machine, knobs)
+    spec = _spec(command.name if typed else preset.name, command.title, knobs)
+    env = {**_script_variables(knobs, choice), **framework_environment(without_flag)}
     ranks = command.ranks(len(choice.gpus))
-    return RunPlan(
-        spec=spec,
-        device=machine.device,
-        world_size=ranks,
-        gpus=choice.gpus,
-        watched=machine.watched(knobs.get("watch"), choice.gpus),
-        memory_limit_bytes=bytes_of_ranks(knobs.get("memory_limit"), ranks),
-        python=command.interpreter or "",
-        versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
-        env=_script_variables(knobs, choice),
-        devices_reason=choice.reason,
-    )
+    plan = plan_on(machine, choice, spec, ranks, command.interpreter or "", versions, env)
+    return replace(plan, script=script, cwd=cwd)
 
 
 def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, trial: bool) -> KnobValues:
@@ -168,11 +151,9 @@ def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
 def _chosen_gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
     """The GPUs that the script may use: all that it sees, unless `devices` names some."""
     devices = knobs.get("devices")
-    if machine.device != "cuda":
-        return GpuChoice(())
-    if isinstance(devices, int | str):
-        return machine.named_or_counted_gpus(devices)
-    return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
+    if machine.device == "cuda" and not isinstance(devices, int | str):
+        return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
+    return chosen_gpus({"devices": devices}, machine)
 
 
 def _script_variables(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
