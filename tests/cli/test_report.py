@@ -135,14 +135,12 @@ def test_a_page_holds_the_whole_run_and_loads_nothing(recorded):
         "trainfast-tui run tiny-llama --set batch_size=2",
         "Not as deepspeed",
         "time since the run started",  # axes of pictures
-        "milliseconds, medians of the measured steps",
         "1980 MHz",
         "optimizer states 25.5 MiB",
-        "75.4 MiB measured",
     ):
         assert words in page.text, words
     assert len({len(row) for row in page.tables[1]}) == 1
-    assert len(page.pictures) >= 8
+    assert len(page.pictures) >= 6
     assert all(one["alt"] for one in page.with_tag("img"))
     assert page.text.count("Throttled by heat from") >= 2, "heat held the GPU back twice"
     assert_tables_are_even(markdown)
@@ -152,7 +150,7 @@ def test_a_page_holds_the_whole_run_and_loads_nothing(recorded):
 def test_markdown_has_the_figures_of_pictures_in_words(recorded):
     _, _, markdown = recorded
     assert markdown.startswith("# tiny-llama")
-    assert "**phases of a step**: run A: " in markdown
+    assert "**throughput**: samples/s: from " in markdown
     assert "Throttled by heat from" in markdown
 
 

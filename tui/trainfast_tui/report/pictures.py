@@ -1,10 +1,10 @@
-"""The drawing of a report's pictures by matplotlib: bars of parts, points with lines, charts over time."""
+"""The drawing of a report's pictures by matplotlib: points with lines, and charts over time."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainfast_tui.charts.chart_data import ChartData, Series, ThrottledSpan, worst_last
 from trainfast_tui.text.event_words import shade_of
-from trainfast_tui.text.format import Formatter, duration, number, plain, truncate
+from trainfast_tui.text.format import Formatter, duration, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH_IN, ROW_IN, MARGIN_IN, SCATTER_IN, STRIP_IN = 7.2, 0.32, 1.0, 3.4, 2.4
-"""The width of a picture, the height of a row of bars, the height around rows, and the heights of other pictures."""
+WIDTH_IN, SCATTER_IN, STRIP_IN = 7.2, 3.4, 2.4
+"""The width of a picture, and the height of a picture of points and of a chart over time."""
 COLOURS = {
     "muted": "#59636e",
     "primary": "#1d5fbf",
@@ -28,9 +28,6 @@ COLOURS = {
     "warning": "#9a5b00",
     "error": "#c0232c",
 }
-HATCHES = ("", "///", "xxx", "\\\\\\", "+++", "---")
-"""Fills of the parts of a bar: no part is known by its colour alone."""
-LABEL_LETTERS = 29
 TIME_STEPS = (1, 1.5, 2, 3, 6, 10)
 """Round steps of a time axis: 1.5 and 6 suit minutes and hours."""
 DATED = ("Date", "Creator", "Format", "Type")
@@ -42,7 +39,6 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "hatch.linewidth": 0.6,
 }
 
 
@@ -85,52 +81,6 @@ class Axis:
     """Formats the ticks."""
     binary: bool = False
     """Put the ticks at multiples of a power of two, for bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar of parts: the value and the tone of each by its name, the tone the same in every bar."""
-
-    label: str
-    parts: Mapping[str, tuple[float, str]]
-    words: str
-    """The words at the end of the bar."""
-
-    @property
-    def total(self) -> float:
-        """The length of the bar."""
-        return sum(value for value, _ in self.parts.values())
-
-
-def bars_picture(title: str, bars: Sequence[Bar], axis: Axis) -> list[Picture]:
-    """Return a picture with a row for each bar; nothing if every bar is empty."""
-    if not any(bar.total for bar in bars):
-        return []
-    words = ""
-    for bar in bars:
-        parts = ", ".join(f"{name} {axis.format_value(value)}" for name, (value, _) in bar.parts.items())
-        words += f"{bar.label}: {bar.words}{f' ({parts})' if len(bar.parts) > 1 else ''}. "
-    return [Picture(title, words, MARGIN_IN + ROW_IN * len(bars), partial(_draw_bars, bars=bars, axis=axis))]
-
-
-def _draw_bars(axes: Axes, bars: Sequence[Bar], axis: Axis) -> None:
-    names = list(dict.fromkeys(name for bar in bars for name in bar.parts))
-    named: set[str] = set()
-    for row, bar in enumerate(bars):
-        begin = 0.0
-        for name, (value, tone) in bar.parts.items():
-            colour, hatch = COLOURS[tone], HATCHES[names.index(name) % len(HATCHES)]
-            label = name if value and name not in named else None
-            named |= {name} if value else set()
-            axes.barh(row, value, 0.65, left=begin, color=f"{colour}66", edgecolor=colour, hatch=hatch, label=label)
-            begin += value
-        axes.annotate(plain(bar.words), (begin, row), (6, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(bars)), [truncate(plain(bar.label), LABEL_LETTERS) for bar in bars])
-    axes.set_ylim(len(bars) - 0.4, -0.6)
-    axes.set_xlim(0, 1.25 * max(bar.total for bar in bars))
-    _set_ticks(axes.xaxis, axis)
-    axes.set_xlabel(axis.title)
-    _add_legend(axes)
 
 
 @dataclass(frozen=True, slots=True)
