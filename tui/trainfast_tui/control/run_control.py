@@ -281,14 +281,14 @@ def compared_with_previous(home: Home, run_id: str) -> messages.RunsCompared:
     )
 
 
-class ScriptDiscovered(messages.ScreenMessage, frozen=True):
+class ScriptDiscovered(messages.Message, frozen=True):
     """The flags of a script are known."""
 
     command: tuple[str, ...]
     discovered: Discovered
 
 
-class DiscoveryRefused(messages.ScreenMessage, frozen=True):
+class DiscoveryRefused(messages.Message, frozen=True):
     """A script could not be looked into."""
 
     command: tuple[str, ...]
