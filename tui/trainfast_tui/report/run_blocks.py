@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replaced_struct
-from itertools import cycle
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,7 +19,7 @@ from trainfast_runner.records.run_directory import TELEMETRY_FILE, notable_reaso
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.tick import TelemetryTail, Tick
-from trainfast_runner.results.comparison import DIFFERENT_SAMPLE_VERDICTS, compare, compared_conditions, speeds_rank
+from trainfast_runner.results.comparison import DIFFERENT_SAMPLE_VERDICTS, compare, compared_conditions
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.verdict import mismatches
 from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, SummedRates
@@ -31,15 +30,7 @@ from trainfast_tui.charts.chart_data import ChartData, TimeAxis, gap_ns_of
 from trainfast_tui.charts.charted import cpu_charts, device_charts, has_gpu_samples, reading_names, throughput_chart
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.report.blocks import Block, Code, Grid, Heading, Listing, Prose, filled_grid, pairs_grid
-from trainfast_tui.report.pictures import (
-    Axis,
-    Picture,
-    Point,
-    PointKind,
-    points_picture,
-    strip_picture,
-    throttled_sentences,
-)
+from trainfast_tui.report.pictures import strip_picture, throttled_sentences
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import memory_words
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result
@@ -48,8 +39,6 @@ from trainfast_tui.text.next_run_words import few_steps_note, typed_overrides
 from trainfast_tui.text.result_words import figure_rows, interval_text, result_notes
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
-MARKERS = "os^Dvp*X"
-"""Matplotlib's markers of the first runs; then they begin again."""
 MAX_TICKS = 20_000
 """The most samples in a chart, five hours of one a second: a picture is 300 columns wide."""
 
@@ -118,10 +107,9 @@ def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
 
 
 def run_sections(runs: Sequence[ReportedRun]) -> list[Block]:
-    """Return the tables of all runs and of the machine, the pictures of all, then each run's verdict and charts."""
+    """Return the tables of all runs and of the machine, then each run's verdict and charts."""
     blocks: list[Block] = [Heading("Runs" if len(runs) > 1 else "The run"), _runs_grid(runs), Prose(ABSENT_NOTE)]
     blocks += [*_asked_and_ran(runs), Heading("Machine"), _machine_grid(runs)]
-    blocks += _throughput_picture(runs)
     for run in runs:
         blocks += _one_run(run)
     return blocks
@@ -226,21 +214,6 @@ def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
             yield "slowest link", run_file.link
         yield from ((name, version) for name, version in run_file.versions.items() if version and name != "driver")
     yield from ((row.label, row.a) for row in compared_conditions(result, result) if row.a is not None)
-
-
-def _throughput_picture(runs: Sequence[ReportedRun]) -> list[Picture]:
-    """Return throughput by peak memory; nothing below two runs that compare in both."""
-    first = runs[0].result
-    points = []
-    for run, marker in zip(runs, cycle(MARKERS), strict=False):
-        peak, rate = run.result.memory.peak_allocated_bytes, run.result.throughput.samples_per_s.typical
-        is_other_work = compare(first, run.result).rows[0].verdict in DIFFERENT_SAMPLE_VERDICTS
-        if peak is not None and rate is not None and speeds_rank(first, run.result) and not is_other_work:
-            words = f"{fmt.number(rate)} samples/s with {fmt.size(peak)}"
-            points.append(Point(peak, rate, PointKind(f"run {run.label}", marker, "primary"), words))
-    x_axis, y_axis = Axis("peak memory, a rank", fmt.size, binary=True), Axis("samples/s")
-    title = "throughput by peak memory of each run"
-    return points_picture(title, points, [], x_axis, y_axis) if len(points) > 1 else []
 
 
 def _one_run(run: ReportedRun) -> Iterator[Block]:

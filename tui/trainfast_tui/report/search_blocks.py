@@ -1,4 +1,4 @@
-"""A search as blocks of a report: its question, its answer, every size or setting tried, and a picture."""
+"""A search as blocks of a report: its question, its answer, and every size or setting tried."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from trainfast_runner.search.batch_journal import (
 from trainfast_runner.search.best.answer import BestSoFar, verdicts_without_answer
 from trainfast_runner.search.best_journal import BestAnswer, BestEnded, BestQuestion, CandidateVerdict
 from trainfast_runner.units import counted
-from trainfast_tui.charts.scatter_chart import drawn_limit
 from trainfast_tui.report.blocks import Block, Heading, Prose, filled_grid, pairs_grid
-from trainfast_tui.report.pictures import Axis, Line, Picture, Point, PointKind, points_picture
 from trainfast_tui.report.run_blocks import ABSENT_NOTE, ReportedRun, changes_grid, export_blocks, run_sections
 from trainfast_tui.text.batch_words import batch_answer_rows
 from trainfast_tui.text.best_words import (
     EFFECT_HEADER,
+    PARETO_HEADER,
     best_answer_rows,
     candidate_text,
     count_rows,
     effect_rows,
     objective_of,
+    pareto_rows,
 )
 from trainfast_tui.text.format import (
     ABSENT,
@@ -43,21 +43,7 @@ from trainfast_tui.text.format import (
     with_sizes,
 )
 from trainfast_tui.text.result_words import value_text
-from trainfast_tui.text.search_words import OUTCOMES, REFUTED, outcome_of
-
-POINT_KINDS = {
-    "fits": PointKind(OUTCOMES["fits"].noun, "o", "success"),
-    "oom": PointKind(OUTCOMES["oom"].noun, "x", "error"),
-    REFUTED: PointKind(OUTCOMES[REFUTED].noun, "o", "warning", is_open=True),
-    "finished": PointKind("confirmation run", "s", "primary"),
-}
-"""The kinds of points by the outcome of a probe, or the state of a confirmation run; others say nothing of memory."""
-BEST = PointKind("the best", "s", "success")
-BASELINE = PointKind("the baseline", "^", "secondary")
-ON_FRONT = PointKind("on the front", "o", "primary")
-BEHIND_FRONT = PointKind("behind the front", "o", "muted", is_open=True)
-FIT_POINTS = 40
-"""Points through which the fit is drawn: it bends where another phase becomes the highest."""
+from trainfast_tui.text.search_words import REFUTED, outcome_of
 
 
 def confirming_run_ids(answer: BatchAnswer | BestAnswer | None) -> list[str]:
@@ -85,13 +71,6 @@ def batch_search_report(search: BatchSnapshot, question: BatchQuestion, runs: Se
     header = (FigureHeading("batch size"), "in", "outcome", *figures, "run", "reason")
     rows = [_attempt_row(attempt, search.confirmations) for attempt in attempts]
     blocks += [Heading("Sizes tried"), filled_grid(header, rows), Prose(ABSENT_NOTE)]
-    blocks += points_picture(
-        "peak memory by batch size",
-        [point for attempt in attempts for point in _attempt_points(attempt, search.confirmations)],
-        list(_lines(search, question)),
-        Axis("batch size, samples a rank"),
-        Axis("peak memory of the tightest rank", size, binary=True),
-    )
     if not runs:
         return [*blocks, Prose("No confirmation run is on the disk, so there is no machine, chart or export here.")]
     exports = list(export_blocks(runs))
@@ -119,38 +98,15 @@ def _answer(ended: BatchEnded | BestEnded | None, rows: Iterable[tuple[str, str]
         yield pairs_grid(listed)
 
 
-def _outcome_of(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> str:
-    """Return the key of an attempt's outcome in `POINT_KINDS`, which need not have it."""
-    if isinstance(attempt, ConfirmationRun):
-        return attempt.state
-    return attempt.outcome if refuted_by(attempt, confirmations) is None else REFUTED
-
-
 def _attempt_row(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> list[str]:
-    kind, outcome = "confirmation run", state_text(_outcome_of(attempt, confirmations))
-    if isinstance(attempt, Probe):
-        kind, outcome = "probe", outcome_of(_outcome_of(attempt, confirmations)).noun
+    if isinstance(attempt, ConfirmationRun):
+        kind, outcome = "confirmation run", state_text(attempt.state)
+    else:
+        is_refuted = refuted_by(attempt, confirmations) is not None
+        kind, outcome = "probe", outcome_of(REFUTED if is_refuted else attempt.outcome).noun
     figures = [size(attempt.peak_allocated_bytes), number(attempt.samples_per_s), milliseconds(attempt.step_ms)]
     ended = [duration(attempt.seconds), attempt.run_id, with_sizes(attempt.reason)]
     return [count(attempt.batch_size), kind, outcome, *figures, *ended]
-
-
-def _attempt_points(attempt: Probe | ConfirmationRun, confirmations: Sequence[ConfirmationRun]) -> Iterator[Point]:
-    kind, peak = POINT_KINDS.get(_outcome_of(attempt, confirmations)), attempt.peak_allocated_bytes
-    if kind is not None and peak is not None:
-        yield Point(attempt.batch_size, peak, kind, f"batch size {count(attempt.batch_size)}: {size(peak)}")
-
-
-def _lines(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Line]:
-    """Yield the fit of the tightest rank, and the limit."""
-    largest = max((probe.batch_size for probe in search.probes), default=1)
-    fit = search.tightest_fit
-    if fit is not None and fit.lines:
-        sizes = [largest * n / FIT_POINTS for n in range(FIT_POINTS + 1)]
-        yield Line([(batch, fit.need_bytes(batch)) for batch in sizes], "fit, the highest phase", "primary")
-    limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes
-    if limit is not None:
-        yield Line([(0, limit), (largest, limit)], f"limit {size(limit)}", "error", "--")
 
 
 def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence[ReportedRun]) -> list[Block]:
@@ -163,7 +119,9 @@ def best_search_report(so_far: BestSoFar, question: BestQuestion, runs: Sequence
         rows = [*best_answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)]
     blocks += _answer(so_far.ended, rows)
     if answer is not None:
-        blocks += [Prose("Intervals are confidence intervals of 95 %."), *_front_picture(so_far, answer)]
+        blocks.append(Prose("Intervals are confidence intervals of 95 %."))
+        if answer.pareto_numbers:
+            blocks.append(filled_grid(PARETO_HEADER, pareto_rows(so_far, answer)))
         if answer.effects:
             blocks += [Heading("Gain of each knob"), filled_grid(EFFECT_HEADER, effect_rows(answer))]
     if verdicts:
@@ -211,30 +169,3 @@ def _verdict_row(so_far: BestSoFar, verdict: CandidateVerdict) -> list[str]:
     memory = [size(so_far.candidate(candidate).predicted_bytes), size(so_far.peak_bytes(candidate))]
     words = [candidate_text(so_far, candidate), verdict.verdict.replace("_", " "), rate]
     return [count(candidate), *words, *memory, with_sizes(verdict.reason)]
-
-
-def _front_picture(so_far: BestSoFar, answer: BestAnswer) -> list[Block]:
-    """Return throughput by peak memory of the measured settings; nothing if none has both figures."""
-    points = []
-    for verdict in answer.verdicts:
-        candidate, peak = verdict.candidate_number, so_far.peak_bytes(verdict.candidate_number)
-        if verdict.rate is not None and peak is not None:
-            words = f"{candidate_text(so_far, candidate)}: {number(verdict.rate.median)} samples/s with {size(peak)}"
-            points.append(Point(peak, verdict.rate.median, _kind(candidate, so_far, answer), words))
-    limit_bytes, lines = so_far.limit_bytes, []
-    shown_limit = drawn_limit(limit_bytes, int(max((point.x for point in points), default=0)))
-    if shown_limit is not None:
-        highest = max((point.y for point in points), default=0.0)
-        lines = [Line([(shown_limit, 0), (shown_limit, highest)], f"limit {size(shown_limit)}", "error", "--")]
-    title, x_axis = "throughput by peak memory of each measured setting", Axis("peak memory, a rank", size, binary=True)
-    pictures: list[Picture] = points_picture(title, points, lines, x_axis, Axis("samples/s"))
-    far = [Prose(f"The limit, {size(limit_bytes)}, is far right of the picture.")] if limit_bytes != shown_limit else []
-    return [*pictures, *(far if pictures else [])]
-
-
-def _kind(candidate: int, so_far: BestSoFar, answer: BestAnswer) -> PointKind:
-    if candidate == answer.best_number:
-        return BEST
-    if so_far.space is not None and candidate == so_far.space.baseline_number:
-        return BASELINE
-    return ON_FRONT if candidate in answer.pareto_numbers else BEHIND_FRONT
