@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice import Situation
     from trainfast_tui.live.snapshot import Snapshot
-    from trainfast_tui.next_run.next_run import NextRun
     from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
 
 Severity = Literal["information", "warning", "error"]
@@ -54,13 +53,6 @@ class NextRunPredicted(Message, frozen=True):
 
     memory: NextRunMemory
     speed: NextRunSpeed | None = None
-
-
-class NextRunRead(Message, frozen=True):
-    """The settings that repeat a search's run were read from the search's journal; None if there are none."""
-
-    run_id: str
-    next_run: NextRun | None
 
 
 class RunStarted(Message, frozen=True):
