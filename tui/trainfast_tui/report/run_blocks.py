@@ -183,20 +183,13 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 
 
 def _machine_grid(runs: Sequence[ReportedRun]) -> Block:
-    """Return the facts about the machine; a value that every run shares stands alone."""
-    labels_by_fact: dict[str, dict[str, list[str]]] = {}
-    for run in runs:
-        for name, value in _facts(run):
-            labels_by_fact.setdefault(name, {}).setdefault(value, []).append(run.label)
-
-    def words(labels_by_value: dict[str, list[str]]) -> str:
-        if len(labels_by_value) == 1 and sum(map(len, labels_by_value.values())) == len(runs):
-            return next(iter(labels_by_value))
-        return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in labels_by_value.items())
-
-    if not labels_by_fact:
+    """Return the facts about the machine, a column for each run."""
+    facts = [dict(_facts(run)) for run in runs]
+    names = dict.fromkeys(name for of_run in facts for name in of_run)
+    if not names:
         return Prose("Nothing about the machine is on record.")
-    return pairs_grid((name, words(labels_by_value)) for name, labels_by_value in labels_by_fact.items())
+    labels = [run.label for run in runs] if len(runs) > 1 else [""]
+    return Grid(("", *labels), tuple((name, *(of_run.get(name, ABSENT) for of_run in facts)) for name in names))
 
 
 def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
