@@ -17,7 +17,7 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, resolve, spec_of_record
 from trainfast_tui.live.figures import predicted_peak_bytes
-from trainfast_tui.next_run.next_run import NextRun, PresetNextRun, ScriptNextRun
+from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.text.format import percent_change
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def next_run_from_preset(preset: str) -> NextRun:
     if (path := script_preset.path_of(preset)) is not None:
         return next_run_from_script(script_preset.load(path))
     spec = resolve(preset)
-    return PresetNextRun(spec, dict(spec.knobs))
+    return NextRun(spec, dict(spec.knobs))
 
 
-def next_run_from_script(script: ScriptPreset) -> ScriptNextRun:
+def next_run_from_script(script: ScriptPreset) -> NextRun:
     """Return the next run of a script's preset as it is written."""
-    return ScriptNextRun(_script_spec(script, dict(script.knobs)), dict(script.knobs))
+    return NextRun(_script_spec(script, dict(script.knobs)), dict(script.knobs))
 
 
 def _script_spec(script: ScriptPreset, knobs: KnobValues, overrides: Iterable[str] = ()) -> RunSpec:
@@ -77,7 +77,7 @@ def repeat_run(run_file: RunFile) -> NextRun | None:
         return None  # settings of a newer version
 
 
-def repeat_preset_run(run_file: RunFile) -> PresetNextRun:
+def repeat_preset_run(run_file: RunFile) -> NextRun:
     """Return the next run that repeats a preset's run, with its model, data and knobs even if the preset has changed.
 
     The steps of a search's run are the search's: those of the preset take their place.
@@ -89,7 +89,7 @@ def repeat_preset_run(run_file: RunFile) -> PresetNextRun:
         # The launcher wrote down how many it chose; the next run chooses again.
         replaced["devices"] = preset_knobs.get("devices")
     spec = replace(spec, knobs={**spec.knobs, **replaced})
-    return PresetNextRun(spec, preset_knobs, shown_run_knobs=run_file.knobs)
+    return NextRun(spec, preset_knobs, shown_run_knobs=run_file.knobs)
 
 
 def _preset_knobs(run_file: RunFile) -> KnobValues:
@@ -99,7 +99,7 @@ def _preset_knobs(run_file: RunFile) -> KnobValues:
         return defaults()
 
 
-def _repeat_script_run(run_file: RunFile) -> ScriptNextRun | None:
+def _repeat_script_run(run_file: RunFile) -> NextRun | None:
     """Return the next run of this run's script.
 
     The script's preset is taken if its file is still there, else the recorded command with its flags. None for a trial,
@@ -124,7 +124,7 @@ def _repeat_script_run(run_file: RunFile) -> ScriptNextRun | None:
         return None
     knobs = {**script.knobs, **read_knobs}
     overrides = [name for name, value in knobs.items() if script.knobs.get(name) != value]
-    return ScriptNextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run_file.knobs)
+    return NextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run_file.knobs)
 
 
 def _script_preset(run_file: RunFile) -> ScriptPreset | None:
