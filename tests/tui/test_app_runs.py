@@ -102,7 +102,7 @@ async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> 
         await pilot.press("escape")
         home.remove(SECOND)
         await pilot.press("c")
-        await pilot.until("There is no other ended run")
+        await pilot.until("There is no other finished run")
 
 
 async def test_synthetic_data_and_a_run_without_a_step_are_shown_in_a_comparison(home: Home) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -135,10 +135,16 @@ def start_when_free(
 
 @contextmanager
 def run_started_when_free(
-    plan: RunPlan, home: Home, prepare: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
+    plan: RunPlan,
+    home: Home,
+    prepare: Callable[[RunPlan, threading.Event], RunPlan] = lambda plan, cancelled: plan,
+    *,
+    wait: bool,
 ) -> Iterator[tuple[Path, Signals]]:
-    """Start a run as `start_when_free`; yield its directory, with signals caught from the start on."""
-    signals = Signals()
+    """Start a run as `start_when_free`, and yield its directory and the signals that are caught meanwhile.
+
+    `prepare` gets the event that a signal sets.
+    """
 
     def raise_if_ended() -> None:
         if signals.must_leave:
@@ -150,18 +156,12 @@ def run_started_when_free(
         raise_if_ended()
         print_holder(holder)
 
-    with ExitStack() as caught:
+    def start(plan: RunPlan) -> Path:
+        ready = prepare(plan, signals.received)
+        raise_if_ended()
+        return launch.start(ready, home, on_wait)
 
-        def start(plan: RunPlan) -> Path:
-            ready = prepare(plan)
-            # No earlier: a signal during the waits ends the command at once.
-            caught.enter_context(caught_signals(signals))
-            try:
-                return launch.start(ready, home, on_wait)
-            except DevicesBusy:
-                caught.close()
-                raise
-
+    with caught_signals() as signals:
         yield start_when_free(plan, home, start, wait=wait, raise_if_ended=raise_if_ended), signals
 
 

@@ -6,6 +6,7 @@ Modules that only a started run needs are imported where they are used: a refusa
 from __future__ import annotations
 
 import argparse
+import threading
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -72,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     for notice in script_notices(plan):
         print_notice(notice)
 
-    def prepare(plan: RunPlan) -> RunPlan:
-        predict_memory(plan, home)
+    def prepare(plan: RunPlan, cancelled: threading.Event) -> RunPlan:
+        predict_memory(plan, home, cancelled)
         from trainfast_runner.search.predicted_speed import with_predicted_speed
 
         return with_predicted_speed(plan, home)

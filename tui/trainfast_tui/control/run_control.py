@@ -255,30 +255,19 @@ def compared_runs(home: Home, a: str, b: str) -> messages.RunsCompared:
 def compared_with_previous(home: Home, run_id: str) -> messages.RunsCompared:
     """Return a run and the newest finished run before it, else the newest one after it; A is the older.
 
-    Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
+    Raises UserError if there is none.
     """
     from trainfast_runner.running.settling import final_result, recover_result
 
     ids = home.run_ids()
     before = [other_id for other_id in ids if other_id < run_id]
     after = [other_id for other_id in ids if other_id > run_id]
-    ended: Result | None = None
     for other_id in (*reversed(before), *reversed(after)):
         result = recover_result(home.directory(other_id))
-        if result is not None and result.role in WARM_ROLES:
-            continue  # a warm process tries many settings, so it has no result of one
-        ended = ended or result
-        if result is not None and result.state == "finished":
-            ended = result
-            break
-    if ended is None:
-        raise UserError(f"There is no other ended run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)
-    result_of_run = final_result(home, run_id)
-    return (
-        messages.RunsCompared(ended, result_of_run)
-        if ended.run_id < run_id
-        else messages.RunsCompared(result_of_run, ended)
-    )
+        # A warm process tries many settings, so it has no result of one.
+        if result is not None and result.state == "finished" and result.role not in WARM_ROLES:
+            return messages.RunsCompared(*sorted((result, final_result(home, run_id)), key=lambda ran: ran.run_id))
+    raise UserError(f"There is no other finished run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)
 
 
 class ScriptDiscovered(messages.Message, frozen=True):
