@@ -53,9 +53,9 @@ def test_keep_leaves_the_newest_runs_and_says_first_what_goes(own):
     for run_id in (OLD, MIDDLE, NEW):
         ended(own.home, run_id)
     asked = own("runs", "prune", "--keep", "1")
-    assert "nothing was deleted: there is no terminal to ask on; add --yes" in asked.refused()
-    assert asked.out.splitlines()[-1].startswith("to delete: 2 runs, ")
-    dry = own("runs", "prune", "--keep", "1", "--dry-run", "--json").json
+    assert asked.out.splitlines()[-2].startswith("to delete: 2 runs, ")
+    assert asked.out.splitlines()[-1] == "nothing was deleted: --yes deletes all of this"
+    dry = own("runs", "prune", "--keep", "1", "--json").json
     assert [one["run_id"] for one in dry["runs"]] == [OLD, MIDDLE]
     assert dry["total_bytes"] == sum(one["bytes"] for one in dry["runs"]) > 0
     assert dry["deleted"] is False
@@ -71,9 +71,9 @@ def test_older_than_goes_by_the_time_a_run_began_and_both_must_let_it_go(own):
     week, hour = recent(7 * DAY_S), recent(3600)
     for run_id in (OLD, week, hour):
         ended(own.home, run_id)
-    both = own("runs", "prune", "--keep", "1", "--older-than", "2w", "--dry-run", "--json").json
+    both = own("runs", "prune", "--keep", "1", "--older-than", "2w", "--json").json
     assert [one["run_id"] for one in both["runs"]] == [OLD]
-    alone = own("runs", "prune", "--older-than", "2d", "--dry-run", "--json").json
+    alone = own("runs", "prune", "--older-than", "2d", "--json").json
     assert [one["run_id"] for one in alone["runs"]] == [OLD, week]
 
 
@@ -81,7 +81,6 @@ def test_without_a_limit_no_run_goes(own):
     ended(own.home, OLD)
     old_search(own.home)
     stale = cached(own, "traced/a-b.lock")
-    assert "--json does not ask: add --yes, or --dry-run" in own("runs", "prune", "--json").refused()
     found = own("runs", "prune", "--yes", "--json").json
     assert (found["runs"], found["searches"]) == ([], [])
     assert [one["path"] for one in found["locks"]] == [str(stale)]
@@ -112,10 +111,10 @@ def test_a_search_stays_as_long_as_one_of_its_runs(own):
     write_run_of(own.home, MIDDLE, of_both.name, "proof")
     # A probe is not among the runs that are listed, and counts for none of those that are kept.
     ended(own.home, NEW)
-    kept = own("runs", "prune", "--keep", "2", "--dry-run", "--json").json
+    kept = own("runs", "prune", "--keep", "2", "--json").json
     assert [one["run_id"] for one in kept["runs"]] == [OLD]
     assert kept["searches"] == []
-    gone = own("runs", "prune", "--keep", "1", "--dry-run", "--json").json
+    gone = own("runs", "prune", "--keep", "1", "--json").json
     assert [one["search_id"] for one in gone["searches"]] == [of_both.name]
 
 
@@ -125,9 +124,9 @@ def test_every_search_stays_while_there_are_no_more_runs_than_are_kept(own, run_
         old_search(own.home, minute)
     for run_id in run_ids:
         ended(own.home, run_id)
-    assert own("runs", "prune", "--keep", "3", "--dry-run").out == "nothing to delete\n"
-    assert own("runs", "prune", "--keep", "100", "--older-than", "1d", "--dry-run").out == "nothing to delete\n"
-    searches = own("runs", "prune", "--keep", "0", "--dry-run", "--json").json["searches"]
+    assert own("runs", "prune", "--keep", "3").out == "nothing to delete\n"
+    assert own("runs", "prune", "--keep", "100", "--older-than", "1d").out == "nothing to delete\n"
+    searches = own("runs", "prune", "--keep", "0", "--json").json["searches"]
     assert len(searches) == 2
 
 
@@ -210,7 +209,7 @@ def test_what_stays_is_named_not_counted_as_freed_and_makes_the_exit_code_4(own)
     elsewhere = own.home / "elsewhere"
     (own.home / "runs" / OLD).rename(elsewhere)
     (own.home / "runs" / OLD).symlink_to(elsewhere)
-    planned = own("runs", "prune", "--keep", "0", "--dry-run", "--json").json
+    planned = own("runs", "prune", "--keep", "0", "--json").json
     alone = next(one["bytes"] for one in planned["runs"] if one["run_id"] == MIDDLE)
     done = own("runs", "prune", "--keep", "0", "--yes", "--json")
     assert (done.code, done.json["left"], done.json["total_bytes"]) == (4, [OLD], alone)
@@ -228,7 +227,7 @@ def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own):
     assert own("runs", "prune", "--yes").out == "nothing to delete\n"
     os.utime(library, (time.time() - 31 * DAY_S,) * 2)
     # Looking reads the folders, and must not make them count as used.
-    for arguments in (("--dry-run",), ("--yes",)):
+    for arguments in ((), ("--yes",)):
         found = own("runs", "prune", "--json", *arguments).json
         assert [one["path"] for one in found["caches"]] == [str(extension)]
     assert not extension.exists()
