@@ -61,6 +61,17 @@ def test_no_live_run_of_a_search_comes_onto_the_screen_but_its_ended_confirmatio
     assert (snapshot.run.run_id, snapshot.other_live_run_id) == (confirmation.name, live.name)
 
 
+def test_a_live_run_older_than_many_runs_is_known(home: Home, hold: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "RUNS_LOOKED_AT", 1)
+    live = a_live_run(home, hold, run_id=FIRST)
+    shown = a_run(home, SECOND)
+    reader = a_reader(home)
+    reader.follow(shown)
+    assert reader._snapshot().other_live_run_id == live.name
+    a_run(home, "20261121-000002-tiny-llama-0003")
+    assert reader._snapshot().other_live_run_id == live.name
+
+
 def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Lock) -> None:
     reader = a_reader(home)
     assert reader._snapshot().run is None

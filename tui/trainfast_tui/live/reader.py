@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -316,13 +316,15 @@ RUNS_LOOKED_AT = 64
 
 
 class LiveRuns:
-    """Finds the live runs among the newest of the home, which are listed anew after their folder has changed."""
+    """Finds the live runs: of all runs at the first look, then of those that were live and of the newest ones."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._changed_ns: int | None = None
         """The time at which the folder of runs had changed last; None before the first look."""
         self._run_ids: list[str] = []
+        """The runs to look at, the newest first."""
+        self._live_ids: frozenset[str] = frozenset()
 
     def directories(self) -> list[Path]:
         """Return the directories of the live runs, the newest first. Raises UserError for an unreadable home."""
@@ -331,10 +333,17 @@ class LiveRuns:
         except OSError:
             changed_ns = 0  # there is no run yet
         if changed_ns != self._changed_ns:
-            self._run_ids = self._home.newest_run_ids(RUNS_LOOKED_AT)
+            run_ids = self._home.run_ids()[::-1]
+            self._run_ids = run_ids if self._changed_ns is None else self._worth_a_look(run_ids)
             # Set after the look, so that an unreadable home is reported each time.
             self._changed_ns = changed_ns
-        return list(filter(is_unfinished, map(self._home.directory, self._run_ids)))
+        live = list(filter(is_unfinished, map(self._home.directory, self._run_ids)))
+        self._live_ids = frozenset(directory.name for directory in live)
+        self._run_ids = self._worth_a_look(self._run_ids)
+        return live
+
+    def _worth_a_look(self, run_ids: Sequence[str]) -> list[str]:
+        return [*run_ids[:RUNS_LOOKED_AT], *(run_id for run_id in run_ids[RUNS_LOOKED_AT:] if run_id in self._live_ids)]
 
 
 SHORTEST_PERIOD_S = 0.5
