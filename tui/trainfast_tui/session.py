@@ -134,9 +134,6 @@ class Session:
                 self.reader.follow(directory)
             case messages.RunRefused():
                 self.run_control.pending.note_refused()
-            case messages.RunGivenUp():
-                self.run_control.pending.note_refused()
-                return Changes(notices=(Notified("The wait was given up; nothing was started."),))
             case messages.SearchStarted(directory, kind):
                 self.searches.of(kind).note_started(directory)
                 self.reader.follow_search(directory, kind)

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import NextRunPredicted, Post, TrainingPython
 from trainfast_tui.control.prediction import (
+    PredictionRequest,
     Predictor,
     SharedTracer,
     SpeedKey,
-    free_memory_bytes,
-    has_moved,
+    asks_anew,
     request_for,
     spec_on,
 )
@@ -45,10 +45,8 @@ class BackgroundWork:
         self.predictor = Predictor(post, python, self.tracer.get, home)
         self._memory: NextRunMemory | None = None
         self._speed: NextRunSpeed | None = None
-        self._requested_for: tuple[object, ...] | None = None
-        """The inputs of the newest request of a prediction; for equal ones nothing is requested again."""
-        self._free_bytes: tuple[int | None, ...] = ()
-        """The free memory of the newest request, as `free_memory_bytes` returns it."""
+        self._newest_request: PredictionRequest | None = None
+        """The newest request of a prediction; none follows that asks for the same."""
         self.situations = SituationGatherer(home, post, python)
         self.oom_explainer = OomExplainer(post, python, self.tracer.get)
 
@@ -75,22 +73,19 @@ class BackgroundWork:
         if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
             self.predictor.cancel()
-            self._memory, self._speed, self._requested_for = NextRunMemory(reason=SCRIPT_NOT_PREDICTED), None, None
+            self._memory, self._speed, self._newest_request = NextRunMemory(reason=SCRIPT_NOT_PREDICTED), None, None
         elif next_run is not None and machine is not None:
             if machine.used_by(next_run.spec.knobs["devices"]).device == "cuda":
                 # The trace has memory of its own on the GPU, which a run would take for another process's.
                 may_trace = not is_device_used
             else:
                 may_trace = running_search is None and not has_other_live_run and not _is_measured(run)
-            inputs = next_run, machine, may_trace, _speed_key(run, running_search)
-            free_bytes = free_memory_bytes(machine, snapshot)
+            speed_key = _speed_key(run, running_search)
+            request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)
             # While the device is used, free memory moves with the run or search that uses it.
-            keeps_free_memory = is_device_used and bool(self._free_bytes)
-            if inputs == self._requested_for and (keeps_free_memory or not has_moved(self._free_bytes, free_bytes)):
-                return
-            self._requested_for, self._free_bytes = inputs, free_bytes
-            request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=inputs[-1])
-            self.predictor.request(request)
+            if asks_anew(request, self._newest_request, keeps_memory=is_device_used):
+                self._newest_request = request
+                self.predictor.request(request)
 
     def note_prediction(self, message: NextRunPredicted) -> None:
         """Keep the newest prediction."""

@@ -67,10 +67,6 @@ class RunRefused(Message, frozen=True):
     error: UserError
 
 
-class RunGivenUp(Message, frozen=True):
-    """A run that waited for another launch was given up."""
-
-
 class OomExplained(Message, frozen=True):
     """More is known about why a run ran out of memory."""
 

@@ -56,22 +56,25 @@ class PredictionRequest(msgspec.Struct, frozen=True):
     """Changes when there are new runs or searches to predict the speed from."""
 
 
-def free_memory_bytes(machine: Machine, snapshot: Snapshot | None) -> tuple[int | None, ...]:
-    """Return the memory that the host and each GPU have free for the next run; empty without a reading of the host."""
-    tick = snapshot.tick if snapshot is not None else None
-    if snapshot is None or tick is None or (host_bytes := _host_free_bytes(tick, snapshot.live_run)) is None:
-        return ()
-    return host_bytes, *(gpu.memory_free_bytes for gpu in _with_free_memory(machine, tick, snapshot.live_run).gpus)
+def asks_anew(request: PredictionRequest, before: PredictionRequest | None, *, keeps_memory: bool) -> bool:
+    """True unless `before` asked for the same; free memory counts as the same below `MOVED_SHARE`.
 
-
-def has_moved(before: tuple[int | None, ...], after: tuple[int | None, ...]) -> bool:
-    """True if free memory of the host or of a GPU has changed by `MOVED_SHARE`, or a reading has come or gone."""
-    if len(before) != len(after):
+    With `keeps_memory`, all known free memory counts as the same.
+    """
+    if before is None:
         return True
-    return any(
+    settings = [
+        (one.spec, one.reference, one.machine.device, one.may_trace, one.speed_key) for one in (before, request)
+    ]
+    if settings[0] != settings[1]:
+        return True
+    memory = [(one.free_bytes, *(gpu.memory_free_bytes for gpu in one.machine.gpus)) for one in (before, request)]
+    if keeps_memory and before.free_bytes is not None:
+        return False
+    return len(memory[0]) != len(memory[1]) or any(
         old_bytes != new_bytes
         and (old_bytes is None or new_bytes is None or abs(new_bytes - old_bytes) >= MOVED_SHARE * old_bytes)
-        for old_bytes, new_bytes in zip(before, after, strict=True)
+        for old_bytes, new_bytes in zip(*memory, strict=True)
     )
 
 

@@ -55,7 +55,7 @@ class RunControl:
             giving_up.set()
 
     def start(self, spec: RunSpec, run_to_stop: Path | None = None) -> None:
-        """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted, RunRefused or RunGivenUp."""
+        """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted or RunRefused."""
         self.pending.begin()
         start_thread("start", partial(self._start, spec, run_to_stop), self._post, messages.RunRefused)
 
@@ -67,7 +67,7 @@ class RunControl:
         """Send SIGKILL to all of the run's processes."""
         start_thread("kill", partial(self._kill, directory), self._post)
 
-    def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.RunGivenUp:
+    def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.Notified:
         from trainfast_runner.machine.training_python import ProgramCancelled
         from trainfast_runner.running import launch
         from trainfast_runner.running.scripts.script_plan import plan_spec
@@ -94,7 +94,8 @@ class RunControl:
         try:
             return messages.RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home, on_wait))
         except ProgramCancelled:
-            return messages.RunGivenUp()
+            self.pending.note_refused()
+            return messages.Notified("The wait was given up; nothing was started.")
         finally:
             self._giving_up = None
 
