@@ -39,8 +39,8 @@ from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.app import TrainfastApp
+from trainfast_tui.control.background_work import PredictionRequest
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
-from trainfast_tui.control.prediction import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.sources import NextRunMemory
 from trainfast_tui.screens.batch import BatchScreen

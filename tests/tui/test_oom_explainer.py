@@ -24,8 +24,8 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.cli import launching
 from trainfast_tui.cli.launching import predict_memory, with_traced_changes
+from trainfast_tui.control.background_work import SharedTracer
 from trainfast_tui.control.messages import OomExplained
-from trainfast_tui.control.prediction import SharedTracer
 from trainfast_tui.control.run_control import OomExplainer
 from trainfast_tui.panels.ending_panel import with_same_keys
 from trainfast_tui.text.memory_words import effect_words

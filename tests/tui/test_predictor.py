@@ -25,9 +25,15 @@ from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.control.background_work import BackgroundWork
+from trainfast_tui.control.background_work import (
+    NO_TRACE_NOW,
+    BackgroundWork,
+    PredictionRequest,
+    Predictor,
+    SharedTracer,
+    request_for,
+)
 from trainfast_tui.control.messages import NextRunPredicted, SituationGathered
-from trainfast_tui.control.prediction import NO_TRACE_NOW, PredictionRequest, Predictor, SharedTracer, request_for
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset
 from trainfast_tui.session import Session
