@@ -409,7 +409,5 @@ class KnobText(msgspec.Struct, frozen=True):
         if self.script is None:
             return []
         reach = reach_of(self.name, self.script)
-        words = reach.text if reach.way is Way.FLAG else str(reach)
-        if reach.way is Way.NONE:
-            words = f"{reach.text}; {SCRIPT_KEY} maps a flag"
+        words = f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
         return fmt.labelled(("script ", "accent"), words, width)
