@@ -167,7 +167,12 @@ _TIME_AXIS = (
 _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "main": (
         Action("run", "r", "run", "Start a run with the knobs shown; while one is live, stop it first."),
-        Action("stop", "s", "stop", "Ask the run to end, kill it after a countdown; press again to kill it at once."),
+        Action(
+            "stop",
+            "s",
+            "stop",
+            "Stop the run: ask it to end, kill it after a countdown; press again to kill it at once.",
+        ),
         _in_palette("KnobPanel.turn(1)", "right", "turn", "Turn the knob under the cursor one stop up."),
         _in_palette("KnobPanel.turn(-1)", "left", "turn back", "Turn the knob under the cursor one stop down."),
         Action("KnobPanel.cycle", "space", "turn", "Turn the knob under the cursor; after the last value the first."),
