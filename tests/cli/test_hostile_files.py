@@ -46,7 +46,7 @@ COMMANDS = [
         "logs last",
         "attach last",
     ),
-    *("runs prune --keep 0 --dry-run", "stop last", *(f"export last --to {form}" for form in FORMS)),
+    *("runs prune --keep 0", "stop last", *(f"export last --to {form}" for form in FORMS)),
     *("export last --to command --json", "report last -o FOLDER/r.md"),
 ]
 SEQUENCES = ["\x1b]52;c;eA==\x07", "\x1b[2J", "\x9b31m", "\x9d52;c;eA==\x9c", "\u202e", "\x85", "\r", "\x7f", "\x08"]

@@ -37,10 +37,10 @@ def runs(cli: Cli) -> list[str]:
 def test_keep_leaves_the_newest_runs_and_says_first_what_goes(cli):
     for run_id in (OLD, MIDDLE, NEW):
         ended(cli.home, run_id)
-    asked = cli("runs", "prune", "--keep", "1")
-    assert "nothing was deleted: there is no terminal to ask on; add --yes" in asked.refused()
-    assert asked.out.splitlines()[-1].startswith("to delete: 2 runs, ")
-    dry = cli("runs", "prune", "--keep", "1", "--dry-run", "--json").json
+    total, nothing = cli("runs", "prune", "--keep", "1").out.splitlines()[-2:]
+    assert total.startswith("to delete: 2 runs, ")
+    assert nothing == "nothing was deleted: --yes deletes all of this"
+    dry = cli("runs", "prune", "--keep", "1", "--json").json
     assert [one["run_id"] for one in dry["runs"]] == [OLD, MIDDLE]
     assert dry["total_bytes"] == sum(one["bytes"] for one in dry["runs"]) > 0
     assert dry["deleted"] is False
@@ -56,16 +56,15 @@ def test_older_than_goes_by_the_time_a_run_began_and_both_must_let_it_go(cli):
     week, hour = recent(7 * DAY_S), recent(3600)
     for run_id in (OLD, week, hour):
         ended(cli.home, run_id)
-    both = cli("runs", "prune", "--keep", "1", "--older-than", "2w", "--dry-run", "--json").json
+    both = cli("runs", "prune", "--keep", "1", "--older-than", "2w", "--json").json
     assert [one["run_id"] for one in both["runs"]] == [OLD]
-    alone = cli("runs", "prune", "--older-than", "2d", "--dry-run", "--json").json
+    alone = cli("runs", "prune", "--older-than", "2d", "--json").json
     assert [one["run_id"] for one in alone["runs"]] == [OLD, week]
 
 
 def test_without_a_limit_nothing_is_planned(cli):
     ended(cli.home, OLD)
     assert "needs a limit" in cli("runs", "prune", "--yes").refused()
-    assert "--json does not ask: add --yes, or --dry-run" in cli("runs", "prune", "--keep", "0", "--json").refused()
     assert runs(cli) == [OLD]
 
 
@@ -91,10 +90,10 @@ def test_a_search_stays_as_long_as_one_of_its_runs(cli):
     write_run_of(cli.home, MIDDLE, of_both.name, "proof")
     # A probe is not among the runs that are listed, and counts for none of those that are kept.
     ended(cli.home, NEW)
-    kept = cli("runs", "prune", "--keep", "2", "--dry-run", "--json").json
+    kept = cli("runs", "prune", "--keep", "2", "--json").json
     assert [one["run_id"] for one in kept["runs"]] == [OLD]
     assert kept["searches"] == []
-    gone = cli("runs", "prune", "--keep", "1", "--dry-run", "--json").json
+    gone = cli("runs", "prune", "--keep", "1", "--json").json
     assert [one["search_id"] for one in gone["searches"]] == [of_both.name]
 
 
@@ -104,9 +103,9 @@ def test_every_search_stays_while_there_are_no_more_runs_than_are_kept(cli, run_
         old_search(cli.home, minute)
     for run_id in run_ids:
         ended(cli.home, run_id)
-    assert cli("runs", "prune", "--keep", "3", "--dry-run").out == "nothing to delete\n"
-    assert cli("runs", "prune", "--keep", "100", "--older-than", "1d", "--dry-run").out == "nothing to delete\n"
-    searches = cli("runs", "prune", "--keep", "0", "--dry-run", "--json").json["searches"]
+    assert cli("runs", "prune", "--keep", "3").out == "nothing to delete\n"
+    assert cli("runs", "prune", "--keep", "100", "--older-than", "1d").out == "nothing to delete\n"
+    searches = cli("runs", "prune", "--keep", "0", "--json").json["searches"]
     assert len(searches) == 2
 
 
@@ -148,7 +147,7 @@ def test_what_stays_is_named_not_counted_as_freed_and_makes_the_exit_code_4(cli)
     elsewhere = cli.home / "elsewhere"
     (cli.home / "runs" / OLD).rename(elsewhere)
     (cli.home / "runs" / OLD).symlink_to(elsewhere)
-    planned = cli("runs", "prune", "--keep", "0", "--dry-run", "--json").json
+    planned = cli("runs", "prune", "--keep", "0", "--json").json
     alone = next(one["bytes"] for one in planned["runs"] if one["run_id"] == MIDDLE)
     done = cli("runs", "prune", "--keep", "0", "--yes", "--json")
     assert (done.code, done.json["left"], done.json["total_bytes"]) == (4, [OLD], alone)

@@ -25,7 +25,7 @@ def test_o_finds_the_flags_r_runs_the_script_and_b_searches_its_batch(cli: Cli, 
     terminal.press("w")
     terminal.until_shows("Save this script as")
     terminal.press("Enter")
-    terminal.until_shows("plain_torch is the next run", "script plain_torch.py", "script by a flag: --batch-si")
+    terminal.until_shows("plain_torch is the next run", "script plain_torch.py", "script --batch-size {}")
     terminal.press("Right")
     terminal.until_shows("•batch_size     8")
     terminal.press("r")

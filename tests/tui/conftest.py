@@ -55,8 +55,8 @@ def _no_guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     # What a key has begun would otherwise go on under the next test, and with the real parts in place of the stand-ins.
     for thread in begun:
-        if thread.name != "trainfast-trace":  # it waits for the test that has made its tracer
-            thread.join(60)
+        # The predictor may wait for the test that has made its tracer.
+        thread.join(1 if thread.name == "trainfast-predict" else 60)
 
 
 def locks(file: str, kind: int) -> Iterator[Lock]:

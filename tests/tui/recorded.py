@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from trainfast_runner.machine.process_list import ProcessRow
 from trainfast_runner.machine.processes import Identity, identify
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
+from trainfast_runner.memory.oom import explain_run, out_of_memory_of
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import (
     Cpu,
@@ -28,8 +29,10 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
+from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.records.worker_lines import (
     ActualLine,
@@ -353,8 +356,8 @@ OOM_WORDS = (
 
 
 def an_oom_run(home: Home, run_id: str = "20261121-060102-tiny-llama-00aa") -> Path:
-    """A run that did not fit, in its first step."""
-    return a_run(
+    """A run that did not fit, in its first step, explained without a trace."""
+    directory = a_run(
         home,
         run_id,
         state="oom",
@@ -364,6 +367,17 @@ def an_oom_run(home: Home, run_id: str = "20261121-060102-tiny-llama-00aa") -> P
         knobs={"batch_size": 4096, "memory_limit": "1GiB"},
         memory_limit=[GIB],
     )
+    return explained(directory)
+
+
+def explained(directory: Path) -> Path:
+    """The run out of memory with the explanation that its records give without a trace."""
+    records, result = read_records(directory), read_result(directory)
+    assert records.run is not None
+    assert result is not None
+    explanation = explain_run(out_of_memory_of(records, records.run, result.reason, result.error), lambda spec: None)
+    (directory / "result.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(result, oom=explanation)))
+    return directory
 
 
 def own_supervisor() -> Event:

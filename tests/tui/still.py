@@ -45,8 +45,8 @@ from trainfast_runner.running.follower import Follower
 from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import TrainfastApp
+from trainfast_tui.control.background_work import PredictionRequest
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
-from trainfast_tui.control.prediction import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.next_run.sources import NextRunMemory
 from trainfast_tui.screens.batch import BatchScreen

@@ -125,7 +125,7 @@ UNREAD: dict[str, Any] = dict.fromkeys((*READ, "power_violation_ns", "sync_boost
     ("since", "error", "words"),
     [
         (RAMP.stop - 6, "GPU is lost", "no reading of GPU 0"),
-        (0, None, "throttling unknown   steady so far, from step"),
+        (0, None, "throttling unknown   steady so far"),
     ],
 )
 def test_of_a_gpu_without_readings_nothing_is_guessed_and_nothing_earlier_shown(

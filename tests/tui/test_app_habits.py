@@ -100,7 +100,7 @@ async def test_a_click_orders_a_table_and_opens_a_run(home: Home) -> None:
         chosen = table.current
         await pilot.click(table, offset=(5, 2))
         assert app.screen is app.main
-        assert app.session._opened_run_id == chosen.run_id
+        assert app.session.reader.followed == home.directory(chosen.run_id)
 
 
 async def test_a_click_answers_a_question(home: Home, hold) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-from recorded import BEST_ID, GIB, SEARCH_ID, a_gpu, a_question, a_run, a_search, asked
+import pytest
+from recorded import GIB, a_gpu, a_run
 from still import FULL, a_snapshot, running, shown
 
 from trainfast_runner.machine.devices import Machine
@@ -15,35 +15,16 @@ from trainfast_tui.control.messages import MachineSeen
 from trainfast_tui.next_run.sources import next_run_from_preset, next_run_from_script, repeat_preset_run
 
 
-async def test_a_confirmation_run_leaves_the_knobs_that_were_searched_to_the_next_run(home: Home) -> None:
-    confirmation = a_run(home, role="proof", knobs={"batch_size": 37, "steps": 10, "timing_warmup": 2})
-    ran = read_run_file(confirmation)
-    assert ran is not None
-    run = msgspec.structs.replace(ran, search_id=SEARCH_ID)
+@pytest.mark.parametrize("role", ["proof", "cold"])
+async def test_a_run_of_a_search_is_repeated_but_for_the_steps_that_the_search_set(home: Home, role: str) -> None:
+    knobs = {"batch_size": 37, "precision": "bf16", "steps": 10, "timing_warmup": 2}
+    run = read_run_file(a_run(home, role=role, knobs=knobs))
+    assert run is not None
     preset = next_run_from_preset("tiny-llama").spec.knobs
-    again = repeat_preset_run(run, home).spec.knobs
-    assert (again["steps"], again["timing_warmup"]) == (preset["steps"], preset["timing_warmup"]), "no journal"
-    spec = next_run_from_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
-    a_search(home, [asked(title=spec.title, knobs=dict(spec.knobs), overrides=list(spec.overrides))])
-    next_run = repeat_preset_run(run, home)
-    assert next_run.spec == spec
-    assert next_run.is_changed("batch_size")
-    assert next_run.is_changed("steps")
-
-
-async def test_a_cold_run_of_a_best_fit_leaves_the_knobs_that_were_searched_unless_it_was_opened(home: Home) -> None:
-    cold = a_run(home, role="cold", knobs={"batch_size": 4, "precision": "bf16", "steps": 63, "memory_limit": None})
-    ran = read_run_file(cold)
-    assert ran is not None
-    (cold / "run.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(ran, search_id=BEST_ID)))
-    searched = next_run_from_preset("tiny-llama").with_value("steps", "30").with_value("batch_size", "16").spec
-    a_search(home, [a_question(**searched.record_fields())])
-    async with running(home, a_snapshot(cold)) as (app, pilot):
-        await pilot.until_true(lambda: app.session.next_run.spec == searched, "the searched settings")
-        app.session.show_run(cold)
-        await pilot.show(a_snapshot(cold))
-        knobs = app.knobs
-        assert (knobs["batch_size"], knobs["precision"], knobs["steps"]) == (4, "bf16", 63)
+    again = repeat_preset_run(run)
+    assert (again.spec.knobs["batch_size"], again.spec.knobs["precision"]) == (37, "bf16")
+    assert (again.spec.knobs["steps"], again.spec.knobs["timing_warmup"]) == (preset["steps"], preset["timing_warmup"])
+    assert again.is_changed("steps"), "from the run on the screen"
 
 
 async def test_a_knob_turned_away_and_back_is_no_override(home: Home) -> None:
@@ -54,7 +35,7 @@ async def test_a_knob_turned_away_and_back_is_no_override(home: Home) -> None:
         assert turned.with_value(name, written.text_of(name)).spec == written.spec
     run = read_run_file(a_run(home, knobs={"batch_size": 32, "seq_len": 256}))
     assert run is not None
-    repeated = repeat_preset_run(run, home).with_value("batch_size", written.text_of("batch_size"))
+    repeated = repeat_preset_run(run).with_value("batch_size", written.text_of("batch_size"))
     assert repeated.spec.overrides == ("seq_len",)
     assert repeated.is_changed("batch_size"), "from the run on the screen"
     async with running(home, size=FULL, preset="tiny-llama") as (app, pilot):

@@ -102,7 +102,7 @@ async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> 
         await pilot.press("escape")
         home.remove(SECOND)
         await pilot.press("c")
-        await pilot.until("There is no other ended run")
+        await pilot.until("There is no other finished run")
 
 
 async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hold: Lock) -> None:

@@ -179,7 +179,7 @@ async def test_saved_script_is_the_next_run_and_its_knobs_say_how_they_reach_it(
         assert app.screen is app.main
         text = app.text
         has(text, "script train.py", "by a flag", "batch_size     16")
-        assert "by a flag: --bs {}" in " ".join(text.split())
+        assert "script --bs {}" in " ".join(text.split())
         panel = app.main.query_one(KnobPanel)
         await pilot.press("right")
         assert app.knobs["batch_size"] == 32

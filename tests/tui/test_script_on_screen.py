@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from recorded import START_NS, S, a_run, a_step, an_oom_run, write_lines
+from recorded import START_NS, S, a_run, a_step, an_oom_run, explained, write_lines
 from still import SMALL, Lock, a_live_run, a_snapshot, has, running, shown
 
 from trainfast_runner.records.home import Home
@@ -59,9 +59,9 @@ def with_flags(directory: Path, *, flagged: tuple[str, ...], knobs: dict[str, An
     )
     (directory / "run.json").write_bytes(msgspec.json.encode(run))
     figures = ScriptFigures(command=words)
-    result = msgspec.structs.replace(result, preset="train.py", knobs=knobs, oom=None, script=figures)
+    result = msgspec.structs.replace(result, preset="train.py", knobs=knobs, script=figures)
     (directory / "result.json").write_bytes(msgspec.json.encode(result))
-    return directory
+    return explained(directory) if result.state == "oom" else directory
 
 
 async def test_out_of_memory_proposes_only_knobs_that_reach_the_script(home: Home) -> None:

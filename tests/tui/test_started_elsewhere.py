@@ -16,7 +16,7 @@ from trainfast_runner.search.batch_journal import BatchFollower
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
 from trainfast_tui.live import reader as reader_module
-from trainfast_tui.live.reader import OtherRuns, Reader
+from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.sources import next_run_from_preset
 
@@ -30,33 +30,46 @@ def a_reader(home: Home) -> Reader:
     return reader
 
 
-def test_the_newest_live_run_that_is_not_shown_is_known_and_none_of_a_search_is_shown(home: Home, hold: Lock) -> None:
-    others = OtherRuns(home)
+def test_the_newest_live_run_that_is_not_shown_is_known_until_it_ends(home: Home, hold: Lock) -> None:
+    reader = a_reader(home)
     trial = a_live_run(home, hold, run_id="20261121-000000-tiny-llama-aaaa", role="probe")
-    a_run(home, FIRST)
-    others.look(None)
-    assert (others.live_id, others.newest_directory()) == (trial.name, None)
-    directory = a_live_run(home, hold, run_id=SECOND)
-    others.look(None)
-    assert (others.live_id, others.newest_directory()) == (SECOND, directory)
-    others.look(directory)
-    assert others.live_id == trial.name
-
-
-def test_another_live_run_is_known_until_it_ends_or_is_deleted(home: Home) -> None:
-    others = OtherRuns(home)
-    others.look(None)
-    assert others.live_id is None
-    directory = a_run(home, FIRST, with_result=False)
+    shown = a_run(home, FIRST)
+    snapshot = reader._snapshot()
+    assert (snapshot.run.run_id, snapshot.other_live_run_id) == (FIRST, trial.name)
+    directory = a_run(home, SECOND, with_result=False)
     with locked(directory / ALIVE_LOCK_FILE):
-        for _ in range(2):
-            others.look(None)
-            assert others.live_id == FIRST
-    others.look(None)
-    assert others.live_id is None
+        assert reader._snapshot().other_live_run_id == SECOND
+        reader.follow(directory)
+        assert reader._snapshot().other_live_run_id == trial.name
+        reader.follow(shown)
+    assert reader._snapshot().other_live_run_id == trial.name
     shutil.rmtree(directory)
-    others.look(None)
-    assert others.live_id is None
+    assert reader._snapshot().other_live_run_id == trial.name
+
+
+def test_no_live_run_of_a_search_comes_onto_the_screen_but_its_ended_confirmation_run_does(
+    home: Home, hold: Lock
+) -> None:
+    a_live_run(home, hold, run_id=FIRST, role="probe")
+    live = a_live_run(home, hold, run_id=SECOND, role="proof")
+    reader = a_reader(home)
+    for _ in range(2):
+        assert reader._snapshot().run is None
+    confirmation = a_run(home, "20261120-000000-tiny-llama-0000", role="proof")
+    reader = a_reader(home)
+    snapshot = reader._snapshot()
+    assert (snapshot.run.run_id, snapshot.other_live_run_id) == (confirmation.name, live.name)
+
+
+def test_a_live_run_older_than_many_runs_is_known(home: Home, hold: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "RUNS_LOOKED_AT", 1)
+    live = a_live_run(home, hold, run_id=FIRST)
+    shown = a_run(home, SECOND)
+    reader = a_reader(home)
+    reader.follow(shown)
+    assert reader._snapshot().other_live_run_id == live.name
+    a_run(home, "20261121-000002-tiny-llama-0003")
+    assert reader._snapshot().other_live_run_id == live.name
 
 
 def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Lock) -> None:

@@ -23,13 +23,12 @@ from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun
-from trainfast_tui.next_run.sources import next_run_from_preset, reads_search, repeat_run
+from trainfast_tui.next_run.sources import next_run_from_preset, repeat_run
 from trainfast_tui.text.keys import RUN_KEY
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
-    from trainfast_runner.records.run_file import RunFile
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
@@ -77,8 +76,6 @@ class Session:
         """True from a choice of knobs until a run is opened: neither a run nor the machine replaces the next run."""
         self._adopted_run_id: str | None = None
         """The newest run that the next run repeats or is compared with; None before one and once a run was opened."""
-        self._opened_run_id: str | None = None
-        """The run that was opened from the list of runs last: a best-fit search's run is repeated itself then."""
 
     def post(self, message: messages.Message) -> None:
         """Hand a message to the listener; from any thread."""
@@ -130,10 +127,6 @@ class Session:
             # A late answer for the model before the script is dropped.
             case messages.NextRunPredicted() if self.next_run is None or self.next_run.script is None:
                 self.background.note_prediction(message)
-            case messages.NextRunRead(run_id, next_run) if run_id == self._adopted_run_id and not self._keeps_knobs:
-                self.next_run = next_run or self.next_run
-                self.update_background_work()
-                return Changes(next_run=True)
             case messages.OomExplained():
                 self.background.oom_explainer.note(message)
             case messages.RunStarted(directory):
@@ -141,9 +134,6 @@ class Session:
                 self.reader.follow(directory)
             case messages.RunRefused():
                 self.run_control.pending.note_refused()
-            case messages.RunGivenUp():
-                self.run_control.pending.note_refused()
-                return Changes(notices=(Notified("The wait was given up; nothing was started."),))
             case messages.SearchStarted(directory, kind):
                 self.searches.of(kind).note_started(directory)
                 self.reader.follow_search(directory, kind)
@@ -173,12 +163,7 @@ class Session:
         if self._keeps_knobs and self.next_run is not None:
             self.next_run = self.next_run.compared_with(run_file)
             return True
-        is_opened = run_file.run_id == self._opened_run_id
-        if reads_search(run_file, is_opened=is_opened):
-            read = partial(_repeat, run_file, self.home, is_opened=is_opened)
-            start_thread("next-run", read, self.post)
-            return False
-        self.next_run = repeat_run(run_file, self.home, is_opened=is_opened) or self.next_run
+        self.next_run = repeat_run(run_file) or self.next_run
         return True
 
     def _on_machine(self, machine: Machine) -> Changes:
@@ -193,7 +178,7 @@ class Session:
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
-        self._keeps_knobs, self._adopted_run_id, self._opened_run_id = False, None, directory.name
+        self._keeps_knobs, self._adopted_run_id = False, None
         self.run_control.pending.stop_waiting()
         self.reader.follow(directory)
 
@@ -299,10 +284,6 @@ class Session:
         except UserError:
             versions = {}
         return messages.MachineSeen(detect_machine(versions))
-
-
-def _repeat(run_file: RunFile, home: Home, *, is_opened: bool) -> messages.NextRunRead:
-    return messages.NextRunRead(run_file.run_id, repeat_run(run_file, home, is_opened=is_opened))
 
 
 def _load_next_run(preset: str) -> tuple[NextRun | None, UserError | None]:

@@ -65,7 +65,8 @@ class Reach(msgspec.Struct, frozen=True):
     text: str
 
     def __str__(self) -> str:
-        return f"{self.way}: {self.text}"
+        # A flag says itself what it is, and has no room beside it on a narrow screen.
+        return self.text if self.way is Way.FLAG else f"{self.way}: {self.text}"
 
 
 def reach_of(name: str, preset: ScriptPreset) -> Reach:

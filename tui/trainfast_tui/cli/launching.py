@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom import OutOfMemory, out_of_memory_of, trace_changes, with_newer_explanation
+from trainfast_runner.memory.oom import out_of_memory_of, trace_changes, with_newer_explanation
 from trainfast_runner.records.home import Home, conducted_search_of, has_journal
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, exit_code_of, read_run_file
@@ -135,10 +135,16 @@ def start_when_free(
 
 @contextmanager
 def run_started_when_free(
-    plan: RunPlan, home: Home, prepare: Callable[[RunPlan], RunPlan] = lambda plan: plan, *, wait: bool
+    plan: RunPlan,
+    home: Home,
+    prepare: Callable[[RunPlan, threading.Event], RunPlan] = lambda plan, cancelled: plan,
+    *,
+    wait: bool,
 ) -> Iterator[tuple[Path, Signals]]:
-    """Start a run as `start_when_free`; yield its directory, with signals caught from the start on."""
-    signals = Signals()
+    """Start a run as `start_when_free`, and yield its directory and the signals that are caught meanwhile.
+
+    `prepare` gets the event that a signal sets.
+    """
 
     def raise_if_ended() -> None:
         if signals.must_leave:
@@ -150,18 +156,12 @@ def run_started_when_free(
         raise_if_ended()
         print_holder(holder)
 
-    with ExitStack() as caught:
+    def start(plan: RunPlan) -> Path:
+        ready = prepare(plan, signals.received)
+        raise_if_ended()
+        return launch.start(ready, home, on_wait)
 
-        def start(plan: RunPlan) -> Path:
-            ready = prepare(plan)
-            # No earlier: a signal during the waits ends the command at once.
-            caught.enter_context(caught_signals(signals))
-            try:
-                return launch.start(ready, home, on_wait)
-            except DevicesBusy:
-                caught.close()
-                raise
-
+    with caught_signals() as signals:
         yield start_when_free(plan, home, start, wait=wait, raise_if_ended=raise_if_ended), signals
 
 
@@ -192,9 +192,8 @@ def predict_memory(plan: RunPlan, home: Home, cancelled: threading.Event | None 
         print_notice(f"memory is not predicted: {error.line()}")
 
 
-TRACES_WITHIN_S, ENDED_WITHIN_S = 3.5, 1.0
-"""Chosen, not measured: the most seconds for traces, and for the tracing process to end after them. The command is over
-within 6 s of the training."""
+TRACES_WITHIN_S = 3.5
+"""Chosen, not measured: the most seconds for traces. The command is over within 6 s of the training."""
 
 
 def print_out_of_memory(directory: Path, result: Result, python: str | None, as_json: bool) -> int:
@@ -222,24 +221,18 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
         return result
     oom_run = out_of_memory_of(read_records(directory), run_file, result.reason, result.error)
     cancelled = threading.Event()
-    tracing = threading.Thread(target=_trace, args=(oom_run, python, cancelled), daemon=True)
+    deadline = threading.Timer(TRACES_WITHIN_S, cancelled.set)
+    deadline.daemon = True
     try:
         with progress_when_slow("tracing which changes would make it fit…"):
-            tracing.start()
-            tracing.join(TRACES_WITHIN_S)
-            cancelled.set()
-            tracing.join(ENDED_WITHIN_S)
-    except KeyboardInterrupt:
-        cancelled.set()
+            deadline.start()
+            for _ in trace_changes(oom_run, python, cancelled):
+                pass  # the trace is in the cache now
+    except (KeyboardInterrupt, UserError):
+        pass
+    finally:
+        deadline.cancel()
     return with_newer_explanation(directory, result)
-
-
-def _trace(oom_run: OutOfMemory, python: str | None, cancelled: threading.Event) -> None:
-    try:
-        for _ in trace_changes(oom_run, python, cancelled):
-            pass  # the trace is in the cache now
-    except UserError:
-        return
 
 
 def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambda: None) -> int:

@@ -39,9 +39,6 @@ class Parser(argparse.ArgumentParser):
                 separator = args.index("--")
                 args, script = args[:separator], args[separator + 1 :]
             self.set_defaults(run=getattr(module, command.function), leaf=self, script=script)
-            # Before argparse misses an argument that the removed option stood for.
-            if removed := next((word for word in args if word in REMOVED and word not in self.option_names()), None):
-                raise self.unknown(removed)
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
@@ -63,10 +60,7 @@ class Parser(argparse.ArgumentParser):
         name = self.prog.removeprefix(f"{PROGRAM} ")
         if not word.startswith("-"):
             return UserError(f"{name} does not take {word!r}", key=word)
-        option = word.partition("=")[0]
-        if option in REMOVED:
-            return UserError(f"{option} was removed: {REMOVED[option]}", key=option)
-        names = self.option_names()
+        option, names = word.partition("=")[0], self.option_names()
         close = nearest(option, [name for name in names if name.startswith("--")])
         return UserError(f"{name} has no option {option}", key=option, allowed=None if close else names, nearest=close)
 
@@ -74,8 +68,6 @@ class Parser(argparse.ArgumentParser):
         """Name the nearest command where argparse would list them all."""
         if action.choices is None or value in action.choices:
             return
-        if value in REMOVED:
-            raise UserError(f"{value} was removed: {REMOVED[value]}", key=value)
         names = list(action.choices)
         group = self.prog.removeprefix(PROGRAM).strip()
         words = f"{group} has no command {value!r}" if group else f"there is no command {value!r}"
@@ -91,8 +83,11 @@ def parse(arguments: list[str]) -> tuple[RunCommand, argparse.Namespace]:
         if word.partition("=")[0] not in parser.option_names():
             raise parser.unknown(word)  # argparse would take the next word for a command and refuse that
     parsed, extra = parser.parse_known_args(arguments)
-    if parsed.leaf is not parser:
-        _refuse_app_options(parsed)
+    if parsed.leaf is not parser and arguments[0].startswith("-"):
+        # The command would ignore an option of the app.
+        command, option = parsed.leaf.prog.removeprefix(f"{PROGRAM} "), arguments[0].partition("=")[0]
+        words = f"{option} before {command} is for the app alone; leave it out, or put it after {command}"
+        raise UserError(words, key=option)
     if extra:
         if parsed.leaf.prog == f"{PROGRAM} run" and parsed.script is None and parsed.preset is not None:
             refuse_script_word([parsed.preset, *extra])
@@ -109,25 +104,6 @@ def _spelled_out(arguments: list[str]) -> list[str]:
         return [group, "list", *rest[1:]]
     is_alone = not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help"))
     return [group, "list", *rest] if is_alone else arguments
-
-
-def _refuse_app_options(parsed: argparse.Namespace) -> None:
-    """Raise UserError for an app option before a command, which would ignore it."""
-    command = parsed.leaf.prog.removeprefix(f"{PROGRAM} ")
-    for option, value in (
-        ("--preset", parsed.app_preset),
-        ("--python", parsed.app_python),
-        ("--ascii", parsed.ascii),
-        ("--plain-output", parsed.plain_output),
-        ("--no-mouse", parsed.no_mouse),
-    ):
-        if value in (None, False):
-            continue
-        if option == "--python" and option in parsed.leaf.option_names():
-            words = f"{option} belongs after {command}: {PROGRAM} {command} {option} {value} ..."
-        else:
-            words = f"{option} before {command} is for the app alone; leave it out"
-        raise UserError(words, key=option)
 
 
 def refuse_script_word(words: list[str]) -> None:
@@ -264,13 +240,6 @@ COMMANDS = (
     Command(("doctor",), "doctor", "problems of this machine, each with its cure"),
     Command(("completion",), "completion", "the completion of commands and options for bash, zsh or fish"),
 )
-REMOVED = {
-    "import": "presets new NAME -- COMMAND makes a preset of a script's command",
-    "--onto": "--to prints the settings for your script",
-    "--prove": "run -- COMMAND runs your script with them",
-    "--cool-to": "monitor shows the temperature to wait for, and a result says if its run was hot",
-}
-"""The present way to the job of each removed command or option."""
 GROUP_HELP = {
     "search": "what fits, and what is fastest",
     "runs": "history and live runs",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from contextlib import closing
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import exit_code_of, state_text
@@ -38,40 +39,38 @@ SLOW_S = 1.0
 """Seconds after which work shows its progress."""
 
 
-def progress_when_slow(text: str, *, on_any_stream: bool = False) -> closing[SlowProgress]:
-    """Show `text` on a terminal once the block has taken over a second.
+class Update(Protocol):
+    """Replaces the text of a progress; on a terminal with a bar before it if the `fraction` done is known."""
+
+    def __call__(self, text: str, fraction: float | None = None) -> None: ...
+
+
+@contextmanager
+def progress_when_slow(text: str, *, on_any_stream: bool = False) -> Iterator[Update]:
+    """Show `text` on a terminal once the block has taken over a second; a timer shows it while the work blocks.
 
     With `on_any_stream` streams other than a terminal get a line as well, every 5 s at most.
     """
-    return closing(SlowProgress(text, on_any_stream=on_any_stream))
+    progress, due_s = Progress(), time.monotonic() + SLOW_S
+    is_shown = on_any_stream or progress.redraws
+    timer = threading.Timer(SLOW_S, progress.show_activity, [text])
+    timer.daemon = True
 
+    def update(text: str, fraction: float | None = None) -> None:
+        if is_shown and time.monotonic() >= due_s:
+            timer.join()
+            bar = f"{progress_bar(fraction)} " if fraction is not None and progress.redraws else ""
+            progress.show_activity(bar + text)
 
-class SlowProgress:
-    """The progress of something that has taken over a second; a timer shows it while the work blocks."""
-
-    def __init__(self, text: str, *, on_any_stream: bool) -> None:
-        self._progress, self._text = Progress(), text
-        self._is_shown = on_any_stream or self._progress.redraws
-        self._due_s = time.monotonic() + SLOW_S
-        self._timer = threading.Timer(SLOW_S, lambda: self._progress.show_activity(self._text))
-        self._timer.daemon = True
-        if self._is_shown:
-            self._timer.start()
-
-    def update(self, text: str, fraction: float | None = None) -> None:
-        """Replace the text; on a terminal with a bar before it if the `fraction` done is known."""
-        bar = f"{progress_bar(fraction)} " if fraction is not None and self._progress.redraws else ""
-        self._text = bar + text
-        if self._is_shown and time.monotonic() >= self._due_s:
-            self._timer.join()
-            self._progress.show_activity(self._text)
-
-    def close(self) -> None:
-        """Stop the timer and take the line away."""
-        self._timer.cancel()
-        if self._is_shown:
-            self._timer.join()
-        self._progress.close()
+    if is_shown:
+        timer.start()
+    try:
+        yield update
+    finally:
+        timer.cancel()
+        if is_shown:
+            timer.join()
+        progress.close()
 
 
 class Progress:

@@ -6,10 +6,10 @@ Modules that only a started run needs are imported where they are used: a refusa
 from __future__ import annotations
 
 import argparse
-import os
+import threading
 from pathlib import Path
 
-from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom import with_newer_explanation
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive, read_run_file
@@ -20,7 +20,6 @@ from trainfast_runner.running.present_state import run_state, unfinished_host
 from trainfast_runner.running.settling import result_or_none_while_live
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.presets import preset_files
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_python, add_run, add_settings, add_wait, directory_of, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
@@ -74,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     for notice in script_notices(plan):
         print_notice(notice)
 
-    def prepare(plan: RunPlan) -> RunPlan:
-        predict_memory(plan, home)
+    def prepare(plan: RunPlan, cancelled: threading.Event) -> RunPlan:
+        predict_memory(plan, home, cancelled)
         from trainfast_runner.search.predicted_speed import with_predicted_speed
 
         return with_predicted_speed(plan, home)
@@ -99,8 +98,6 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     if arguments.preset is not None and (arguments.script is not None or arguments.script_preset is not None):
         raise UserError(f"run takes a preset or a command after --, not both: {arguments.preset}", key="--")
     file = arguments.script_preset
-    if file is not None:
-        _refuse_preset_name(file, has_command=arguments.script is not None)
     if arguments.preset is not None:
         file = script_preset.path_of(arguments.preset)
     if arguments.script is not None or file is not None:
@@ -124,17 +121,6 @@ def _plan_from_arguments(arguments: argparse.Namespace) -> RunPlan:
     refuse_script_word([arguments.preset])
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
     return planning.plan_run(resolve(arguments.preset, [*arguments.settings, *steps]), arguments.python)
-
-
-def _refuse_preset_name(file: str, *, has_command: bool) -> None:
-    """Raise UserError for the name of a preset, or nearly one, where a script's preset file is expected."""
-    if os.path.exists(os.path.expanduser(file)) or (close := nearest(file, preset_files())) is None:
-        return
-    advice = None if has_command else f"trainfast-tui run {close}"
-    if (path := script_preset.path_of(close)) is not None:
-        advice = f"--preset {path}"
-    words = f"--preset takes a file with [script.knobs], and there is no {file}"
-    raise UserError(words, key="--preset", advice=advice)
 
 
 def _print_detached(directory: Path, as_json: bool) -> int:

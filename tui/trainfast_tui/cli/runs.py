@@ -6,13 +6,12 @@ import argparse
 import itertools
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.memory.oom import with_newer_explanation
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Diagnosis, Result
@@ -33,6 +32,7 @@ from trainfast_tui.cli.progress import live_record, status_line, summary_lines
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.diagnosis_words import (
     diagnosis_section,
+    figure_text,
     no_bottleneck_in_result,
     no_bottleneck_in_run,
     overlap_words,
@@ -276,36 +276,29 @@ def _comparison_cells(row: ComparisonRow) -> list[str]:
     ]
 
 
-StepRecord = dict[str, Any]
-"""A step's fields and those of its `StepConditions`, as `step_record` returns them."""
-CAUSE_HEADS = {"thermal": "HEAT", "power": "POWER CAP", "brake": "BRAKE", "sync_boost": "SYNC BOOST"}
+STEP_FIGURES = {
+    "step_ms": "TOOK",
+    **{f"{phase}_ms": phase.upper() for phase in STEP_PHASES},
+    "thermal": "HEAT",
+    "power": "POWER CAP",
+    "brake": "BRAKE",
+    "sync_boost": "SYNC BOOST",
+    "clock_loss_fraction": "CLOCK LOSS",
+    "energy_joules": "ENERGY",
+    "joules_per_sample": "A SAMPLE",
+    "temperature_c": "TEMP AT START",
+}
+"""The heading of each figure of a step; causes of throttling are in milliseconds of the step."""
 
 
-def print_steps(steps: Sequence[StepRecord]) -> None:
-    """Print a line for each step, without empty columns; throttled time is in milliseconds of the step."""
+def print_steps(steps: Sequence[dict[str, Any]]) -> None:
+    """Print a line for each step as `step_record` returns it, without empty columns."""
     if not steps:
         print_line("no step is on record")
         return
-    rows = [[cell(step) for _, cell in STEP_COLUMNS] for step in steps]
-    header = fmt.figure_headings(*(heading for heading, _ in STEP_COLUMNS))
-    print_table(*fmt.without_empty_columns(header, rows, empty=ABSENT))
-
-
-def _phase(name: str) -> Callable[[StepRecord], str]:
-    return lambda step: fmt.milliseconds(step[f"{name}_ms"])
-
-
-def _throttled(cause: str) -> Callable[[StepRecord], str]:
-    return lambda step: fmt.milliseconds((step["throttled_ms"] or {}).get(cause))
-
-
-STEP_COLUMNS: tuple[tuple[str, Callable[[StepRecord], str]], ...] = (
-    ("STEP", lambda step: fmt.count(step["step"]) + (" warm-up" if step["warmup"] else "")),
-    ("TOOK", _phase("step")),
-    *((name.upper(), _phase(name)) for name in STEP_PHASES),
-    *((CAUSE_HEADS[cause.name], _throttled(cause.name)) for cause in CAUSES),
-    ("CLOCK LOSS", lambda step: fmt.fraction(step["clock_loss_fraction"], 1)),
-    ("ENERGY", lambda step: fmt.joules(step["energy_joules"])),
-    ("A SAMPLE", lambda step: fmt.joules(step["joules_per_sample"])),
-    ("TEMP AT START", lambda step: fmt.celsius(step["temperature_c"])),
-)
+    rows = []
+    for step in steps:
+        throttled_ms = {cause: fmt.milliseconds(value) for cause, value in (step["throttled_ms"] or {}).items()}
+        cells = [throttled_ms.get(name) or figure_text(name, step.get(name)) for name in STEP_FIGURES]
+        rows.append([fmt.count(step["step"]) + (" warm-up" if step["warmup"] else ""), *cells])
+    print_table(*fmt.without_empty_columns(fmt.figure_headings("STEP", *STEP_FIGURES.values()), rows, empty=ABSENT))

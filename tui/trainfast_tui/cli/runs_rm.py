@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 
 from trainfast_runner.errors import UserError
@@ -16,7 +15,7 @@ from trainfast_runner.running.pruning import PrunePlan
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
-from trainfast_tui.cli.printing import print_json, print_line, print_lines, write_to_stderr
+from trainfast_tui.cli.printing import print_json, print_line, print_lines
 from trainfast_tui.text.format import size
 
 
@@ -60,45 +59,32 @@ def runs_prune_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keep", type=whole, metavar="N", help="delete runs and searches before the newest N runs")
     parser.add_argument("--older-than", metavar="AGE", help="delete runs and searches older than AGE, such as 30d")
-    parser.add_argument("--dry-run", action="store_true", help="only print what it would free")
-    parser.add_argument("--yes", action="store_true", help="delete without asking")
+    parser.add_argument("--yes", action="store_true", help="delete; without it only print what would be freed")
     parser.add_argument("--json", action="store_true", help="print what was deleted, or would be, as one JSON object")
 
 
 def runs_prune(arguments: argparse.Namespace) -> int:
-    """Print the bytes to be freed, ask, and delete."""
+    """Print the bytes to be freed, and with `--yes` delete."""
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
     plan = pruning.plan_prune(home, arguments.keep, older_than_s)
-    if arguments.json and not (arguments.yes or arguments.dry_run or plan.is_empty):
-        raise UserError("--json does not ask: add --yes, or --dry-run to only look", key="--json")
+    deletes = arguments.yes and not plan.is_empty
     if not arguments.json:
         print_lines(_lines(plan))
-    left_bytes: dict[str, int] = {}
-    deletes = not (arguments.dry_run or plan.is_empty) and (arguments.yes or _agreed(plan))
-    if deletes:
-        left_bytes = pruning.prune(home, plan)
+    left_bytes = pruning.prune(home, plan) if deletes else {}
     if arguments.json:
         print_json(_as_json(plan, deleted=deletes, left_bytes=left_bytes))
     elif deletes:
         print_line(f"freed {size(_freed_bytes(plan, left_bytes))}")
         if left_bytes:
             print_line(f"not deleted, in use again or no permission: {', '.join(left_bytes)}")
+    elif not plan.is_empty:
+        print_line("nothing was deleted: --yes deletes all of this")
     return EXIT_FAILED if left_bytes else 0
 
 
 def _freed_bytes(plan: PrunePlan, left_bytes: dict[str, int]) -> int:
     return max(0, plan.total_bytes - sum(left_bytes.values()))
-
-
-def _agreed(plan: PrunePlan) -> bool:
-    """Return the person's answer at the terminal; raises UserError without a terminal."""
-    if not sys.stdin.isatty():
-        raise UserError(
-            "nothing was deleted: there is no terminal to ask on; add --yes, or --dry-run to only look", key="--yes"
-        )
-    write_to_stderr(f"Delete all of this, {size(plan.total_bytes)}? [y/N]", end=" ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _lines(plan: PrunePlan) -> Iterator[str]:

@@ -1,35 +1,342 @@
-"""The work beside runs: advice, predictions, and explanations of out-of-memory errors."""
+"""The work beside runs: advice, predictions of the next run, and explanations of out-of-memory errors.
+
+BackgroundWork asks when an input has changed; Predictor answers the newest request in a thread; SharedTracer holds the
+one process that traces. Modules of the runner that the first frame does not need are imported where they are used.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
-from trainfast_runner.records.home import Home
-from trainfast_tui.control.messages import NextRunPredicted, Post, TrainingPython
-from trainfast_tui.control.prediction import (
-    Predictor,
-    SharedTracer,
-    SpeedKey,
-    free_memory_bytes,
-    has_moved,
-    request_for,
-    spec_on,
-)
+from trainfast_runner.errors import UserError
+from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed, TrainingPython
 from trainfast_tui.control.run_control import OomExplainer
-from trainfast_tui.control.threads import SituationGatherer
+from trainfast_tui.control.threads import SituationGatherer, start_thread
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import has_same_model
 from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
+from trainfast_tui.text.event_words import importing_words
 from trainfast_tui.text.keys import key_of
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
+    from trainfast_runner.memory.model import MemoryModel
+    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.predicted_speed import DeviceSpeedModel
+    from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.next_run.next_run import NextRun
+
+
+SpeedKey = tuple[object, ...]
+"""A value that changes with the runs and searches that speeds are predicted from."""
+MOVED_SHARE = 0.01
+"""Chosen, not measured: a smaller change of free memory is noise of an idle machine, and starts no prediction."""
+
+
+class PredictionRequest(msgspec.Struct, frozen=True):
+    """The spec to predict for, and the machine with the memory that is free now."""
+
+    spec: RunSpec
+    machine: Machine
+    free_bytes: int | None
+    """Free memory of the host now."""
+    may_trace: bool
+    """False while a run is measured: a trace would take its CPU."""
+    reference: RunSpec | None = None
+    """The spec to compare with (`NextRun.reference_spec`); None if no knob differs from it."""
+    speed_key: SpeedKey = ()
+    """Changes when there are new runs or searches to predict the speed from."""
+
+
+def asks_anew(request: PredictionRequest, before: PredictionRequest | None, *, keeps_memory: bool) -> bool:
+    """True unless `before` asked for the same; free memory counts as the same below `MOVED_SHARE`.
+
+    With `keeps_memory`, all known free memory counts as the same.
+    """
+    if before is None:
+        return True
+    settings = [
+        (one.spec, one.reference, one.machine.device, one.may_trace, one.speed_key) for one in (before, request)
+    ]
+    if settings[0] != settings[1]:
+        return True
+    memory = [(one.free_bytes, *(gpu.memory_free_bytes for gpu in one.machine.gpus)) for one in (before, request)]
+    if keeps_memory and before.free_bytes is not None:
+        return False
+    return len(memory[0]) != len(memory[1]) or any(
+        old_bytes != new_bytes
+        and (old_bytes is None or new_bytes is None or abs(new_bytes - old_bytes) >= MOVED_SHARE * old_bytes)
+        for old_bytes, new_bytes in zip(*memory, strict=True)
+    )
+
+
+def request_for(
+    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool, speed_key: SpeedKey = ()
+) -> PredictionRequest:
+    """Return the request for the next run, with the memory that is free by the newest sample."""
+    tick = snapshot.tick if snapshot is not None else None
+    reference = next_run.reference_spec()
+    spec, free_bytes = spec_on(machine, next_run), None
+    machine = machine.used_by(next_run.spec.knobs["devices"])
+    if tick is not None:
+        live_run = snapshot.live_run if snapshot is not None else None
+        machine, free_bytes = _with_free_memory(machine, tick, live_run), _host_free_bytes(tick, live_run)
+    return PredictionRequest(spec, machine, free_bytes, may_trace, reference, speed_key)
+
+
+def spec_on(machine: Machine, next_run: NextRun) -> RunSpec:
+    """Return the spec with the number of devices on this machine.
+
+    They are unchanged if the devices are refused, which the run's start reports.
+    """
+    from trainfast_runner.settings.device_counts import with_devices
+
+    spec = next_run.spec
+    try:
+        return with_devices(spec, machine.used_by(spec.knobs["devices"]))
+    except UserError:
+        return spec
+
+
+def _host_free_bytes(tick: Tick, live_run: RunSnapshot | None) -> int | None:
+    """Return the free memory of the host in bytes; the memory of a live run is free again when the next one starts."""
+    host = tick.host
+    if host.memory_available_bytes is None:
+        return None
+    run_bytes = host.run.memory_rss_bytes if live_run is not None and host.run is not None else None
+    return host.memory_available_bytes + (run_bytes or 0)
+
+
+def _with_free_memory(machine: Machine, tick: Tick, live_run: RunSnapshot | None) -> Machine:
+    """Return the machine with the memory that its GPUs have free now, or had before the live run."""
+    readings = {device.uuid: device for device in tick.devices if device.uuid}
+    before = live_run.run_file.used_before_bytes if live_run is not None and live_run.run_file is not None else {}
+    gpus = []
+    for gpu in machine.gpus:
+        reading = readings.get(gpu.uuid or "")
+        if reading is not None and reading.memory_free_bytes is not None:
+            used, used_before = reading.memory_used_bytes, before.get(gpu.uuid or "")
+            run_bytes = max(0, used - used_before) if used is not None and used_before is not None else 0
+            gpu = replace(gpu, memory_free_bytes=reading.memory_free_bytes + run_bytes)
+        gpus.append(gpu)
+    return dataclasses.replace(machine, gpus=tuple(gpus))
+
+
+NO_TRACE_NOW = "no prediction: a trace would slow the run"
+
+
+class Predictor:
+    """Posts `NextRunPredicted` about the newest request.
+
+    One thread answers; it ends when there is no request left. A trace is given up for the settings of another model.
+    """
+
+    def __init__(self, post: Post, python: TrainingPython, tracer: Callable[[], WarmTracer], home: Home) -> None:
+        self._post, self._python, self._tracer, self._home = post, python, tracer, home
+        self._lock = threading.Lock()
+        """Held while the fields of the newest request and of the thread change."""
+        self._newest: PredictionRequest | None = None
+        """The newest request, until the thread takes it."""
+        self._thread: threading.Thread | None = None
+        self._cancelled = threading.Event()
+        """Ends the trace of the request that the thread has taken."""
+        self._traced_key = ""
+        """The key of the model that is being traced; empty without one."""
+        self._failures: dict[str, UserError] = {}
+        """The reason a model cannot be traced, by its key."""
+        self._speed_model: tuple[object, DeviceSpeedModel] | None = None
+        """The newest speed model, with the key of all that it was made for."""
+
+    def request(self, request: PredictionRequest) -> None:
+        """Answer this request from now on. Returns at once."""
+        with self._lock:
+            self._newest = request
+            if self._traced_key and not (request.may_trace and _key(request) == self._traced_key):
+                self._cancelled.set()
+            if self._thread is None:
+                self._thread = start_thread("predict", self._answer_requests, self._post, ThreadFailed)
+
+    def cancel(self, wait_s: float = 0.0) -> None:
+        """End the trace under way and wait at most `wait_s` seconds until its process is gone."""
+        with self._lock:
+            self._newest, thread = None, self._thread
+            self._cancelled.set()
+        if thread is not None and wait_s:
+            thread.join(wait_s)
+
+    def _answer_requests(self) -> None:
+        while (request := self._next_request()) is not None:
+            answer = self._answer(request)
+            if answer is not None and self._newest is None:
+                self._post(answer)
+
+    def _next_request(self) -> PredictionRequest | None:
+        """Return the request to be answered next; None, which ends the thread, if there is none."""
+        with self._lock:
+            request, self._newest = self._newest, None
+            self._cancelled, self._traced_key = threading.Event(), ""
+            if request is None:
+                self._thread = None
+            return request
+
+    def _answer(self, request: PredictionRequest) -> NextRunPredicted | None:
+        """Return the prediction or the reason there is none; None if the trace for it was given up."""
+        from trainfast_runner.machine.training_python import ProgramCancelled
+        from trainfast_runner.memory.tracing import cached_model
+
+        spec, reference, device = request.spec, request.reference, request.machine.device
+        try:
+            model = cached_model(spec, device, self._python)
+            if model is None and not request.may_trace and _key(request) not in self._failures:
+                return NextRunPredicted(NextRunMemory(reason=NO_TRACE_NOW))
+            model = model or self._trace(request)
+            reference_model = None if reference is None else cached_model(reference, device, self._python)
+            memory = NextRunMemory(predicted_fit(model, request), spec)
+            if reference is None or reference_model is None:
+                return NextRunPredicted(memory, self._predict_speed(request, model))
+            memory = replace(memory, reference_bytes=_peak_bytes(reference_model, reference, request.machine))
+            return NextRunPredicted(memory, self._predict_speed(request, model, reference_model))
+        except ProgramCancelled:
+            return None
+        except UserError as error:
+            reason = error.message
+        except OSError as error:
+            reason = str(error)
+        return NextRunPredicted(NextRunMemory(reason=f"no prediction: {reason}", failed=True))
+
+    def _trace(self, request: PredictionRequest) -> MemoryModel:
+        """Return the traced model of this request, with the state of the trace posted meanwhile.
+
+        Raises UserError for a model that cannot be traced, and ProgramCancelled once the trace is given up.
+        """
+        from trainfast_runner.machine.training_python import ProgramCancelled
+        from trainfast_runner.memory.tracing import TraceProgress, trace_model
+
+        machine, key, since_ns, shown_words = request.machine, _key(request), time.monotonic_ns(), ""
+        if key in self._failures:
+            raise self._failures[key]
+        with self._lock:
+            if self._newest is not None:
+                raise ProgramCancelled
+            self._traced_key = key
+
+        def show(tracing: TraceProgress) -> None:
+            nonlocal shown_words
+            waits = f"waiting for {tracing.waits_for}" if tracing.waits_for else "tracing the model"
+            words = importing_words(tracing.importing) or waits
+            if words != shown_words:
+                shown_words = words
+                self._post(NextRunPredicted(NextRunMemory(reason=f"{words}…", since_ns=since_ns)))
+
+        show(TraceProgress(0, 0))
+        gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid]
+        try:
+            return trace_model(
+                request.spec, machine.device, self._python, self._cancelled, gpus, show, tracer=self._tracer()
+            )
+        except UserError as error:
+            self._failures[key] = error
+            raise
+
+    def _predict_speed(
+        self, request: PredictionRequest, model: MemoryModel, reference_model: MemoryModel | None = None
+    ) -> NextRunSpeed:
+        """Predict the speed from earlier runs, with that of the reference where its model is known."""
+        from trainfast_runner.search.predicted_speed import UnknownSpeed
+        from trainfast_runner.settings.device_counts import device_count
+
+        machine, reference = request.machine, request.reference
+        try:
+            speeds = self._speed_model_for(request)
+            predicted = speeds.predict(request.spec, device_count(request.spec, machine), model)
+            if isinstance(predicted, UnknownSpeed):
+                return NextRunSpeed(reason=predicted.reason)
+            if reference is None or reference_model is None:
+                return NextRunSpeed(predicted)
+            speeds = self._speed_model_for(replace(request, spec=reference))
+            before = speeds.predict(reference, device_count(reference, machine), reference_model)
+        except UserError as error:
+            return NextRunSpeed(reason=error.message)
+        except OSError as error:
+            return NextRunSpeed(reason=str(error))
+        return NextRunSpeed(
+            predicted, reference_samples_per_s=None if isinstance(before, UnknownSpeed) else before.median
+        )
+
+    def _speed_model_for(self, request: PredictionRequest) -> DeviceSpeedModel:
+        """Return the speed model of the request's training and device, made anew when `speed_key` changes."""
+        from trainfast_runner.search.predicted_speed import SpeedDevice, speed_model_on, training_of
+        from trainfast_runner.settings.device_counts import first_gpu_name
+
+        spec, machine = request.spec, request.machine
+        device = SpeedDevice(machine.used_by(spec.knobs["devices"]).device, first_gpu_name(spec, machine) or "")
+        key = (training_of(spec), device, request.speed_key)
+        if self._speed_model is None or self._speed_model[0] != key:
+            self._speed_model = key, speed_model_on(self._home, spec, device, self._python)
+        return self._speed_model[1]
+
+
+def _key(request: PredictionRequest) -> str:
+    """Return everything that a trace depends on, as a text."""
+    from trainfast_runner.memory.tracing import request_fields
+
+    return repr(request_fields(request.spec, request.machine.device))
+
+
+def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFit:
+    """Predict this spec on this machine. Raises UserError for settings unknown to the model."""
+    from trainfast_runner.machine.resource_limits import free_within_limits
+    from trainfast_runner.memory.headroom import predict_headroom
+    from trainfast_runner.settings.device_counts import world_size
+
+    spec, machine = request.spec, request.machine
+    free_bytes = None if request.free_bytes is None else free_within_limits(request.free_bytes)
+    return predict_headroom(model, spec, machine, world_size(spec, machine), free_bytes)
+
+
+def _peak_bytes(model: MemoryModel, spec: RunSpec, machine: Machine) -> int | None:
+    """Predict the peak of another spec; None if it cannot run on this machine."""
+    from trainfast_runner.settings.device_counts import first_gpu_name, world_size
+
+    try:
+        ranks = world_size(spec, machine)
+        return model.corrected_for(first_gpu_name(spec, machine)).predict(spec, ranks).total_bytes
+    except UserError:
+        return None
+
+
+class SharedTracer:
+    """Holds the tracer, which the first thread that traces makes: the app's first frame imports nothing for it."""
+
+    def __init__(self) -> None:
+        self._tracer: WarmTracer | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> WarmTracer:
+        """Return the tracer; the same for every thread."""
+        from trainfast_runner.memory.warm_tracer import WarmTracer
+
+        with self._lock:
+            if self._tracer is None:
+                self._tracer = WarmTracer()
+            return self._tracer
+
+    def close(self) -> None:
+        """End the tracer's process, if there is one."""
+        if self._tracer is not None:
+            self._tracer.close()
 
 
 SCRIPT_NOT_PREDICTED = (
@@ -45,10 +352,8 @@ class BackgroundWork:
         self.predictor = Predictor(post, python, self.tracer.get, home)
         self._memory: NextRunMemory | None = None
         self._speed: NextRunSpeed | None = None
-        self._requested_for: tuple[object, ...] | None = None
-        """The inputs of the newest request of a prediction; for equal ones nothing is requested again."""
-        self._free_bytes: tuple[int | None, ...] = ()
-        """The free memory of the newest request, as `free_memory_bytes` returns it."""
+        self._newest_request: PredictionRequest | None = None
+        """The newest request of a prediction; none follows that asks for the same."""
         self.situations = SituationGatherer(home, post, python)
         self.oom_explainer = OomExplainer(post, python, self.tracer.get)
 
@@ -75,22 +380,19 @@ class BackgroundWork:
         if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
             self.predictor.cancel()
-            self._memory, self._speed, self._requested_for = NextRunMemory(reason=SCRIPT_NOT_PREDICTED), None, None
+            self._memory, self._speed, self._newest_request = NextRunMemory(reason=SCRIPT_NOT_PREDICTED), None, None
         elif next_run is not None and machine is not None:
             if machine.used_by(next_run.spec.knobs["devices"]).device == "cuda":
                 # The trace has memory of its own on the GPU, which a run would take for another process's.
                 may_trace = not is_device_used
             else:
                 may_trace = running_search is None and not has_other_live_run and not _is_measured(run)
-            inputs = next_run, machine, may_trace, _speed_key(run, running_search)
-            free_bytes = free_memory_bytes(machine, snapshot)
+            speed_key = _speed_key(run, running_search)
+            request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=speed_key)
             # While the device is used, free memory moves with the run or search that uses it.
-            keeps_free_memory = is_device_used and bool(self._free_bytes)
-            if inputs == self._requested_for and (keeps_free_memory or not has_moved(self._free_bytes, free_bytes)):
-                return
-            self._requested_for, self._free_bytes = inputs, free_bytes
-            request = request_for(next_run, machine, snapshot, may_trace=may_trace, speed_key=inputs[-1])
-            self.predictor.request(request)
+            if asks_anew(request, self._newest_request, keeps_memory=is_device_used):
+                self._newest_request = request
+                self.predictor.request(request)
 
     def note_prediction(self, message: NextRunPredicted) -> None:
         """Keep the newest prediction."""

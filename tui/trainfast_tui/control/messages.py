@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice import Situation
     from trainfast_tui.live.snapshot import Snapshot
-    from trainfast_tui.next_run.next_run import NextRun
     from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
 
 Severity = Literal["information", "warning", "error"]
 
 
-class SnapshotTaken(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True):
+    """The base of all messages: those below, which the session takes in, and those of one screen, beside their code."""
+
+
+class SnapshotTaken(Message, frozen=True):
     """The reader has looked again; a newer snapshot replaces one that still waits."""
 
     snapshot: Snapshot
@@ -31,13 +34,13 @@ class SnapshotTaken(msgspec.Struct, frozen=True):
     """CLOCK_MONOTONIC."""
 
 
-class MachineSeen(msgspec.Struct, frozen=True):
+class MachineSeen(Message, frozen=True):
     """The devices that a run could use are known."""
 
     machine: Machine
 
 
-class SituationGathered(msgspec.Struct, frozen=True):
+class SituationGathered(Message, frozen=True):
     """The advisor's facts about the next run's model and its runs so far are known."""
 
     key: tuple[str, str, str]
@@ -45,37 +48,26 @@ class SituationGathered(msgspec.Struct, frozen=True):
     situation: Situation
 
 
-class NextRunPredicted(msgspec.Struct, frozen=True):
+class NextRunPredicted(Message, frozen=True):
     """The next run's memory and speed were predicted, or the reasons why not are known."""
 
     memory: NextRunMemory
     speed: NextRunSpeed | None = None
 
 
-class NextRunRead(msgspec.Struct, frozen=True):
-    """The settings that repeat a search's run were read from the search's journal; None if there are none."""
-
-    run_id: str
-    next_run: NextRun | None
-
-
-class RunStarted(msgspec.Struct, frozen=True):
+class RunStarted(Message, frozen=True):
     """A run's supervisor holds its lock."""
 
     directory: Path
 
 
-class RunRefused(msgspec.Struct, frozen=True):
+class RunRefused(Message, frozen=True):
     """The next run cannot be started as it is."""
 
     error: UserError
 
 
-class RunGivenUp(msgspec.Struct, frozen=True):
-    """A run that waited for another launch was given up."""
-
-
-class OomExplained(msgspec.Struct, frozen=True):
+class OomExplained(Message, frozen=True):
     """More is known about why a run ran out of memory."""
 
     run_id: str
@@ -84,28 +76,28 @@ class OomExplained(msgspec.Struct, frozen=True):
     """The number of changes that are still to be traced."""
 
 
-class SearchStarted(msgspec.Struct, frozen=True):
+class SearchStarted(Message, frozen=True):
     """A search's conductor holds its lock."""
 
     directory: Path
     kind: SearchKind
 
 
-class SearchRefused(msgspec.Struct, frozen=True):
+class SearchRefused(Message, frozen=True):
     """The search cannot be started with these knobs."""
 
     error: UserError
     kind: SearchKind
 
 
-class RunsCompared(msgspec.Struct, frozen=True):
+class RunsCompared(Message, frozen=True):
     """Two ended runs are to be shown side by side."""
 
     a: Result
     b: Result
 
 
-class Notified(msgspec.Struct, frozen=True):
+class Notified(Message, frozen=True):
     """A line for the status line."""
 
     text: str
@@ -126,38 +118,16 @@ class Changes(msgspec.Struct, frozen=True):
     """Why a knob cannot have a value, or why a preset cannot be loaded."""
 
 
-class TerminalLost(msgspec.Struct, frozen=True):
+class TerminalLost(Message, frozen=True):
     """The terminal was closed, or its connection is gone."""
 
 
-class ThreadFailed(msgspec.Struct, frozen=True):
+class ThreadFailed(Message, frozen=True):
     """Our own code failed in a thread; the app raises the error where it is seen."""
 
     error: BaseException
 
 
-class ScreenMessage(msgspec.Struct, frozen=True):
-    """The base of messages that one screen takes in; each is defined beside the code that posts it."""
-
-
-Message = (
-    SnapshotTaken
-    | MachineSeen
-    | SituationGathered
-    | NextRunPredicted
-    | NextRunRead
-    | RunStarted
-    | RunRefused
-    | RunGivenUp
-    | OomExplained
-    | SearchStarted
-    | SearchRefused
-    | RunsCompared
-    | Notified
-    | TerminalLost
-    | ThreadFailed
-    | ScreenMessage
-)
 Post = Callable[[Message], object]
 """Accepts a message, from any thread."""
 TrainingPython = str | None

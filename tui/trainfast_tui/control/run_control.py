@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import UserError, highest
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import is_alive
-from trainfast_runner.records.worker_lines import WARM_ROLES, ExceptionLine, error_of
+from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control import messages
 from trainfast_tui.control.threads import CancellableWork, start_thread
@@ -20,9 +20,8 @@ from trainfast_tui.text.event_words import script_notices
 from trainfast_tui.text.keys import RUN_KEY, STOP_KEY
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.oom import OutOfMemory
     from trainfast_runner.memory.warm_tracer import WarmTracer
-    from trainfast_runner.records.result import OomExplanation, Result, RunError
+    from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.records.run_file import Discovered
     from trainfast_runner.running.follower import RunSnapshot
 
@@ -56,7 +55,7 @@ class RunControl:
             giving_up.set()
 
     def start(self, spec: RunSpec, run_to_stop: Path | None = None) -> None:
-        """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted, RunRefused or RunGivenUp."""
+        """Check and start a run, once `run_to_stop` is stopped and gone: posts RunStarted or RunRefused."""
         self.pending.begin()
         start_thread("start", partial(self._start, spec, run_to_stop), self._post, messages.RunRefused)
 
@@ -68,7 +67,7 @@ class RunControl:
         """Send SIGKILL to all of the run's processes."""
         start_thread("kill", partial(self._kill, directory), self._post)
 
-    def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.RunGivenUp:
+    def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.Notified:
         from trainfast_runner.machine.training_python import ProgramCancelled
         from trainfast_runner.running import launch
         from trainfast_runner.running.scripts.script_plan import plan_spec
@@ -95,7 +94,8 @@ class RunControl:
         try:
             return messages.RunStarted(launch.start(with_predicted_speed(plan, self._home), self._home, on_wait))
         except ProgramCancelled:
-            return messages.RunGivenUp()
+            self.pending.note_refused()
+            return messages.Notified("The wait was given up; nothing was started.")
         finally:
             self._giving_up = None
 
@@ -184,19 +184,14 @@ class OomExplainer:
         self._newest_message: messages.OomExplained | None = None
         self._work = CancellableWork("explain")
 
-    @property
-    def is_tracing(self) -> bool:
-        """True until the trace under way has ended, also after it was cancelled."""
-        return self._work.is_running
-
     def explanation_of(self, run: RunSnapshot) -> tuple[OomExplanation | None, int]:
         """Return the explanation of an out-of-memory run, traced if it is, and the number of traces left.
 
-        The explanation is None for a run that ended otherwise, or that cannot be explained.
+        The explanation is None for a run that ended otherwise, and before its result is written.
         """
         if run.state != "oom":
             return None, 0
-        explanation = _recorded_explanation(run)
+        explanation = run.result.oom if run.result is not None else None
         traced = self._newest_message
         if traced is None or traced.run_id != run.run_id:
             return explanation, 0
@@ -209,12 +204,13 @@ class OomExplainer:
 
         Nothing is traced for a script, which has no model here.
         """
-        is_oom = run is not None and run.state == "oom" and run.run_file is not None and run.run_file.script is None
+        run_file, result = (run.run_file, run.result) if run is not None else (None, None)
+        is_oom = result is not None and result.state == "oom" and run_file is not None and run_file.script is None
         if not may_trace or not is_oom:
             self.cancel()
-        elif run is not None and run.run_id != self._explained_run_id:
-            self._explained_run_id = run.run_id
-            self._work.start(partial(self._explain, run), self._post)
+        elif result is not None and run is not None and result.run_id != self._explained_run_id:
+            self._explained_run_id = result.run_id
+            self._work.start(partial(self._explain, run.directory, result), self._post)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """End the trace under way and wait at most `wait_s` seconds until its process is gone.
@@ -228,62 +224,26 @@ class OomExplainer:
         """Keep the newest explanation."""
         self._newest_message = message
 
-    def _explain(self, run: RunSnapshot, cancelled: threading.Event) -> messages.OomExplained:
-        from trainfast_runner.memory.oom import trace_changes
+    def _explain(self, directory: Path, result: Result, cancelled: threading.Event) -> messages.OomExplained | None:
+        from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of, trace_changes
+        from trainfast_runner.records.run_records import read_records
 
-        oom_run = _out_of_memory(run)
-        assert oom_run is not None
-        python = self._python or oom_run.run.python or None
+        records = read_records(directory)
+        if records.run is None:
+            return None
+        oom_run = out_of_memory_of(records, records.run, result.reason, result.error)
+        python = self._python or records.run.python or None
+
+        def explained(traces_left: int) -> messages.OomExplained:
+            explanation = explain_run(oom_run, models_of(oom_run.run, python))
+            return messages.OomExplained(result.run_id, explanation, traces_left)
+
         try:
             for traces_left in trace_changes(oom_run, python, cancelled, self._tracer()):
-                self._post(messages.OomExplained(run.run_id, _explanation(oom_run, python), traces_left))
+                self._post(explained(traces_left))
         except UserError:
             pass  # a change that cannot be traced stays an estimate
-        return messages.OomExplained(run.run_id, _explanation(oom_run, python), 0)
-
-
-def _explanation(oom_run: OutOfMemory, python: str | None) -> OomExplanation:
-    from trainfast_runner.memory.oom import explain_run, models_of
-
-    return explain_run(oom_run, models_of(oom_run.run, python))
-
-
-def _recorded_explanation(run: RunSnapshot) -> OomExplanation | None:
-    """Return the explanation in the result, else the one that the records of the run give."""
-    if run.result is not None and run.result.oom is not None:
-        return run.result.oom
-    from trainfast_runner.memory.oom import explain_run
-
-    oom_run = _out_of_memory(run)
-    return None if oom_run is None else explain_run(oom_run, lambda spec: None)
-
-
-def _out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
-    """Return the error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
-    from trainfast_runner.memory.oom import OutOfMemory
-
-    if run.run_file is None:
-        return None
-    held_bytes = run.error.held_bytes if isinstance(run.error, ExceptionLine) else None
-    available_bytes = highest(tick.host.memory_available_bytes for tick in run.ticks)
-    return OutOfMemory(
-        run=run.run_file,
-        reason=run.reason,
-        error=_error_of(run),
-        held_bytes=held_bytes,
-        host_bytes=available_bytes,
-        events=run.events,
-        tried=run.tried,
-        in_first_step=not run.steps,
-    )
-
-
-def _error_of(run: RunSnapshot) -> RunError | None:
-    """Return the exception in the result, or else the one that a rank recorded."""
-    if run.result is not None and run.result.error is not None:
-        return run.result.error
-    line = run.error
-    return None if line is None else error_of(line, line.rank or 0)
+        return explained(0)
 
 
 def compared_runs(home: Home, a: str, b: str) -> messages.RunsCompared:
@@ -296,40 +256,29 @@ def compared_runs(home: Home, a: str, b: str) -> messages.RunsCompared:
 def compared_with_previous(home: Home, run_id: str) -> messages.RunsCompared:
     """Return a run and the newest finished run before it, else the newest one after it; A is the older.
 
-    Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
+    Raises UserError if there is none.
     """
     from trainfast_runner.running.settling import final_result, recover_result
 
     ids = home.run_ids()
     before = [other_id for other_id in ids if other_id < run_id]
     after = [other_id for other_id in ids if other_id > run_id]
-    ended: Result | None = None
     for other_id in (*reversed(before), *reversed(after)):
         result = recover_result(home.directory(other_id))
-        if result is not None and result.role in WARM_ROLES:
-            continue  # a warm process tries many settings, so it has no result of one
-        ended = ended or result
-        if result is not None and result.state == "finished":
-            ended = result
-            break
-    if ended is None:
-        raise UserError(f"There is no other ended run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)
-    result_of_run = final_result(home, run_id)
-    return (
-        messages.RunsCompared(ended, result_of_run)
-        if ended.run_id < run_id
-        else messages.RunsCompared(result_of_run, ended)
-    )
+        # A warm process tries many settings, so it has no result of one.
+        if result is not None and result.state == "finished" and result.role not in WARM_ROLES:
+            return messages.RunsCompared(*sorted((result, final_result(home, run_id)), key=lambda ran: ran.run_id))
+    raise UserError(f"There is no other finished run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)
 
 
-class ScriptDiscovered(messages.ScreenMessage, frozen=True):
+class ScriptDiscovered(messages.Message, frozen=True):
     """The flags of a script are known."""
 
     command: tuple[str, ...]
     discovered: Discovered
 
 
-class DiscoveryRefused(messages.ScreenMessage, frozen=True):
+class DiscoveryRefused(messages.Message, frozen=True):
     """A script could not be looked into."""
 
     command: tuple[str, ...]

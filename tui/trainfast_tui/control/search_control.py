@@ -237,7 +237,7 @@ class BestOptions(msgspec.Struct, frozen=True):
     """True if the search ignores earlier ones: it continues no unfinished one and uses no measured effects."""
 
 
-class BestPlanned(messages.ScreenMessage, frozen=True):
+class BestPlanned(messages.Message, frozen=True):
     """The plan of a best-fit search, in paragraphs with their tones."""
 
     options: BestOptions

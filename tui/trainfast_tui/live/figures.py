@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, mean_loss
 from trainfast_runner.results.distributions import median_rate
@@ -19,10 +19,10 @@ from trainfast_tui.text.format import count
 from trainfast_tui.text.next_run_words import few_steps_note
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.device_events import DeviceChanges
+    from trainfast_runner.machine.device_events import DeviceEvents
     from trainfast_runner.records.result import Result
     from trainfast_runner.records.run_lines import Event, Step
-    from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
+    from trainfast_runner.records.tick import Tick
     from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
@@ -167,7 +167,8 @@ class MachineEvents:
     def __init__(self) -> None:
         self._seen_until_ns = 0
         """Time of the newest tick that was looked at."""
-        self._processes: dict[int, dict[int, DeviceProcess]] = {}
+        self._changes: DeviceEvents | None = None
+        """Finds the changes from the first tick on."""
         self._describer = EventDescriber()
         self._events: deque[DescribedEvent] = deque(maxlen=EVENTS_KEPT)
 
@@ -179,39 +180,24 @@ class MachineEvents:
                 break
             new_ticks.append(tick)
         for tick in reversed(new_ticks):
-            self._events += self._describer.describe(self._changes(tick))
-        if ticks:
-            self._seen_until_ns = max(self._seen_until_ns, ticks[-1].t_ns)
+            self._events += self._describer.describe(self._events_of(tick))
+            self._seen_until_ns = tick.t_ns
         events = [*self._events, *EventDescriber().describe(xids)]
         return sorted(events, key=lambda event: event.t_ns)
 
-    @cached_property
-    def _device_changes(self) -> DeviceChanges:
-        from trainfast_runner.machine.device_events import DeviceChanges
+    def _events_of(self, tick: Tick) -> list[Event]:
+        from trainfast_runner.machine.device_events import DeviceEvents
 
-        return DeviceChanges()
-
-    def _changes(self, tick: Tick) -> Iterator[Event]:
-        for device in tick.devices:
-            yield from self._device_changes.lost_or_back(device, tick.t_ns)
-            yield from self._process_changes(device, tick.t_ns)
-            yield from self._device_changes.throttling(device, tick.t_ns)
-
-    def _process_changes(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
-        from trainfast_runner.machine.device_events import process_event
-
-        if device.processes is None:
-            return
-        after = {process.pid: process for process in device.processes}
-        before = self._processes.get(device.index)
-        self._processes[device.index] = after
-        if before is None:
-            return  # processes of the first look did not just appear
-        for state, processes, other_processes in (("left", before, after), ("appeared", after, before)):
-            for pid in sorted(processes.keys() - other_processes.keys()):
-                yield process_event(device.index, t_ns, state, processes[pid], kind="process")
+        is_first = self._changes is None
+        if self._changes is None:
+            self._changes = DeviceEvents((device.uuid for device in tick.devices if device.uuid), all_foreign=True)
+        events = self._changes.since_last(tick)
+        # No process is foreign here, and those of the first look did not just appear.
+        processes = [] if is_first else [replace(event, kind="process") for event in events if event.kind == FOREIGN]
+        return [*(event for event in events if event.kind != FOREIGN), *processes]
 
 
+FOREIGN = "foreign_process"
 RECENT_STEPS = 20
 """A live run's figures are of this many newest steps. Conditions are means: a median would hide brief throttling."""
 

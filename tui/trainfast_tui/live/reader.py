@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import RUN_FILE, is_unfinished, read_run_file
-from trainfast_tui.live.snapshot import SearchKind, SearchSnapshot, SearchSnapshotT, Snapshot
+from trainfast_runner.records.run_directory import is_alive, is_listed, is_unfinished, read_run_file
+from trainfast_tui.live.snapshot import SearchKind, SearchSnapshotT, Snapshot
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.process_list import ProcessList, ProcessRow
@@ -58,7 +58,7 @@ class Reader(threading.Thread):
         self._home = home
         self._post = post
         self._on_failure = on_failure
-        self._followed_run = FollowedRun(home)
+        self._followed_run = Followed(partial(_newest_run, home), open_run)
         self._batch_search = FollowedSearch(home, SearchKind.BATCH, open_batch_journal)
         self._best_search = FollowedSearch(home, SearchKind.BEST, open_best_journal)
         self._sampler: Sampler | None = None
@@ -68,7 +68,7 @@ class Reader(threading.Thread):
         """The reason something could not be read for the present snapshot."""
         self._looks_at_processes = False
         self._processes: ProcessList | None = None
-        self._other_runs = OtherRuns(home)
+        self._live_runs = LiveRuns(home)
         self._stopping = False
         self._wake = threading.Event()
 
@@ -124,8 +124,8 @@ class Reader(threading.Thread):
         # A search that cannot be read keeps its last state: nothing may start beside it.
         batch_search = self._read("the batch search", self._batch_search.poll, self._batch_search.newest)
         best_search = self._read("the best-fit search", self._best_search.poll, self._best_search.newest)
-        self._read("the list of runs", lambda: self._other_runs.look(self.followed), None)
-        if run is None and self.followed is None and (started := self._other_runs.newest_directory()) is not None:
+        live_runs: list[Path] = self._read("the list of runs", self._live_runs.directories, [])
+        if run is None and self.followed is None and (started := _newest_of_no_search(live_runs)) is not None:
             self._followed_run.follow(started)  # the next snapshot shows it
         self._update_sampler(run)
         snapshot = Snapshot(
@@ -137,7 +137,7 @@ class Reader(threading.Thread):
             batch_search=batch_search,
             best_search=best_search,
             trouble=self._trouble,
-            other_live_run_id=self._other_runs.live_id,
+            other_live_run_id=next((live.name for live in live_runs if live != self.followed), None),
         )
         return replace(snapshot, processes=self._read_processes(snapshot)) if self._looks_at_processes else snapshot
 
@@ -189,83 +189,12 @@ class Reader(threading.Thread):
 
 LOOK_AGAIN_S = 2.0
 """Seconds between two looks for a search that was started elsewhere, while the followed one does nothing."""
+PolledT = TypeVar("PolledT", covariant=True)
+FollowedT = TypeVar("FollowedT")
 
 
-class FollowedDirectory:
-    """The directory to follow: a chosen one, or else the result of `find`, until either is forgotten or replaced.
-
-    Safe from any thread.
-    """
-
-    def __init__(self, find: Callable[[], Path | None]) -> None:
-        self._find = find
-        self._lock = threading.Lock()
-        """Held while both fields below change, so that `find` never replaces a directory that was chosen meanwhile."""
-        self._directory: Path | None = None
-        self.is_known = False
-
-    def follow(self, directory: Path) -> None:
-        """Follow this directory from now on."""
-        with self._lock:
-            self._directory, self.is_known = directory, True
-
-    def replace(self, before: Path | None, after: Path) -> bool:
-        """Follow `after` if `before` still is followed; return True if so."""
-        with self._lock:
-            is_unchanged = self._directory == before
-            if is_unchanged:
-                self._directory, self.is_known = after, True
-        return is_unchanged
-
-    @property
-    def directory(self) -> Path | None:
-        """The directory, without a call of `find`; None if none is known yet."""
-        return self._directory
-
-    def find_or_get(self) -> Path | None:
-        """Return the chosen directory, or else the result of `find`. Raises the errors of `find`."""
-        if not self.is_known:
-            directory = self._find()
-            with self._lock:
-                if not self.is_known:
-                    self._directory, self.is_known = directory, True
-        return self._directory
-
-    def forget(self, directory: Path) -> None:
-        """Look for another directory next time, unless another was chosen meanwhile."""
-        with self._lock:
-            if self._directory == directory:
-                self.is_known = False
-
-
-class FollowedRun(FollowedDirectory):
-    """The followed run, at first the newest of the home."""
-
-    def __init__(self, home: Home) -> None:
-        super().__init__(partial(_newest_run, home))
-        self._follower: Follower | None = None
-
-    def poll(self) -> RunSnapshot | None:
-        """Return a snapshot of the run; None without one. A deleted run is followed no more."""
-        from trainfast_runner.running.follower import Follower
-
-        directory = self.find_or_get()
-        if directory is not None and not directory.exists():
-            self.forget(directory)
-            directory = None
-        if directory is None:
-            self._follower = None
-            return None
-        if self._follower is None or self._follower.directory != directory:
-            self._follower = Follower(directory)
-        return self._follower.poll()
-
-
-PolledT = TypeVar("PolledT", bound=SearchSnapshot, covariant=True)
-
-
-class JournalFollower(Protocol[PolledT]):
-    """Follows the journal of one search."""
+class RecordFollower(Protocol[PolledT]):
+    """Follows the records of one run or search."""
 
     directory: Path
 
@@ -274,45 +203,77 @@ class JournalFollower(Protocol[PolledT]):
         ...
 
 
-class FollowedSearch(FollowedDirectory, Generic[SearchSnapshotT]):
-    """The followed search of one kind, at first the newest of the home; `open_journal` follows its journal."""
+class Followed(Generic[FollowedT]):
+    """The followed run or search: the one that was chosen, or else the result of `find`, also after a deletion.
+
+    `open_records` returns its follower.
+    """
 
     def __init__(
-        self, home: Home, kind: SearchKind, open_journal: Callable[[Path], JournalFollower[SearchSnapshotT]]
+        self, find: Callable[[], Path | None], open_records: Callable[[Path], RecordFollower[FollowedT]]
     ) -> None:
-        super().__init__(partial(_newest_search, home, kind))
-        self._open_journal = open_journal
-        self._follower: JournalFollower[SearchSnapshotT] | None = None
-        self.newest: SearchSnapshotT | None = None
-        """The newest snapshot; None without a search."""
+        self._find, self._open_records = find, open_records
+        self._lock = threading.Lock()
+        """Held while both fields below change, so that `find` never replaces a directory that was chosen meanwhile."""
+        self.directory: Path | None = None
+        """The run or search that is followed; None if none is known yet."""
+        self.is_known = False
+        """True once it was chosen or looked for."""
+        self._follower: RecordFollower[FollowedT] | None = None
+        self.newest: FollowedT | None = None
+        """The newest snapshot; None without a run or search."""
+
+    def follow(self, directory: Path) -> None:
+        """Follow this directory from now on. Safe from any thread."""
+        with self._lock:
+            self.directory, self.is_known = directory, True
+
+    def poll(self) -> FollowedT | None:
+        """Return a snapshot; None without a run or search. Raises the errors of `find` and of the follower."""
+        directory = self.directory
+        if not self.is_known or (directory is not None and not directory.exists()):
+            directory = self._replace(directory, self._find())
+        if directory is None:
+            self._follower = None
+        elif self._follower is None or self._follower.directory != directory:
+            self._follower = self._open_records(directory)
+        self.newest = None if self._follower is None else self._follower.poll()
+        return self.newest
+
+    def _replace(self, before: Path | None, after: Path | None) -> Path | None:
+        """Follow `after` unless another than `before` was chosen meanwhile; return the followed directory."""
+        with self._lock:
+            if self.directory == before:
+                self.directory, self.is_known = after, True
+            return self.directory
+
+
+class FollowedSearch(Followed[SearchSnapshotT]):
+    """The followed search of one kind; a live one of another terminal takes the place of an idle one."""
+
+    def __init__(self, home: Home, kind: SearchKind, open_records: Callable[[Path], RecordFollower[SearchSnapshotT]]):
+        super().__init__(partial(_newest_search, home, kind), open_records)
         self._looked_elsewhere_s = time.monotonic()
 
     def poll(self) -> SearchSnapshotT | None:
         """Return a snapshot of the search; None without one."""
-        directory = self.find_or_get()
-        if directory is None:
-            self._follower = None
-        elif self._follower is None or self._follower.directory != directory:
-            self._follower = self._open_journal(directory)
-        search = None if self._follower is None else self._follower.poll()
-        self.newest = search if search is not None and search.is_live else self._started_elsewhere(directory) or search
-        return self.newest
-
-    def _started_elsewhere(self, directory: Path | None) -> SearchSnapshotT | None:
-        """Follow a live search that was started at another terminal; None without one."""
-        if time.monotonic() - self._looked_elsewhere_s < LOOK_AGAIN_S:
-            return None
-        newest = self._find()
+        search = super().poll()
+        if (search is not None and search.is_live) or time.monotonic() - self._looked_elsewhere_s < LOOK_AGAIN_S:
+            return search
+        directory, newest = self.directory, self._find()
         # Set after the look, so that an unreadable home is reported each time.
         self._looked_elsewhere_s = time.monotonic()
-        if newest is None or newest == directory:
-            return None
-        follower = self._open_journal(newest)
-        search = follower.poll()
-        if not search.is_live or not self.replace(directory, newest):
-            return None
-        self._follower = follower
-        return search
+        if newest is None or newest == directory or not self._open_records(newest).poll().is_live:
+            return search
+        self._replace(directory, newest)
+        return super().poll()
+
+
+def open_run(directory: Path) -> Follower:
+    """Return a follower of this run."""
+    from trainfast_runner.running.follower import Follower
+
+    return Follower(directory)
 
 
 def open_batch_journal(directory: Path) -> BatchFollower:
@@ -336,66 +297,53 @@ def _newest_search(home: Home, kind: SearchKind) -> Path | None:
 
 
 def _newest_run(home: Home) -> Path | None:
+    """Return the newest run; where a home has only runs of searches, the newest of these that has ended."""
     from trainfast_runner.running.follower import newest_run
 
-    return newest_run(home)
+    if (newest := newest_run(home)) is not None:
+        return newest
+    directories = map(home.directory, home.newest_run_ids(RUNS_LOOKED_AT))
+    return next((directory for directory in directories if is_listed(directory) and not is_alive(directory)), None)
 
 
-class OtherRuns:
-    """Finds live runs other than the one on the screen.
+def _newest_of_no_search(directories: Iterable[Path]) -> Path | None:
+    runs = ((directory, read_run_file(directory)) for directory in directories)
+    return next((directory for directory, run in runs if run is not None and run.role is None), None)
 
-    Every `look` tries the lock of each unended run; it lists the runs only the first time, and after their folder has
-    changed.
-    """
+
+RUNS_LOOKED_AT = 64
+"""Chosen, not measured: of the newest runs of a home so many are looked at, in less than a millisecond."""
+
+
+class LiveRuns:
+    """Finds the live runs: of all runs at the first look, then of those that were live and of the newest ones."""
 
     def __init__(self, home: Home) -> None:
-        self.live_id: str | None = None
-        """Id of the newest live run that is not shown, as of the last look; None if there is none."""
         self._home = home
         self._changed_ns: int | None = None
         """The time at which the folder of runs had changed last; None before the first look."""
-        self._listed_ids: frozenset[str] = frozenset()
-        """Ids of all runs at the last look."""
-        self._unended_ids: list[str] = []
-        """Ids of the runs that have not ended as far as is known, newest first."""
+        self._run_ids: list[str] = []
+        """The runs to look at, the newest first."""
+        self._live_ids: frozenset[str] = frozenset()
 
-    def look(self, shown_directory: Path | None) -> None:
-        """Look for live runs other than that of `shown_directory`."""
-        self._look_for_new()
-        unended_ids: list[str] = []
-        self.live_id = None
-        for run_id in self._unended_ids:
-            directory = self._home.directory(run_id)
-            # Looked for before the lock is tried: a launch takes the lock before it writes `run.json`.
-            is_launched = (directory / RUN_FILE).exists()
-            is_live = directory != shown_directory and is_unfinished(directory)
-            if is_live or not is_launched or directory == shown_directory:
-                unended_ids.append(run_id)
-            if is_live and self.live_id is None:
-                self.live_id = run_id
-        self._unended_ids = unended_ids
-
-    def newest_directory(self) -> Path | None:
-        """Return the directory of the newest live run that was not started by a search; None without one."""
-        for run_id in self._unended_ids:
-            directory = self._home.directory(run_id)
-            if (run_file := read_run_file(directory)) is not None and run_file.role is None:
-                return directory
-        return None
-
-    def _look_for_new(self) -> None:
+    def directories(self) -> list[Path]:
+        """Return the directories of the live runs, the newest first. Raises UserError for an unreadable home."""
         try:
             changed_ns = self._home.runs.stat().st_mtime_ns
         except OSError:
             changed_ns = 0  # there is no run yet
-        if changed_ns == self._changed_ns:
-            return
-        run_ids = self._home.run_ids()
-        # Set after the look, so that an unreadable home is reported each time.
-        self._changed_ns = changed_ns
-        new_ids = set(run_ids) - self._listed_ids
-        self._unended_ids = [run_id for run_id in reversed(run_ids) if run_id in new_ids or run_id in self._unended_ids]
-        self._listed_ids = frozenset(run_ids)
+        if changed_ns != self._changed_ns:
+            run_ids = self._home.run_ids()[::-1]
+            self._run_ids = run_ids if self._changed_ns is None else self._worth_a_look(run_ids)
+            # Set after the look, so that an unreadable home is reported each time.
+            self._changed_ns = changed_ns
+        live = list(filter(is_unfinished, map(self._home.directory, self._run_ids)))
+        self._live_ids = frozenset(directory.name for directory in live)
+        self._run_ids = self._worth_a_look(self._run_ids)
+        return live
+
+    def _worth_a_look(self, run_ids: Sequence[str]) -> list[str]:
+        return [*run_ids[:RUNS_LOOKED_AT], *(run_id for run_id in run_ids[RUNS_LOOKED_AT:] if run_id in self._live_ids)]
 
 
 SHORTEST_PERIOD_S = 0.5

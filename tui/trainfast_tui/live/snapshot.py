@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -22,26 +21,8 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSnapshot
 
 
-class SearchSnapshot(Protocol):
-    """The fields that the snapshots of both kinds of search have."""
-
-    @property
-    def directory(self) -> Path:
-        """The search's directory."""
-        ...
-
-    @property
-    def is_live(self) -> bool:
-        """True if a conductor works on the search."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """The state of the search, `paused` for instance."""
-        ...
-
-
-SearchSnapshotT = TypeVar("SearchSnapshotT", bound=SearchSnapshot)
+SearchSnapshotT = TypeVar("SearchSnapshotT", bound="BatchSnapshot | BestSnapshot")
+"""The snapshots of both kinds of search; each has a `directory`, a `state`, and `is_live` while a conductor works."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,9 +31,16 @@ LAUNCH_DEFAULTS = {name: KNOBS_BY_NAME[name].default for name in LAUNCH_KNOBS if
 """Defaults of the knobs that are not the script's; without `steps` it runs to completion."""
 
 
+SCRIPTS_OWN = "script's own"
+"""The value of a knob that is left to the script."""
+
+
 @dataclass(frozen=True)
-class NextRun(ABC):
-    """Settings of the next run, with the knobs of its preset and of the run on the screen to compare with."""
+class NextRun:
+    """Settings of the next run, with the knobs of its preset and of the run on the screen to compare with.
+
+    It trains a preset's model, or runs a script with the knobs asked of it.
+    """
 
     spec: RunSpec
     preset_knobs: KnobValues
@@ -95,14 +100,14 @@ class NextRun(ABC):
         )
 
     def reset(self, name: str) -> Self:
-        """Return a copy with the knob at its preset's value, or left to the script."""
+        """Return a copy with the knob at its preset's value, or left to the script; as `with_value` for a strategy."""
         knobs = dict(self.spec.knobs)
         if name in self.preset_knobs:
             knobs[name] = self.preset_knobs[name]
         else:
             knobs.pop(name, None)
         overrides = tuple(override for override in self.spec.overrides if override != name)
-        return replace(self, spec=replace(self.spec, knobs=knobs, overrides=overrides))
+        return replace(self, spec=replace(self.spec, knobs=knobs, overrides=overrides))._after_turning(name)
 
     def with_value_of(self, name: str, earlier: NextRun) -> Self:
         """Return a copy with the knob at its value in `earlier`."""
@@ -112,28 +117,42 @@ class NextRun(ABC):
 
     def ranks(self, machine: Machine | None) -> int | None:
         """Return the number of processes; None while the machine is unknown, if refused, or if a launcher sets it."""
+        if machine is None:
+            return None
         try:
-            return None if machine is None else self._ranks(machine)
+            if self.script is None:
+                from trainfast_runner.settings.device_counts import world_size
+
+                return world_size(self.spec, machine)
+            from trainfast_runner.running.scripts.command import read_command
+
+            return read_command(self.script.command, cwd=self.script.cwd).process_count
         except UserError:
             return None
 
-    @abstractmethod
-    def _ranks(self, machine: Machine) -> int | None: ...
-
-    @abstractmethod
     def text_of(self, name: str) -> str:
         """Return the value of a knob as it is typed."""
+        values = {**LAUNCH_DEFAULTS, **self.spec.knobs}
+        return KNOBS_BY_NAME[name].text_of(values[name]) if name in values else SCRIPTS_OWN
 
-    @abstractmethod
     def headings(self, names: Iterable[str]) -> dict[str, str]:
         """Return the heading of each listed knob by name, in list order.
 
-        A model lists the knobs of `names` that matter to it, a script all knobs.
+        A model lists the knobs of `names` that matter to it under their groups, a script all knobs under their ways
+        into the script, those with a flag first.
         """
+        if self.script is None:
+            return {name: KNOBS_BY_NAME[name].group for name in names if self.matters(name)}
+        ways = {entry.name: reach_of(entry.name, self.script).way for entry in KNOBS}
+        in_order = dict.fromkeys((*self.script.flag_words, *ways))
+        return {name: way.value for way in Way for name in in_order if ways[name] is way}
 
-    @abstractmethod
     def matters(self, name: str) -> bool:
-        """True if turning the knob changes anything."""
+        """True if turning the knob reaches the script, or changes anything with this strategy and kind of data."""
+        if self.script is not None:
+            return reach_of(name, self.script).way is not Way.NONE
+        classifies_images = self.spec.data.get("objective") == "image-classification"
+        return KNOBS_BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
 
     def refused_values(self, name: str, machine: Machine | None) -> dict[KnobValue, str]:
         """Return the values of a knob that cannot work on the devices of the run, each with the reason.
@@ -146,89 +165,67 @@ class NextRun(ABC):
 
         return refused_values(name, self.spec, machine)
 
-    @abstractmethod
     def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
         """Turn the knob `by` stops along its values without `skipped`; `around` goes on at the other end.
 
-        Raises UserError.
+        A script's knob has the values that its flag takes, its default before any is set. Raises UserError.
         """
-
-    @abstractmethod
-    def with_value(self, name: str, text: str) -> Self:
-        """Return a copy with a typed value of the knob. Raises UserError."""
-
-    @abstractmethod
-    def save(self, name: str) -> Path:
-        """Save the knobs as a preset of the user's own, in place of a preset of that name, and return the file.
-
-        Raises UserError.
-        """
-
-    def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
-        """Return the advisor's texts by the name of the knob that each stands beside.
-
-        Empty while the machine is unknown, and for a script.
-        """
-        return {}
-
-    def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
-        """Return the samples of one optimizer step and the data-parallel ranks that share them.
-
-        None while the machine is unknown, if the devices are refused, and for a script.
-        """
-        return None
-
-
-def _value_or_default(knobs: KnobValues, name: str) -> KnobValue:
-    return knobs.get(name, LAUNCH_DEFAULTS.get(name))
-
-
-@dataclass(frozen=True)
-class PresetNextRun(NextRun):
-    """A model's preset with its overrides."""
-
-    def text_of(self, name: str) -> str:
-        return KNOBS_BY_NAME[name].text_of(self.spec.knobs[name])
-
-    def headings(self, names: Iterable[str]) -> dict[str, str]:
-        return {name: KNOBS_BY_NAME[name].group for name in names if self.matters(name)}
-
-    def matters(self, name: str) -> bool:
-        """True if turning the knob changes anything with this strategy and this kind of data."""
-        classifies_images = self.spec.data.get("objective") == "image-classification"
-        return KNOBS_BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
-
-    def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
         entry = KNOBS_BY_NAME[name]
-        value = entry.turn(self.spec.knobs[name], by, around=around, skipped=skipped)
-        return self.with_value(name, entry.text_of(value))
+        current = self.spec.knobs.get(name, entry.default)
+        if self.script is not None:
+            place = self.script.flag_words.get(name)
+            ladder = [value for value in entry.values.ladder(current) if value == current or value not in skipped]
+            if isinstance(place, dict):
+                ladder = [value for value in ladder if entry.text_of(value) in place]
+            if not ladder or name not in self.spec.knobs:
+                value = current if current in ladder or not ladder else ladder[0]
+                return self.with_value(name, entry.text_of(value))
+            skipped = [value for value in entry.values.ladder(current) if value not in ladder]
+        return self.with_value(name, entry.text_of(entry.turn(current, by, around=around, skipped=skipped)))
 
     def with_value(self, name: str, text: str) -> Self:
-        """Return a copy with a typed value of the knob; a new strategy resets knobs without use. Raises UserError."""
-        next_run = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
-        return next_run._with_useful_knobs() if name == "strategy" else next_run
+        """Return a copy with a typed value of the knob; a new strategy resets knobs without use.
 
-    def reset(self, name: str) -> Self:
-        """Return a copy with the knob at its preset's value; that of the strategy resets knobs without use."""
-        next_run = super().reset(name)
-        return next_run._with_useful_knobs() if name == "strategy" else next_run
+        Raises UserError, also for a value that cannot reach the script.
+        """
+        if self.script is not None and text.strip() in ("", SCRIPTS_OWN):
+            return self.reset(name)
+        name = knob(name).name
+        if self.script is not None and (reach := reach_of(name, self.script)).way is Way.NONE:
+            words = f"{name} cannot reach {self.script.name}: {reach.text}; {SCRIPT_KEY} maps a flag"
+            raise UserError(words, key=name)
+        spec = with_setting(self.spec, f"{name}={text}")
+        if self.script is not None:
+            self.script.applied(list(self.script.command), {name: spec.knobs[name]})
+        return replace(self, spec=spec)._after_turning(name)
 
-    def _with_useful_knobs(self) -> Self:
-        """Return a copy in which every override that does nothing with this strategy is reset."""
+    def _after_turning(self, name: str) -> Self:
+        """Return a copy in which every override that does nothing with a new strategy is reset."""
         next_run = self
-        for override in self.spec.overrides:
+        for override in self.spec.overrides if name == "strategy" and self.script is None else ():
             entry = KNOBS_BY_NAME.get(override)
             if entry is not None and entry.only_with and not entry.applies(self.spec.knobs):
                 next_run = next_run.reset(override)
         return next_run
 
     def save(self, name: str) -> Path:
-        from trainfast_runner.settings.saving import save_preset
+        """Save the knobs as a preset of the user's own, in place of a preset of that name, and return the file.
 
-        return save_preset(name, self.spec, overwrite=True)
+        Raises UserError.
+        """
+        from trainfast_runner.settings.saving import save_preset, save_script_preset
+
+        if self.script is None:
+            return save_preset(name, self.spec, overwrite=True)
+        script = msgspec.structs.replace(self.script, name=name, knobs=dict(self.spec.knobs))
+        return save_script_preset(script, {}, overwrite=True)
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
-        if machine is None:
+        """Return the advisor's texts by the name of the knob that each stands beside.
+
+        Empty while the machine is unknown, and for a script.
+        """
+        if machine is None or self.script is not None:
             return {}
         from trainfast_runner.search.advice import Situation, advise
 
@@ -239,13 +236,12 @@ class PresetNextRun(NextRun):
             texts["batch_size"] = " ".join(filter(None, (texts.get("batch_size"), shapes)))
         return texts
 
-    def _ranks(self, machine: Machine) -> int | None:
-        from trainfast_runner.settings.device_counts import world_size
-
-        return world_size(self.spec, machine)
-
     def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
-        if machine is None:
+        """Return the samples of one optimizer step and the data-parallel ranks that share them.
+
+        None while the machine is unknown, if the devices are refused, and for a script.
+        """
+        if machine is None or self.script is not None:
             return None
         from trainfast_runner.settings.device_counts import device_count, global_batch
 
@@ -258,76 +254,8 @@ class PresetNextRun(NextRun):
         return total, total // per_rank if per_rank else 1
 
 
-SCRIPTS_OWN = "script's own"
-"""The value of a knob that is left to the script."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ScriptNextRun(NextRun):
-    """A script with the knobs asked of it."""
-
-    @property
-    def script(self) -> ScriptPreset:
-        """The user's own script."""
-        assert self.spec.script is not None
-        return self.spec.script
-
-    def text_of(self, name: str) -> str:
-        values = {**LAUNCH_DEFAULTS, **self.spec.knobs}
-        return KNOBS_BY_NAME[name].text_of(values[name]) if name in values else SCRIPTS_OWN
-
-    def headings(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the way of every knob into the script, by the knob's name: those with a flag first."""
-        ways = {entry.name: reach_of(entry.name, self.script).way for entry in KNOBS}
-        in_order = dict.fromkeys((*self.script.flag_words, *ways))
-        return {name: way.value for way in Way for name in in_order if ways[name] is way}
-
-    def matters(self, name: str) -> bool:
-        """True if the knob reaches the script."""
-        return reach_of(name, self.script).way is not Way.NONE
-
-    def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
-        return self.with_value(name, self._turned(name, by, around=around, skipped=skipped))
-
-    def _turned(self, name: str, by: int, *, around: bool, skipped: Container[KnobValue]) -> str:
-        """Return the value `by` stops along those of the script's flag, as typed; the default before any is set."""
-        entry, place = KNOBS_BY_NAME[name], self.script.flag_words.get(name)
-        current = self.spec.knobs.get(name, entry.default)
-        ladder = [
-            value
-            for value in entry.values.ladder(current)
-            if (not isinstance(place, dict) or entry.text_of(value) in place)
-            and (value == current or value not in skipped)
-        ]
-        if not ladder:
-            return entry.text_of(current)
-        if name not in self.spec.knobs:
-            return entry.text_of(entry.default if entry.default in ladder else ladder[0])
-        index = (ladder.index(current) if current in ladder else 0) + by
-        return entry.text_of(ladder[index % len(ladder) if around else max(0, min(len(ladder) - 1, index))])
-
-    def with_value(self, name: str, text: str) -> Self:
-        """Return a copy with a typed value of the knob. Raises UserError for one that cannot reach the script."""
-        if text.strip() in ("", SCRIPTS_OWN):
-            return self.reset(name)
-        name = knob(name).name
-        reach = reach_of(name, self.script)
-        if reach.way is Way.NONE:
-            raise UserError(f"{name} cannot reach {self.script.name}: {reach.text}; {SCRIPT_KEY} maps a flag", key=name)
-        spec = with_setting(self.spec, f"{name}={text}")
-        self.script.applied(list(self.script.command), {name: spec.knobs[name]})
-        return dataclasses.replace(self, spec=spec)
-
-    def save(self, name: str) -> Path:
-        from trainfast_runner.settings.saving import save_script_preset
-
-        script = msgspec.structs.replace(self.script, name=name, knobs=dict(self.spec.knobs))
-        return save_script_preset(script, {}, overwrite=True)
-
-    def _ranks(self, machine: Machine) -> int | None:
-        from trainfast_runner.running.scripts.command import read_command
-
-        return read_command(self.script.command, cwd=self.script.cwd).process_count
+def _value_or_default(knobs: KnobValues, name: str) -> KnobValue:
+    return knobs.get(name, LAUNCH_DEFAULTS.get(name))
 
 
 def asks_for_same(name: str, reference: object, value: object) -> bool:

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RecordedSpec, RunFile
-from trainfast_runner.records.worker_lines import COLD
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, resolve, spec_of_record
-from trainfast_runner.worker.shared.words import CONFIRMATION
 from trainfast_tui.live.figures import predicted_peak_bytes
-from trainfast_tui.next_run.next_run import NextRun, PresetNextRun, ScriptNextRun
+from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.text.format import percent_change
 
 if TYPE_CHECKING:
@@ -58,54 +55,41 @@ def next_run_from_preset(preset: str) -> NextRun:
     if (path := script_preset.path_of(preset)) is not None:
         return next_run_from_script(script_preset.load(path))
     spec = resolve(preset)
-    return PresetNextRun(spec, dict(spec.knobs))
+    return NextRun(spec, dict(spec.knobs))
 
 
-def next_run_from_script(script: ScriptPreset) -> ScriptNextRun:
+def next_run_from_script(script: ScriptPreset) -> NextRun:
     """Return the next run of a script's preset as it is written."""
-    return ScriptNextRun(_script_spec(script, dict(script.knobs)), dict(script.knobs))
+    return NextRun(_script_spec(script, dict(script.knobs)), dict(script.knobs))
 
 
 def _script_spec(script: ScriptPreset, knobs: KnobValues, overrides: Iterable[str] = ()) -> RunSpec:
     return RunSpec(script.name, None, script.title or script.name, {}, {}, knobs, tuple(overrides), script)
 
 
-def repeat_run(run_file: RunFile, home: Home, *, is_opened: bool = False) -> NextRun | None:
-    """Return the next run that repeats this one; None for a script's run that cannot be repeated by its knobs.
-
-    `is_opened`: a person opened this run, so a best-fit search's run is repeated itself.
-    """
+def repeat_run(run_file: RunFile) -> NextRun | None:
+    """Return the next run that repeats this one; None for a script's run that cannot be repeated by its knobs."""
     if run_file.script is not None:
         return _repeat_script_run(run_file)
     try:
-        return repeat_preset_run(run_file, home, is_opened=is_opened)
+        return repeat_preset_run(run_file)
     except UserError:
         return None  # settings of a newer version
 
 
-def reads_search(run_file: RunFile, *, is_opened: bool) -> bool:
-    """True if repeating this run reads the journal of its search, which is too slow for the event loop."""
-    if run_file.script is not None or run_file.search_id is None:
-        return False
-    return run_file.role == CONFIRMATION or (run_file.role == COLD and not is_opened)
-
-
-def repeat_preset_run(run_file: RunFile, home: Home, *, is_opened: bool = False) -> PresetNextRun:
+def repeat_preset_run(run_file: RunFile) -> NextRun:
     """Return the next run that repeats a preset's run, with its model, data and knobs even if the preset has changed.
 
-    A search chose the knobs of its confirmation run, so the settings that were searched are repeated. A best-fit search
-    has several such runs of different candidates: a run that the person opened (`is_opened`) is repeated itself.
+    The steps of a search's run are the search's: those of the preset take their place.
     """
     preset_knobs = _preset_knobs(run_file)
-    is_of_search = run_file.role == CONFIRMATION or (run_file.role == COLD and not is_opened)
-    searched_settings = _searched_settings(run_file, home) if is_of_search else None
-    spec = spec_of_record(searched_settings or run_file)
-    if is_of_search and searched_settings is None:
-        spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
-    if "devices" not in (searched_settings or run_file).overrides:
+    spec = spec_of_record(run_file)
+    replaced = {} if run_file.role is None else {name: preset_knobs[name] for name in SET_BY_A_SEARCH}
+    if "devices" not in run_file.overrides:
         # The launcher wrote down how many it chose; the next run chooses again.
-        spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
-    return PresetNextRun(spec, preset_knobs, shown_run_knobs=run_file.knobs)
+        replaced["devices"] = preset_knobs.get("devices")
+    spec = replace(spec, knobs={**spec.knobs, **replaced})
+    return NextRun(spec, preset_knobs, shown_run_knobs=run_file.knobs)
 
 
 def _preset_knobs(run_file: RunFile) -> KnobValues:
@@ -115,22 +99,7 @@ def _preset_knobs(run_file: RunFile) -> KnobValues:
         return defaults()
 
 
-def _searched_settings(run_file: RunFile, home: Home) -> RecordedSpec | None:
-    """Return the settings that the run's search was started with; None if its journal cannot be read."""
-    if run_file.search_id is None:
-        return None
-    from trainfast_runner.search.batch_journal import BatchQuestion, read_batch_journal
-    from trainfast_runner.search.best_journal import BestQuestion, read_best_journal
-
-    directory = home.search_directory(run_file.search_id)
-    try:
-        lines = read_best_journal(directory) if run_file.role == COLD else read_batch_journal(directory)
-    except OSError:
-        return None
-    return next((line for line in lines if isinstance(line, BatchQuestion | BestQuestion)), None)
-
-
-def _repeat_script_run(run_file: RunFile) -> ScriptNextRun | None:
+def _repeat_script_run(run_file: RunFile) -> NextRun | None:
     """Return the next run of this run's script.
 
     The script's preset is taken if its file is still there, else the recorded command with its flags. None for a trial,
@@ -155,7 +124,7 @@ def _repeat_script_run(run_file: RunFile) -> ScriptNextRun | None:
         return None
     knobs = {**script.knobs, **read_knobs}
     overrides = [name for name, value in knobs.items() if script.knobs.get(name) != value]
-    return ScriptNextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run_file.knobs)
+    return NextRun(_script_spec(script, knobs, overrides), dict(script.knobs), shown_run_knobs=run_file.knobs)
 
 
 def _script_preset(run_file: RunFile) -> ScriptPreset | None:

@@ -76,11 +76,9 @@ def pairs_grid(rows: Iterable[tuple[str, str]]) -> Grid:
 STYLE_SHEET = """
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; color: #1b1f24 }
 h2 { margin-top: 2.2rem; border-bottom: 1px solid #d1d9e0 }
-.wide, pre { overflow-x: auto }
-table { border-collapse: collapse; font-size: .9rem }
+table, pre { display: block; overflow-x: auto }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }
 th, td { text-align: left; vertical-align: top; padding: .3rem .7rem; border-bottom: 1px solid #d1d9e0 }
-.figure { text-align: right; font-variant-numeric: tabular-nums }
-td.figure { white-space: nowrap }
 figcaption { font-weight: 600 }
 img { width: 100% }
 """
@@ -90,68 +88,41 @@ NO_PICTURES = "Pictures need matplotlib: pip install 'trainfast-tui[report]'."
 
 
 def as_html(document: Document) -> str:
-    """Return the page; every text in it is escaped."""
-    notice = "" if pictures.can_draw() else f"<p>{_text(NO_PICTURES)}</p>"
-    body = "\n".join(map(_html_block, document.blocks))
+    """Return the page: the Markdown of each block, rendered, and pictures inside the page; every text is escaped."""
+    from markdown_it import MarkdownIt
+
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    title = escape(plain(document.title))
+    body = "\n".join(
+        _figure(block)
+        if isinstance(block, Picture) and pictures.can_draw()
+        else markdown.render(_markdown_block(block))
+        for block in document.blocks
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{escape(SECURITY_POLICY)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_text(document.title)}</title>
+<title>{title}</title>
 <style>{STYLE_SHEET}</style>
 </head>
 <body>
-<h1>{_text(document.title)}</h1>
-{notice}
+<h1>{title}</h1>
+{"" if pictures.can_draw() else f"<p>{escape(NO_PICTURES)}</p>"}
 {body}
 </body>
 </html>
 """
 
 
-def _html_block(block: Block) -> str:
-    match block:
-        case Heading():
-            return f"<h{block.level}>{_text(block.text)}</h{block.level}>"
-        case Prose():
-            return f"<p>{_text(block.text)}</p>"
-        case Listing():
-            return "<ul>" + "".join(f"<li>{_text(item)}</li>" for item in block.items) + "</ul>"
-        case Grid():
-            return _html_grid(block)
-        case Picture():
-            return _html_picture(block)
-        case Code():
-            text = "\n".join(map(plain, block.text.splitlines()))
-            return f"<details><summary>{_text(block.title)}</summary><pre>{escape(text)}</pre></details>"
-
-
-def _html_grid(block: Grid) -> str:
-    marks = [' class="figure"' if isinstance(heading, FigureHeading) else "" for heading in block.header]
-
-    def row(tag: str, cells: Sequence[str]) -> str:
-        marked = zip(marks, cells, strict=True)
-        return "<tr>" + "".join(f"<{tag}{mark}>{_text(cell)}</{tag}>" for mark, cell in marked) + "</tr>"
-
-    rows = "\n".join(row("td", cells) for cells in block.rows)
-    table = f"<table><thead>{row('th', block.header)}</thead>\n<tbody>{rows}</tbody></table>"
-    # A wide table scrolls in its own box, by keyboard too.
-    return f'<div class="wide" tabindex="0" role="region" aria-label="table">{table}</div>'
-
-
-def _html_picture(block: Picture) -> str:
-    """Return the picture inside the page, or without matplotlib its description."""
-    shown = f"<p>{_text(block.description)}</p>"
-    if pictures.can_draw():
-        data = b64encode(pictures.as_svg(block).encode()).decode()
-        shown = f'<img alt="{_text(block.description)}" src="data:image/svg+xml;base64,{data}">'
-    return f"<figure><figcaption>{_text(block.title)}</figcaption>{shown}</figure>"
-
-
-def _text(text: str) -> str:
-    return escape(plain(text))
+def _figure(picture: Picture) -> str:
+    """Return the picture inside the page, with its description for who cannot see it."""
+    data = b64encode(pictures.as_svg(picture).encode()).decode()
+    title, description = escape(plain(picture.title)), escape(plain(picture.description))
+    image = f'<img alt="{description}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure><figcaption>{title}</figcaption>{image}</figure>"
 
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}

@@ -1,24 +1,24 @@
-"""The drawing of a report's pictures by matplotlib: bars of parts, points with lines, charts over time."""
+"""The drawing of a report's pictures by matplotlib: charts over time."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.chart_data import ChartData, Series, ThrottledSpan, worst_last
 from trainfast_tui.text.event_words import shade_of
-from trainfast_tui.text.format import Formatter, duration, number, plain, truncate
+from trainfast_tui.text.format import duration, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH_IN, ROW_IN, MARGIN_IN, SCATTER_IN, STRIP_IN = 7.2, 0.32, 1.0, 3.4, 2.4
-"""The width of a picture, the height of a row of bars, the height around rows, and the heights of other pictures."""
+WIDTH_IN, HEIGHT_IN = 7.2, 2.4
+"""The size of a picture."""
 COLOURS = {
     "muted": "#59636e",
     "primary": "#1d5fbf",
@@ -28,9 +28,6 @@ COLOURS = {
     "warning": "#9a5b00",
     "error": "#c0232c",
 }
-HATCHES = ("", "///", "xxx", "\\\\\\", "+++", "---")
-"""Fills of the parts of a bar: no part is known by its colour alone."""
-LABEL_LETTERS = 29
 TIME_STEPS = (1, 1.5, 2, 3, 6, 10)
 """Round steps of a time axis: 1.5 and 6 suit minutes and hours."""
 DATED = ("Date", "Creator", "Format", "Type")
@@ -42,7 +39,6 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "hatch.linewidth": 0.6,
 }
 
 
@@ -58,7 +54,6 @@ class Picture:
     title: str
     description: str
     """The figures of the picture in sentences."""
-    height_in: float
     draw: Callable[[Axes], None]
 
 
@@ -69,130 +64,10 @@ def as_svg(picture: Picture) -> str:
 
     file = io.StringIO()
     with rc_context(STYLE):
-        figure = Figure((WIDTH_IN, picture.height_in), layout="constrained")
+        figure = Figure((WIDTH_IN, HEIGHT_IN), layout="constrained")
         picture.draw(figure.subplots())
         figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(DATED))
     return file.getvalue()
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis from zero."""
-
-    title: str
-    """The title with the unit."""
-    format_value: Formatter = number
-    """Formats the ticks."""
-    binary: bool = False
-    """Put the ticks at multiples of a power of two, for bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar of parts: the value and the tone of each by its name, the tone the same in every bar."""
-
-    label: str
-    parts: Mapping[str, tuple[float, str]]
-    words: str
-    """The words at the end of the bar."""
-
-    @property
-    def total(self) -> float:
-        """The length of the bar."""
-        return sum(value for value, _ in self.parts.values())
-
-
-def bars_picture(title: str, bars: Sequence[Bar], axis: Axis) -> list[Picture]:
-    """Return a picture with a row for each bar; nothing if every bar is empty."""
-    if not any(bar.total for bar in bars):
-        return []
-    words = ""
-    for bar in bars:
-        parts = ", ".join(f"{name} {axis.format_value(value)}" for name, (value, _) in bar.parts.items())
-        words += f"{bar.label}: {bar.words}{f' ({parts})' if len(bar.parts) > 1 else ''}. "
-    return [Picture(title, words, MARGIN_IN + ROW_IN * len(bars), partial(_draw_bars, bars=bars, axis=axis))]
-
-
-def _draw_bars(axes: Axes, bars: Sequence[Bar], axis: Axis) -> None:
-    names = list(dict.fromkeys(name for bar in bars for name in bar.parts))
-    named: set[str] = set()
-    for row, bar in enumerate(bars):
-        begin = 0.0
-        for name, (value, tone) in bar.parts.items():
-            colour, hatch = COLOURS[tone], HATCHES[names.index(name) % len(HATCHES)]
-            label = name if value and name not in named else None
-            named |= {name} if value else set()
-            axes.barh(row, value, 0.65, left=begin, color=f"{colour}66", edgecolor=colour, hatch=hatch, label=label)
-            begin += value
-        axes.annotate(plain(bar.words), (begin, row), (6, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(bars)), [truncate(plain(bar.label), LABEL_LETTERS) for bar in bars])
-    axes.set_ylim(len(bars) - 0.4, -0.6)
-    axes.set_xlim(0, 1.25 * max(bar.total for bar in bars))
-    _set_ticks(axes.xaxis, axis)
-    axes.set_xlabel(axis.title)
-    _add_legend(axes)
-
-
-@dataclass(frozen=True, slots=True)
-class PointKind:
-    """A kind of points."""
-
-    words: str
-    """The meaning of a point of this kind."""
-    marker: str
-    """Matplotlib's marker."""
-    tone: str
-    is_open: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A point of two figures."""
-
-    x: float
-    y: float
-    kind: PointKind
-    words: str
-    """Name the point in the description."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line through points, or a limit along an axis."""
-
-    points: Sequence[tuple[float, float]]
-    words: str
-    """The words of the legend."""
-    tone: str
-    dashes: str = "-"
-    """Matplotlib's line style."""
-
-
-def points_picture(
-    title: str, points: Sequence[Point], lines: Sequence[Line], x_axis: Axis, y_axis: Axis
-) -> list[Picture]:
-    """Return a picture of points of each kind, with lines through or beside them; nothing without a point."""
-    words = " ".join(f"{point.words}, {point.kind.words}." for point in points)
-    draw = partial(_draw_points, points=points, lines=lines, x_axis=x_axis, y_axis=y_axis)
-    return [Picture(title, words, SCATTER_IN, draw)] if points else []
-
-
-def _draw_points(axes: Axes, points: Sequence[Point], lines: Sequence[Line], x_axis: Axis, y_axis: Axis) -> None:
-    for line in lines:
-        axes.plot(*zip(*line.points, strict=True), line.dashes, color=COLOURS[line.tone], label=plain(line.words))
-    for kind in dict.fromkeys(point.kind for point in points):
-        colour = COLOURS[kind.tone]
-        marks: dict[str, Any] = {"marker": kind.marker, "markerfacecolor": "none" if kind.is_open else colour}
-        xs, ys = zip(*((point.x, point.y) for point in points if point.kind == kind), strict=True)
-        axes.plot(xs, ys, linestyle="none", color=colour, label=plain(kind.words), **marks)
-    axes.set_xlim(0, 1.05 * max(*axes.get_xlim(), 1e-9))
-    axes.set_ylim(0, 1.05 * max(*axes.get_ylim(), 1e-9))
-    _set_ticks(axes.xaxis, x_axis)
-    _set_ticks(axes.yaxis, y_axis)
-    axes.set_xlabel(x_axis.title)
-    axes.set_ylabel(y_axis.title)
-    axes.grid(axis="y")
-    _add_legend(axes)
 
 
 def strip_picture(data: ChartData, origin_ns: int) -> Picture | None:
@@ -204,10 +79,12 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | None:
     words = " ".join(
         f"{name}: from {format_value(min(values))} to {format_value(max(values))}." for name, values in with_values
     )
-    return Picture(data.title, words, STRIP_IN, partial(_draw_strip, data=data, origin_ns=origin_ns))
+    return Picture(data.title, words, partial(_draw_strip, data=data, origin_ns=origin_ns))
 
 
 def _draw_strip(axes: Axes, data: ChartData, origin_ns: int) -> None:
+    from matplotlib.ticker import MaxNLocator, MultipleLocator
+
     for series, dashes in zip(data.series, ("-", "--"), strict=False):
         times, values = _with_gaps(series, data.gap_ns, origin_ns)
         axes.plot(times, values, dashes, color=COLOURS[series.tone], linewidth=1.2, label=plain(series.name))
@@ -226,14 +103,18 @@ def _draw_strip(axes: Axes, data: ChartData, origin_ns: int) -> None:
         axes.annotate("measured from here", (at_s, 0.93), (4, 0), ("data", "axes fraction"), "offset points")
     axes.set_xlim(*((t_ns - origin_ns) / 1e9 for t_ns in (data.axis.start_ns, data.axis.end_ns)))
     axes.set_ylim(bottom=data.y_min)
-    _set_ticks(axes.yaxis, Axis(data.title, data.format_value, data.binary))
+    low, high = axes.get_ylim()
+    # Ticks of bytes are multiples of a power of two.
+    step = 2.0 ** math.ceil(math.log2(max(high - low, 1e-9) / 5))
+    axes.yaxis.set_major_locator(MultipleLocator(step) if data.binary else MaxNLocator(6))
+    axes.yaxis.set_major_formatter(lambda value, _: data.format_value(value))
     axes.set_ylabel(plain(data.title if len(data.series) > 1 else data.series[0].name))
-    axes.xaxis.set_major_locator(_locator(steps=TIME_STEPS))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=TIME_STEPS))
     axes.xaxis.set_major_formatter(lambda value, _: duration(value))
     axes.set_xlabel("time since the run started")
     axes.grid(axis="y")
     if len(data.series) > 1:
-        _add_legend(axes)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8)
 
 
 def throttled_sentences(data: ChartData, origin_ns: int) -> Iterator[str]:
@@ -271,23 +152,3 @@ def _spans(data: ChartData) -> list[ThrottledSpan]:
     """Return the throttled time on the axis, the worst cause last, so that it is drawn on top."""
     start_ns, end_ns = data.axis.start_ns, data.axis.end_ns
     return worst_last(span for span in data.spans if span.end_ns >= start_ns and span.start_ns <= end_ns)
-
-
-def _set_ticks(which: Any, axis: Axis) -> None:
-    """Put round ticks on matplotlib's x or y axis; of bytes they are multiples of a power of two."""
-    from matplotlib.ticker import MultipleLocator
-
-    low, high = which.get_view_interval()
-    step = 2.0 ** math.ceil(math.log2(max(high - low, 1e-9) / 5))
-    which.set_major_locator(MultipleLocator(step) if axis.binary else _locator())
-    which.set_major_formatter(lambda value, _: axis.format_value(value))
-
-
-def _locator(steps: Sequence[float] | None = None) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(6, steps=steps)
-
-
-def _add_legend(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replaced_struct
-from itertools import cycle
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,40 +19,26 @@ from trainfast_runner.records.run_directory import TELEMETRY_FILE, notable_reaso
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.tick import TelemetryTail, Tick
-from trainfast_runner.results.comparison import DIFFERENT_SAMPLE_VERDICTS, compare, compared_conditions, speeds_rank
+from trainfast_runner.results.comparison import DIFFERENT_SAMPLE_VERDICTS, compare, compared_conditions
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.verdict import mismatches
 from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, SummedRates
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.settings.spec import without_search_settings
 from trainfast_runner.units import counted
-from trainfast_runner.worker.shared.words import STEP_PHASES
 from trainfast_tui.charts.chart_data import ChartData, TimeAxis, gap_ns_of
 from trainfast_tui.charts.charted import cpu_charts, device_charts, has_gpu_samples, reading_names, throughput_chart
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.report.blocks import Block, Code, Grid, Heading, Listing, Prose, filled_grid, pairs_grid
-from trainfast_tui.report.pictures import (
-    Axis,
-    Bar,
-    Picture,
-    Point,
-    PointKind,
-    bars_picture,
-    points_picture,
-    strip_picture,
-    throttled_sentences,
-)
+from trainfast_tui.report.pictures import strip_picture, throttled_sentences
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import memory_words
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result
-from trainfast_tui.text.format import ABSENT, PHASE_TONES
+from trainfast_tui.text.format import ABSENT
 from trainfast_tui.text.next_run_words import few_steps_note, typed_overrides
 from trainfast_tui.text.result_words import figure_rows, interval_text, result_notes
 
-TONE_OF_CATEGORY = dict(zip(CATEGORIES, ("primary", "secondary", "accent", "success", "warning", "error"), strict=True))
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
-MARKERS = "os^Dvp*X"
-"""Matplotlib's markers of the first runs; then they begin again."""
 MAX_TICKS = 20_000
 """The most samples in a chart, five hours of one a second: a picture is 300 columns wide."""
 
@@ -122,10 +107,9 @@ def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
 
 
 def run_sections(runs: Sequence[ReportedRun]) -> list[Block]:
-    """Return the tables of all runs and of the machine, the pictures of all, then each run's verdict and charts."""
+    """Return the tables of all runs and of the machine, then each run's verdict and charts."""
     blocks: list[Block] = [Heading("Runs" if len(runs) > 1 else "The run"), _runs_grid(runs), Prose(ABSENT_NOTE)]
     blocks += [*_asked_and_ran(runs), Heading("Machine"), _machine_grid(runs)]
-    blocks += [*_throughput_picture(runs), *_phases_picture(runs), *_memory_picture(runs)]
     for run in runs:
         blocks += _one_run(run)
     return blocks
@@ -199,20 +183,13 @@ def _asked_and_ran(runs: Sequence[ReportedRun]) -> Iterator[Block]:
 
 
 def _machine_grid(runs: Sequence[ReportedRun]) -> Block:
-    """Return the facts about the machine; a value that every run shares stands alone."""
-    labels_by_fact: dict[str, dict[str, list[str]]] = {}
-    for run in runs:
-        for name, value in _facts(run):
-            labels_by_fact.setdefault(name, {}).setdefault(value, []).append(run.label)
-
-    def words(labels_by_value: dict[str, list[str]]) -> str:
-        if len(labels_by_value) == 1 and sum(map(len, labels_by_value.values())) == len(runs):
-            return next(iter(labels_by_value))
-        return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in labels_by_value.items())
-
-    if not labels_by_fact:
+    """Return the facts about the machine, a column for each run."""
+    facts = [dict(_facts(run)) for run in runs]
+    names = dict.fromkeys(name for of_run in facts for name in of_run)
+    if not names:
         return Prose("Nothing about the machine is on record.")
-    return pairs_grid((name, words(labels_by_value)) for name, labels_by_value in labels_by_fact.items())
+    labels = [run.label for run in runs] if len(runs) > 1 else [""]
+    return Grid(("", *labels), tuple((name, *(of_run.get(name, ABSENT) for of_run in facts)) for name in names))
 
 
 def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
@@ -232,51 +209,11 @@ def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
     yield from ((row.label, row.a) for row in compared_conditions(result, result) if row.a is not None)
 
 
-def _throughput_picture(runs: Sequence[ReportedRun]) -> list[Picture]:
-    """Return throughput by peak memory; nothing below two runs that compare in both."""
-    first = runs[0].result
-    points = []
-    for run, marker in zip(runs, cycle(MARKERS), strict=False):
-        peak, rate = run.result.memory.peak_allocated_bytes, run.result.throughput.samples_per_s.typical
-        is_other_work = compare(first, run.result).rows[0].verdict in DIFFERENT_SAMPLE_VERDICTS
-        if peak is not None and rate is not None and speeds_rank(first, run.result) and not is_other_work:
-            words = f"{fmt.number(rate)} samples/s with {fmt.size(peak)}"
-            points.append(Point(peak, rate, PointKind(f"run {run.label}", marker, "primary"), words))
-    x_axis, y_axis = Axis("peak memory, a rank", fmt.size, binary=True), Axis("samples/s")
-    title = "throughput by peak memory of each run"
-    return points_picture(title, points, [], x_axis, y_axis) if len(points) > 1 else []
-
-
-def _phases_picture(runs: Sequence[ReportedRun]) -> list[Picture]:
-    bars = []
-    for run in runs:
-        times = run.result.step_ms
-        measured = {name: value for name in STEP_PHASES if (value := getattr(times, name)) is not None}
-        parts = {name: (value, PHASE_TONES[name]) for name, value in measured.items()}
-        bars.append(Bar(f"run {run.label}", parts, f"{fmt.milliseconds(times.p50)} in all"))
-    axis = Axis("milliseconds, medians of the measured steps", fmt.milliseconds)
-    return bars_picture("phases of a step", bars, axis)
-
-
-def _memory_picture(runs: Sequence[ReportedRun]) -> list[Picture]:
-    """Return the peak of each run beside the predicted one by category."""
-    bars = []
-    for run in runs:
-        predicted = run.run_file.predicted_parts if run.run_file is not None else {}
-        categories = {name: predicted.get(f"{name}_bytes", 0) for name in CATEGORIES}
-        parts = {memory_words.category_words(name): (size, TONE_OF_CATEGORY[name]) for name, size in categories.items()}
-        if any(categories.values()):
-            bars.append(Bar(f"run {run.label}", parts, f"{fmt.size(sum(categories.values()))} predicted"))
-        if (peak := run.result.memory.peak_allocated_bytes) is not None:
-            bars.append(Bar(f"run {run.label}", {"measured": (peak, "muted")}, f"{fmt.size(peak)} measured"))
-    return bars_picture("memory at its peak, a rank", bars, Axis("bytes at the peak", fmt.size, binary=True))
-
-
 def _one_run(run: ReportedRun) -> Iterator[Block]:
     result = run.result
     yield Heading(f"Run {run.label}: {result.run_id}")
     yield Prose(f"{result.name}, {_end_words(result)}, after {fmt.duration(result.seconds)}.")
-    yield pairs_grid(figure_rows(result))
+    yield pairs_grid([*figure_rows(result), *_predicted_parts(run)])
     if remarks := tuple(result_notes(result)):
         yield Listing(remarks)
     if (explanation := result.oom) is not None:
@@ -293,6 +230,15 @@ def _one_run(run: ReportedRun) -> Iterator[Block]:
         yield Prose(throttled)
     for chart in charts:
         yield strip_picture(chart, run.origin_ns) or Prose(f"{chart.title}: {chart.empty}")
+
+
+def _predicted_parts(run: ReportedRun) -> Iterator[tuple[str, str]]:
+    """Yield the predicted memory by category; nothing without a prediction."""
+    parts = run.run_file.predicted_parts if run.run_file is not None else {}
+    sizes = {name: parts[f"{name}_bytes"] for name in CATEGORIES if parts.get(f"{name}_bytes")}
+    if sizes:
+        words = [f"{memory_words.category_words(name)} {fmt.size(value)}" for name, value in sizes.items()]
+        yield "predicted parts", ", ".join(words)
 
 
 def changes_grid(changes: Sequence[OomChange]) -> Grid:

@@ -15,7 +15,7 @@ from trainfast_runner.machine.processes import Identity, is_running
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_runner.running.present_state import Membership, run_of_process
 from trainfast_tui.charts.chart_column import ChartColumn
-from trainfast_tui.control.messages import ScreenMessage
+from trainfast_tui.control.messages import Message
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import SearchKind, Snapshot, used_uuids
 from trainfast_tui.panels.ask import ask_yes
@@ -41,7 +41,7 @@ MIN_ROWS_WITH_EVENTS = 3
 """With fewer rows for processes and events, the processes take them all."""
 
 
-class ProcessIdentified(ScreenMessage, frozen=True):
+class ProcessIdentified(Message, frozen=True):
     """A process may be ended; or it belongs to a run, which is to be stopped instead."""
 
     row: ProcessRow
@@ -318,7 +318,7 @@ def _gpu_memory_text(row: ProcessRow) -> str:
     return f"{gpu_words} {fmt.size(row.device_memory_bytes)}"
 
 
-class TopologyRead(ScreenMessage, frozen=True):
+class TopologyRead(Message, frozen=True):
     """NVML has answered."""
 
     topology: Topology

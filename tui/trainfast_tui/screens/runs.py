@@ -18,7 +18,7 @@ from trainfast_runner.running.history import RunRow, row_of
 from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.settings.spec import without_search_settings
-from trainfast_tui.control.messages import Notified, Post, ScreenMessage
+from trainfast_tui.control.messages import Message, Notified, Post
 from trainfast_tui.control.threads import as_warning, start_thread
 from trainfast_tui.painting import PaintedWidget
 from trainfast_tui.panels.ask import ask_yes
@@ -35,7 +35,7 @@ from trainfast_tui.text.search_words import ROLE_WORDS
 REFRESH_S = 2.0
 
 
-class RunsListed(ScreenMessage, frozen=True):
+class RunsListed(Message, frozen=True):
     """The home's runs, newest first, with the warm processes of searches."""
 
     rows: list[RunRow]

@@ -46,7 +46,7 @@ def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
     if answer.effects:
         lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
     if answer.pareto_numbers:
-        lines += ["", *table(PARETO_HEADER, _pareto_rows(so_far, answer))]
+        lines += ["", *table(PARETO_HEADER, pareto_rows(so_far, answer))]
     counts = count_rows(so_far, answer.verdicts)
     continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
     lines += ["", *pair_lines([*counts, *continues])]
@@ -122,7 +122,8 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
         yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_text(effect.gain_percent), basis
 
 
-def _pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
+def pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ...]]:
+    """Yield each setting that is the fastest in its memory, below `PARETO_HEADER`."""
     rates = {verdict.candidate_number: verdict.rate for verdict in answer.verdicts}
     for number in answer.pareto_numbers:
         knobs = candidate_text(so_far, number)

@@ -32,6 +32,7 @@ FORMATTERS: dict[str, Callable[[float], str]] = {
     "_w": fmt.watts,
     "_mhz": fmt.megahertz,
     "_joules": fmt.joules,
+    "joules_per_sample": fmt.joules,
     "_j": fmt.joules,
     "_seconds": fmt.duration,
     "_s": fmt.duration,

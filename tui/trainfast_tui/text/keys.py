@@ -31,7 +31,8 @@ class Action(msgspec.Struct, frozen=True):
     """
 
     id: str
-    keys: tuple[str, ...]
+    keys: str
+    """Textual's names of the keys, with spaces between."""
     label: str
     help: str
     shown: Shown = Shown.IN_FOOTER
@@ -47,18 +48,19 @@ class Action(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         """The key's name on the screen."""
-        return KEY_WORDS.get(self.keys[0], self.keys[0])
+        return self.shown_keys[0]
 
     @property
     def shown_keys(self) -> list[str]:
         """The names of the keys on the screen."""
-        return [KEY_WORDS.get(key, key) for key in self.keys if key != "equals_sign"]
+        return [KEY_WORDS.get(key, key) for key in self.keys.split() if key != "equals_sign"]
 
     @property
     def bound_keys(self) -> str:
         """The keys as Textual binds them: a capital has two names there."""
-        capitals = [f"upper_{key.lower()}" for key in self.keys if len(key) == 1 and key.isupper()]
-        return ",".join([*self.keys, *capitals])
+        keys = self.keys.split()
+        capitals = [f"upper_{key.lower()}" for key in keys if len(key) == 1 and key.isupper()]
+        return ",".join([*keys, *capitals])
 
 
 KEY_WORDS = {
@@ -92,12 +94,12 @@ KEY_WORDS = {
 }
 
 
-def _in_palette(id: str, keys: tuple[str, ...], label: str, help: str) -> Action:
+def _in_palette(id: str, keys: str, label: str, help: str) -> Action:
     """Return an action without a place in the footer."""
     return Action(id, keys, label, help, Shown.IN_PALETTE)
 
 
-def _in_help(id: str, keys: tuple[str, ...], label: str, help: str) -> Action:
+def _in_help(id: str, keys: str, label: str, help: str) -> Action:
     """Return an action that the help alone names."""
     return Action(id, keys, label, help, Shown.IN_HELP)
 
@@ -105,10 +107,10 @@ def _in_help(id: str, keys: tuple[str, ...], label: str, help: str) -> Action:
 def _moves(widget: str, noun: str) -> tuple[Action, ...]:
     """Return the cursor keys of a list or a page of text, which the help alone names."""
     return (
-        _in_help(f"{widget}.move(-1)", ("up", "k"), "up", f"To the {noun} above."),
-        _in_help(f"{widget}.move(1)", ("down", "j"), "down", f"To the {noun} below."),
-        _in_help(f"{widget}.page(-1)", ("pageup",), "page up", "A page up."),
-        _in_help(f"{widget}.page(1)", ("pagedown",), "page down", "A page down."),
+        _in_help(f"{widget}.move(-1)", "up k", "up", f"To the {noun} above."),
+        _in_help(f"{widget}.move(1)", "down j", "down", f"To the {noun} below."),
+        _in_help(f"{widget}.page(-1)", "pageup", "page up", "A page up."),
+        _in_help(f"{widget}.page(1)", "pagedown", "page down", "A page down."),
         *_ends(widget, noun),
     )
 
@@ -116,222 +118,182 @@ def _moves(widget: str, noun: str) -> tuple[Action, ...]:
 def _ends(widget: str, noun: str) -> tuple[Action, ...]:
     """Return the keys to the first and the last of a list."""
     return (
-        _in_help(f"{widget}.end(-1)", ("g", "home"), "first", f"To the first {noun}."),
-        _in_help(f"{widget}.end(1)", ("G", "end"), "last", f"To the last {noun}."),
+        _in_help(f"{widget}.end(-1)", "g home", "first", f"To the first {noun}."),
+        _in_help(f"{widget}.end(1)", "G end", "last", f"To the last {noun}."),
     )
 
 
-def _back(*own_keys: str, help: str = "Back to where you came from.", id: str = "back", label: str = "back") -> Action:
+def _back(own_key: str = "", help: str = "Back to where you came from.", id: str = "back") -> Action:
     """Return the way back, by Esc, q, and the key that opened the screen."""
-    return Action(id, ("escape", "q", *own_keys), label, help)
+    return Action(id, f"escape q {own_key}", id, help)
 
 
 def _filter(noun: str) -> Action:
     """Return the action that narrows a list."""
-    return Action("filter", ("slash",), "filter", f"Show only {noun} that contain all typed words.")
+    return Action("filter", "slash", "filter", f"Show only {noun} that contain all typed words.")
 
 
 def _shares(noun: str) -> tuple[Action, ...]:
     """Return the actions that write files about what is shown."""
     return (
-        Action("export", ("e",), "export", f"Write the settings of {noun} in the form of another tool."),
-        Action("report", ("E",), "report", f"Write a report of {noun}."),
+        Action("export", "e", "export", f"Write the settings of {noun} in the form of another tool."),
+        Action("report", "E", "report", f"Write a report of {noun}."),
     )
+
+
+def _fix(index: int, nth: str) -> Action:
+    """Return the action that applies one of the changes after out of memory."""
+    words = f"After out of memory: apply the {nth} proposed change."
+    return _in_palette(f"EndingPanel.apply_change({index})", str(index + 1), f"{nth} fix", words)
 
 
 _TIME_AXIS = (
     _in_palette(
         "ChartColumn.event(-1)",
-        ("less_than_sign", "comma"),
+        "less_than_sign comma",
         "earlier event",
         "An earlier event, in words, marked on the charts.",
     ),
     _in_palette(
         "ChartColumn.event(1)",
-        ("greater_than_sign", "full_stop"),
+        "greater_than_sign full_stop",
         "later event",
         "A later event; after the last the newest again.",
     ),
-    _in_palette("ChartColumn.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time."),
-    _in_palette("ChartColumn.zoom(1)", ("minus",), "longer time", "Show a longer time."),
+    _in_palette("ChartColumn.zoom(-1)", "plus equals_sign", "shorter time", "Show a shorter time."),
+    _in_palette("ChartColumn.zoom(1)", "minus", "longer time", "Show a longer time."),
 )
 
 _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "main": (
-        Action("run", ("r",), "run", "Start a run with the knobs shown; while one is live, stop it first."),
+        Action("run", "r", "run", "Start a run with the knobs shown; while one is live, stop it first."),
         Action(
             "stop",
-            ("s",),
+            "s",
             "stop",
             "Stop the run: ask it to end, kill it after a countdown; press again to kill it at once.",
         ),
-        _in_palette("KnobPanel.turn(1)", ("right",), "turn", "Turn the knob under the cursor one stop up."),
-        _in_palette("KnobPanel.turn(-1)", ("left",), "turn back", "Turn the knob under the cursor one stop down."),
-        Action(
-            "KnobPanel.cycle", ("space",), "turn", "Turn the knob under the cursor; after the last value the first."
-        ),
+        _in_palette("KnobPanel.turn(1)", "right", "turn", "Turn the knob under the cursor one stop up."),
+        _in_palette("KnobPanel.turn(-1)", "left", "turn back", "Turn the knob under the cursor one stop down."),
+        Action("KnobPanel.cycle", "space", "turn", "Turn the knob under the cursor; after the last value the first."),
         *_moves("KnobPanel", "knob")[:2],
         *_ends("KnobPanel", "knob"),
-        _in_palette("KnobPanel.type_value", ("enter",), "type", "Type a value for the knob under the cursor."),
-        _in_palette(
-            "KnobPanel.reset_knob", ("backspace",), "reset", "Give the knob under the cursor its preset's value."
-        ),
-        Action("KnobPanel.preset", ("p",), "preset", "Choose what to train: a preset or one of its variants."),
-        Action("script", ("o",), "own script", "Find the flags of a script of your own, and make a preset of it."),
-        Action("batch", ("b",), "max batch", "Find the largest batch that fits, and confirm it; it asks first."),
-        Action(
-            "best",
-            ("B",),
-            "best fit",
-            "Find the fastest settings that fit and train the same; it asks first.",
-        ),
-        _in_palette("KnobPanel.save", ("w",), "save", "Save the knobs as a preset of your own."),
-        Action("compare", ("c",), "compare", "Compare this run with the one before it."),
-        Action("history", ("h",), "runs", "All runs: filter, sort, mark two and compare."),
-        Action("monitor", ("m",), "monitor", "The machine: all readings, who uses it, what throttles it."),
-        _in_palette("topo", ("T",), "topology", "How the GPUs are connected, and what it means."),
-        _in_palette("diagnosis", ("d",), "diagnosis", "The bottlenecks of the run: the figures, and what to try."),
-        Action("LogPane.log", ("l",), "log", "Show or hide what the training prints."),
-        _in_help("page(-1)", ("pageup",), "page up", "Scroll the open log back, else move up by knobs."),
-        _in_help("page(1)", ("pagedown",), "page down", "Scroll the open log on, else move down by knobs."),
-        Action(
-            "filter", ("slash",), "filter", "Show only knobs whose text contains all typed words.", Shown.IN_PALETTE
-        ),
+        _in_palette("KnobPanel.type_value", "enter", "type", "Type a value for the knob under the cursor."),
+        _in_palette("KnobPanel.reset_knob", "backspace", "reset", "Give the knob under the cursor its preset's value."),
+        Action("KnobPanel.preset", "p", "preset", "Choose what to train: a preset or one of its variants."),
+        Action("script", "o", "own script", "Find the flags of a script of your own, and make a preset of it."),
+        Action("batch", "b", "max batch", "Find the largest batch that fits, and confirm it; it asks first."),
+        Action("best", "B", "best fit", "Find the fastest settings that fit and train the same; it asks first."),
+        _in_palette("KnobPanel.save", "w", "save", "Save the knobs as a preset of your own."),
+        Action("compare", "c", "compare", "Compare this run with the one before it."),
+        Action("history", "h", "runs", "All runs: filter, sort, mark two and compare."),
+        Action("monitor", "m", "monitor", "The machine: all readings, who uses it, what throttles it."),
+        _in_palette("topo", "T", "topology", "How the GPUs are connected, and what it means."),
+        _in_palette("diagnosis", "d", "diagnosis", "The bottlenecks of the run: the figures, and what to try."),
+        Action("LogPane.log", "l", "log", "Show or hide what the training prints."),
+        _in_help("page(-1)", "pageup", "page up", "Scroll the open log back, else move up by knobs."),
+        _in_help("page(1)", "pagedown", "page down", "Scroll the open log on, else move down by knobs."),
+        Action("filter", "slash", "filter", "Show only knobs whose text contains all typed words.", Shown.IN_PALETTE),
         *_shares("the run"),
         _in_palette(
-            "knob_help",
-            ("i",),
-            "knob help",
-            "Everything about the knob under the cursor, and why its value was refused.",
+            "knob_help", "i", "knob help", "Everything about the knob under the cursor, and why its value was refused."
         ),
-        *(
-            _in_palette(
-                f"EndingPanel.apply_change({at})",
-                (str(at + 1),),
-                f"{nth} fix",
-                f"After out of memory: apply the {nth} proposed change.",
-            )
-            for at, nth in enumerate(("first", "second", "third"))
-        ),
+        *map(_fix, range(3), ("first", "second", "third")),
         _in_palette(
-            "ChartColumn.throughput_unit", ("t",), "samples or tokens", "Throughput in samples a second or in tokens."
+            "ChartColumn.throughput_unit", "t", "samples or tokens", "Throughput in samples a second or in tokens."
         ),
-        _in_palette("ChartColumn.reading", ("n",), "next reading", "Another device reading in the chart."),
+        _in_palette("ChartColumn.reading", "n", "next reading", "Another device reading in the chart."),
         *_TIME_AXIS,
-        Action("back", ("q",), "quit", "Leave. A run or search goes on; come back with trainfast-tui."),
+        Action("back", "q", "quit", "Leave. A run or search goes on; come back with trainfast-tui."),
     ),
     "batch": (
-        Action(
-            "apply", ("enter",), "apply", "Start the search; at its end give the knobs the answer under the cursor."
-        ),
-        Action("pause", ("space", "p"), "pause", "Pause after this probe; press again to resume."),
-        _back("b", help="Back to the main screen; the search goes on.", id="leave", label="leave"),
-        Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
-        Action("again", ("f5",), "continue", "Continue an unfinished search; restart one with an answer."),
+        Action("apply", "enter", "apply", "Start the search; at its end give the knobs the answer under the cursor."),
+        Action("pause", "space p", "pause", "Pause after this probe; press again to resume."),
+        _back("b", help="Back to the main screen; the search goes on.", id="leave"),
+        Action("cancel", "s", "stop", "Stop the search and keep its journal."),
+        Action("again", "f5", "continue", "Continue an unfinished search; restart one with an answer."),
         *_shares("the answer"),
         *_moves("BatchView", "answer, row of sizes, or line of the question"),
     ),
     "script": (
-        Action("save", ("w",), "save", "Save the command and the mapping as a preset, and choose it as the next run."),
+        Action("save", "w", "save", "Save the command and the mapping as a preset, and choose it as the next run."),
         Action(
-            "map",
-            ("enter",),
-            "flag",
-            "Type the flag for the knob under the cursor, or the command if no script is known.",
+            "map", "enter", "flag", "Type the flag for the knob under the cursor, or the command if no script is known."
         ),
-        Action("add", ("a",), "add", "Map another knob to a flag."),
-        Action("remove", ("x", "backspace"), "remove", "Remove the flag of the knob under the cursor."),
-        Action("command", ("c",), "command", "Type another command."),
+        Action("add", "a", "add", "Map another knob to a flag."),
+        Action("remove", "x backspace", "remove", "Remove the flag of the knob under the cursor."),
+        Action("command", "c", "command", "Type another command."),
         _back("o", help="Back to the main screen; nothing is saved."),
-        Action("again", ("f5",), "again", "Look into the script again, after a change of it."),
+        Action("again", "f5", "again", "Look into the script again, after a change of it."),
         _filter("flags"),
         *_moves("ScriptView", "knob"),
     ),
     "best": (
-        Action(
-            "apply", ("enter",), "take", "Apply the best setting found and go back; start a search if there is none."
-        ),
-        Action("pause", ("space",), "pause", "Pause after this step; press again to resume."),
-        Action("pin", ("p",), "pin", "Fix a knob to one value for the rest of the search, or undo that."),
-        Action("skip", ("x",), "skip", "Skip the setting under way, or a value of a knob, for the rest of the search."),
-        _back("B", help="Back to the main screen; the search goes on.", id="leave", label="leave"),
-        Action("cancel", ("s",), "stop", "Stop the search and keep its journal."),
-        Action("again", ("f5",), "continue", "Continue an unfinished search; restart one with an answer."),
-        Action(ASK_VARY, ("v",), "vary", "Choose the knobs and values that the next search varies."),
-        Action(ASK_BATCH, ("b",), "batch", "Choose the global batch of the next search."),
-        Action(
-            ASK_OBJECTIVE, ("o",), "objective", "Choose what the next search is for: samples, tokens, joules, time."
-        ),
-        Action(ASK_BUDGET, ("t",), "time", "Choose the time budget of the next search."),
-        Action(
-            "fresh",
-            ("f",),
-            "fresh",
-            "Ignore earlier searches: continue none; press again to undo.",
-        ),
+        Action("apply", "enter", "take", "Apply the best setting found and go back; start a search if there is none."),
+        Action("pause", "space", "pause", "Pause after this step; press again to resume."),
+        Action("pin", "p", "pin", "Fix a knob to one value for the rest of the search, or undo that."),
+        Action("skip", "x", "skip", "Skip the setting under way, or a value of a knob, for the rest of the search."),
+        _back("B", help="Back to the main screen; the search goes on.", id="leave"),
+        Action("cancel", "s", "stop", "Stop the search and keep its journal."),
+        Action("again", "f5", "continue", "Continue an unfinished search; restart one with an answer."),
+        Action(ASK_VARY, "v", "vary", "Choose the knobs and values that the next search varies."),
+        Action(ASK_BATCH, "b", "batch", "Choose the global batch of the next search."),
+        Action(ASK_OBJECTIVE, "o", "objective", "Choose what the next search is for: samples, tokens, joules, time."),
+        Action(ASK_BUDGET, "t", "time", "Choose the time budget of the next search."),
+        Action("fresh", "f", "fresh", "Ignore earlier searches: continue none; press again to undo."),
         *_shares("the answer"),
         *_moves("BestView", "measurement, or line of the question"),
     ),
     "runs": (
         _back("h"),
-        Action("open", ("enter",), "open", "Show the run under the cursor on the main screen."),
-        Action("RunsTable.mark", ("space",), "mark", "Mark a run; two marked runs can be compared."),
-        Action("compare", ("c",), "compare", "Compare the two marked runs, or this one with the one below."),
+        Action("open", "enter", "open", "Show the run under the cursor on the main screen."),
+        Action("RunsTable.mark", "space", "mark", "Mark a run; two marked runs can be compared."),
+        Action("compare", "c", "compare", "Compare the two marked runs, or this one with the one below."),
         _filter("runs"),
-        Action("delete", ("d",), "delete", "Delete the run under the cursor. A live one is refused."),
+        Action("delete", "d", "delete", "Delete the run under the cursor. A live one is refused."),
         *_shares("the run under the cursor"),
-        Action("RunsTable.sort", ("o",), "order", "Order by another column."),
-        _in_palette("RunsTable.reverse", ("O",), "reverse", "Turn the order around."),
-        _in_palette("reload", ("f5",), "reload", "List the runs again."),
+        Action("RunsTable.sort", "o", "order", "Order by another column."),
+        _in_palette("RunsTable.reverse", "O", "reverse", "Turn the order around."),
+        _in_palette("reload", "f5", "reload", "List the runs again."),
         *_moves("RunsTable", "run"),
     ),
     "compare": (
         _back("c"),
-        Action("swap", ("x",), "swap", "Exchange the two sides."),
+        Action("swap", "x", "swap", "Exchange the two sides."),
         *_shares("the two runs"),
         *_moves("Page", "line"),
     ),
-    "topo": (
-        _back(
-            "T",
-        ),
-        Action("reload", ("f5",), "ask again", "Ask the driver again."),
-        *_moves("Page", "line"),
-    ),
+    "topo": (_back("T"), Action("reload", "f5", "ask again", "Ask the driver again."), *_moves("Page", "line")),
     "monitor": (
         _back("m"),
         Action(
             "end_process",
-            ("x",),
+            "x",
             "end",
             "End the process under the cursor, then kill it; for a run's process, stop the run.",
         ),
-        Action("ProcessTable.sort", ("o",), "order", "Order the processes by another column."),
-        _in_palette("ProcessTable.reverse", ("O",), "reverse", "Turn the order around."),
-        Action("ChartColumn.reading", ("n",), "next reading", "Another device reading in the first chart."),
+        Action("ProcessTable.sort", "o", "order", "Order the processes by another column."),
+        _in_palette("ProcessTable.reverse", "O", "reverse", "Turn the order around."),
+        Action("ChartColumn.reading", "n", "next reading", "Another device reading in the first chart."),
         _filter("processes"),
-        Action("MonitorDevices.choose(1)", ("right",), "next GPU", "All readings of the next GPU."),
-        _in_palette("MonitorDevices.choose(-1)", ("left",), "GPU before", "All readings of the GPU before."),
+        Action("MonitorDevices.choose(1)", "right", "next GPU", "All readings of the next GPU."),
+        _in_palette("MonitorDevices.choose(-1)", "left", "GPU before", "All readings of the GPU before."),
         *_TIME_AXIS,
         *_moves("ProcessTable", "process"),
     ),
     "diagnosis": (_back("d"), *_moves("Page", "line")),
-    "help": (
-        _back(),
-        _filter("keys and knobs"),
-        *_moves("Page", "line"),
-    ),
+    "help": (_back(), _filter("keys and knobs"), *_moves("Page", "line")),
     "everywhere": (
-        Action("help", ("question_mark", "f1"), "help", "Every key, and every knob with what it costs."),
-        _in_palette("theme", ("f2",), "theme", "The terminal's own colours, or a dark or light theme."),
+        Action("help", "question_mark f1", "help", "Every key, and every knob with what it costs."),
+        _in_palette("theme", "f2", "theme", "The terminal's own colours, or a dark or light theme."),
         _in_palette(
-            "repaint", ("ctrl+l",), "repaint", "Redraw the whole screen after another program has written over it."
+            "repaint", "ctrl+l", "repaint", "Redraw the whole screen after another program has written over it."
         ),
-        _in_palette("command_palette", ("colon", "ctrl+p"), "commands", "Every command by its name."),
-        _in_palette("suspend_process", ("ctrl+z",), "suspend", "Give the terminal back to the shell; fg returns."),
+        _in_palette("command_palette", "colon ctrl+p", "commands", "Every command by its name."),
+        _in_palette("suspend_process", "ctrl+z", "suspend", "Give the terminal back to the shell; fg returns."),
         _in_palette(
             "quit",
-            ("Q", "ctrl+q", "ctrl+c"),
+            "Q ctrl+q ctrl+c",
             "quit",
             "Leave, from any screen. A run or search goes on; come back with trainfast-tui.",
         ),
