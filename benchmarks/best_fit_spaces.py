@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.running.planning import plan_run
-from trainfast_runner.search.best.candidates import default_global_batch, enumerate_space
-from trainfast_runner.search.best.question import vary_of
+from trainfast_runner.search.best.question import default_global_batch, enumerate_space, vary_of
 from trainfast_runner.search.best_journal import Candidate, Space
 from trainfast_runner.search.searches import knobs_key
 from trainfast_runner.settings.spec import RunSpec

@@ -235,7 +235,6 @@ async def test_x_skips_the_setting_under_way(home: Home, live_best: Path) -> Non
 
 
 OBJECTIVES: list[tuple[dict[str, Any], str, str, str]] = [
-    ({"objective": "tokens_per_s"}, "7,808 tokens/s (7,603 to 8,013)", "tokens/s (95 % CI)", "tokens/s over memory"),
     (
         {"objective": "time", "for_steps": 800},
         "3.65 min (3.57 to 3.75) for 800 steps",

@@ -1,8 +1,8 @@
 """Predict the samples/s of a run with a 90 % interval: the calibrated time of its step, corrected by earlier runs.
 
 ln(measured rate x calibrated step time) is modelled as the parts of the step that take longer than calibrated, weighted
-by their shares of the step, plus the speed of the machine since it was calibrated, plus the effects of knobs as in a
-best-fit search, relative to `REFERENCE_KNOBS`, plus a process's own effect and noise. The posterior is exact
+by their shares of the step, plus the speed of the machine since it was calibrated, plus the effect of each knob
+relative to `REFERENCE_KNOBS`, plus a process's own effect and noise. The posterior is exact
 (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2.2).
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import calibration
@@ -33,7 +34,6 @@ from trainfast_runner.records.run_file import PredictedSpeed, RecordedSpec, RunF
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_90
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.effects import Levels, Likelihood, Observation, Scales
 from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, first_gpu_name
 from trainfast_runner.settings.knob_values import KnobValues, whole_number
 from trainfast_runner.settings.knobs import defaults
@@ -188,41 +188,30 @@ UNCALIBRATED_WORK_DEVIATIONS = (1.5, 1.5, 1.5)
 MACHINE_DEVIATION = 0.15
 """Prior deviation, in ln seconds, shared by all steps on this machine: other work, heat, or a host's other guests."""
 KNOB_DEVIATIONS = {
-    "precision": 0.15,
-    "batch_size": 0.08,
-    "grad_accum": 0.03,
-    "seq_len": 0.1,
-    "checkpointing": 0.05,
-    "optimizer": 0.05,
-    "attention": 0.1,
-    "compile": 0.2,
-    "engine": 0.1,
-    "workers": 0.05,
-    "pin_memory": 0.02,
-    "prefetch": 0.02,
-    # Ranks also communicate: fsdp of two gloo ranks took 1.4 to 2.7 times as long as ddp (`benchmarks/grids`).
-    "strategy": 0.4,
-    "devices": 0.1,
-    "tp_degree": 0.2,
-    "pp_degree": 0.2,
-    "pp_schedule": 0.1,
-    "micro_batches": 0.1,
-    "reshard": 0.1,
-    "p2p": 0.2,
-    "grad_clip": 0.02,
-    "model": 0.12,
+    name: deviation
+    for deviation, names in {
+        # Ranks also communicate: fsdp of two gloo ranks took 1.4 to 2.7 times as long as ddp (`benchmarks/grids`).
+        0.4: ("strategy",),
+        0.2: ("compile", "tp_degree", "pp_degree", "p2p"),
+        0.15: ("precision",),
+        0.12: ("model",),
+        0.1: ("seq_len", "attention", "engine", "devices", "pp_schedule", "micro_batches", "reshard"),
+        0.08: ("batch_size",),
+        0.05: ("checkpointing", "optimizer", "workers"),
+        0.03: ("grad_accum",),
+        0.02: ("pin_memory", "prefetch", "grad_clip"),
+    }.items()
+    for name in names
 }
 """Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
-PRIOR_SCALES = Scales(main=0.1, pair=0.03, process=0.04)
-"""Prior deviations; that of a knob's effect is scaled to its own in `KNOB_DEVIATIONS` by `KNOB_WEIGHTS`."""
+SMOOTH_KNOBS, LENGTH_SCALE_LOG2 = ("batch_size", "grad_accum", "seq_len"), 1.4
+"""Knobs whose values have the more similar effects the closer they are, and the distance in log2 that this takes."""
 RUN_DEVIATIONS = (0.04, 0.08, 0.16)
 """Deviations between runs of the same settings, in ln rate, to choose from; the first with few runs.
 
 On cores whose speed changed by a third, a fixed 0.04 had 45 % of the speeds inside their 90 % interval."""
 ENOUGH_RUNS = 4
 """Number of runs from which their own scatter chooses among `RUN_DEVIATIONS`."""
-KNOB_WEIGHTS = {name: (deviation / PRIOR_SCALES.main) ** 2 for name, deviation in KNOB_DEVIATIONS.items()}
-"""Factor on the prior variance of each knob's effect."""
 REFERENCE_KNOBS: KnobValues = {
     **{name: value for name, value in defaults().items() if name in KNOB_DEVIATIONS},
     "batch_size": 8,
@@ -230,13 +219,8 @@ REFERENCE_KNOBS: KnobValues = {
     "model": "",
 }
 """Knobs without an effect beyond their work; the effects of other values are relative to these knobs."""
-NEAREST_COUNT = 16
-"""Number of earlier speeds behind a prediction: those with the most similar settings. 3 ms of CPU; 32 take 16."""
 ASSUMED_NOISE_VARIANCE = 1e-4
 """Assumed variance of the ln rate that a run measures, before the first run."""
-
-REFERENCE_VARIANCE = 1e-6
-"""Variance of the ln rate of `REFERENCE_KNOBS` over the calibrated one, which is 1 by definition."""
 
 SpeedAndStep = tuple[EarlierSpeed, ExpectedStep]
 """An earlier speed, and the step that the calibration expects of its settings."""
@@ -255,52 +239,31 @@ class SpeedModel:
     def __init__(self, spec: RunSpec, measured: Sequence[SpeedAndStep], *, calibrated: bool) -> None:
         self._training = training_of(spec)
         self._measured = measured
-        self._work_deviations = WORK_DEVIATIONS if calibrated else UNCALIBRATED_WORK_DEVIATIONS
+        self._calibrated = calibrated
         self._measured_knobs = [self._speed_knobs(speed.spec, speed.devices) for speed, _ in measured]
         self.own_count = sum(training_of(speed.spec) == self._training for speed, _ in measured)
-        # The next run is as noisy as the earlier ones.
-        variances = [speed.variance for speed, _ in measured]
-        self._noise_variance = statistics.median(variances or [ASSUMED_NOISE_VARIANCE])
-        self._calibrated = calibrated
 
     def predict(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
         """Predict the speed of a run of the same training; takes a few milliseconds."""
-        wanted_knobs = self._speed_knobs(spec, devices)
-        nearest_numbers = sorted(
-            range(len(self._measured_knobs)),
-            key=lambda number: _prior_variance_between(wanted_knobs, self._measured_knobs[number]),
-        )[:NEAREST_COUNT]
-        levels = Levels(
-            [wanted_knobs, REFERENCE_KNOBS, *(self._measured_knobs[number] for number in nearest_numbers)], KNOB_WEIGHTS
-        )
-        nearest = [(self._measured_knobs[number], *self._measured[number]) for number in nearest_numbers]
-        # The reference takes as long as calibrated. The last one is of the run to predict.
-        observations = [
-            Observation(levels.point(REFERENCE_KNOBS), 0.0, REFERENCE_VARIANCE),
-            *(
-                Observation(levels.point(knobs), speed.log_rate - _log_rate(expected), speed.variance, speed.process)
-                for knobs, speed, expected in nearest
-            ),
-            Observation(levels.point(wanted_knobs), 0.0, self._noise_variance, ""),
-        ]
+        variances = [speed.variance for speed, _ in self._measured]
+        # The next run, the last of all, is as noisy as the earlier ones.
+        variances.append(statistics.median(variances or [ASSUMED_NOISE_VARIANCE]))
+        residuals = np.array([speed.log_rate - _log_rate(expected) for speed, expected in self._measured])
         # Runs share the speed of the machine, and the slowness of each part of their work.
-        shares = np.array([each.shares for each in (*(expected for *_, expected in nearest), step)])
-        shares = shares * self._work_deviations
-        shared_covariances = np.pad(shares @ shares.T + MACHINE_DEVIATION**2, (1, 0))
-        likelihood = Likelihood(levels, observations, 0.0, shared_covariances)
-        deviations = RUN_DEVIATIONS if len(nearest) >= ENOUGH_RUNS else RUN_DEVIATIONS[:1]
-        scales = max(
-            (replace(PRIOR_SCALES, process=deviation) for deviation in deviations),
-            key=lambda scales: likelihood.log_likelihood(scales, 1 + len(nearest)),
-        )
-        rows, whitened = likelihood.factor(scales)
-        return self._interval(_log_rate(step) + float(rows[-1, :-1] @ whitened[:-1]), float(rows[-1, -1]))
+        shares = np.array([each.shares for each in (*(expected for _, expected in self._measured), step)])
+        shares = shares * (WORK_DEVIATIONS if self._calibrated else UNCALIBRATED_WORK_DEVIATIONS)
+        effects = _effect_covariances([*self._measured_knobs, self._speed_knobs(spec, devices)])
+        covariances = effects + shares @ shares.T + MACHINE_DEVIATION**2 + np.diag(variances)
+        posteriors = [
+            _posterior(covariances + deviation**2 * np.eye(len(shares)), residuals) for deviation in RUN_DEVIATIONS
+        ]
+        usable = posteriors if len(residuals) >= ENOUGH_RUNS else posteriors[:1]
+        _, mean, deviation = max(usable, key=lambda posterior: posterior[0])
+        return self._interval(_log_rate(step) + mean, deviation)
 
     def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | UnknownSpeed:
         factor = math.exp(NORMAL_90 * deviation)
         if factor * factor >= MAX_SHOWN_RATIO:
-            if not self._calibrated:
-                return UnknownSpeed("this device is not calibrated; run doctor --calibrate")
             return UnknownSpeed(f"known only within a factor of {factor * factor:.1f}; a run tells more")
         basis = "the calibrated speeds of this device" if self._calibrated else "the work of a step"
         counts = {"of this model": self.own_count, "of others": len(self._measured) - self.own_count}
@@ -316,9 +279,31 @@ class SpeedModel:
         return {**knobs, "devices": devices, "model": "" if training == self._training else repr(training)}
 
 
-def _prior_variance_between(knobs: KnobValues, other_knobs: KnobValues) -> float:
-    """Return the prior variance of the knobs in which two runs differ."""
-    return sum(KNOB_WEIGHTS[name] for name, value in knobs.items() if other_knobs[name] != value)
+def _effect_covariances(settings: Sequence[KnobValues]) -> NDArray[np.float64]:
+    """Return the prior covariance of the effects of every two settings, each relative to `REFERENCE_KNOBS`."""
+    total = np.zeros((len(settings), len(settings)))
+    for name, deviation in KNOB_DEVIATIONS.items():
+        values = [REFERENCE_KNOBS[name], *(knobs[name] for knobs in settings)]
+        if name in SMOOTH_KNOBS:
+            logs = np.log2([float(str(value)) for value in values])
+            alike = np.exp(-0.5 * ((logs[:, None] - logs) / LENGTH_SCALE_LOG2) ** 2)
+        else:
+            typed = np.array([repr(value) for value in values])
+            alike = (typed[:, None] == typed).astype(float)
+        # The effect of a value is the difference from that of the reference's value.
+        total += deviation**2 * (alike[1:, 1:] - alike[1:, :1] - alike[:1, 1:] + 1)
+    return total
+
+
+def _posterior(covariances: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return the log likelihood of the values, and mean and deviation of the one value after them.
+
+    The last row of the covariances is that of the value to predict.
+    """
+    rows = np.linalg.cholesky(covariances)
+    whitened = np.linalg.solve(rows[:-1, :-1], values)
+    log_likelihood = -np.log(rows.diagonal()[:-1]).sum() - 0.5 * whitened @ whitened
+    return float(log_likelihood), float(rows[-1, :-1] @ whitened), float(rows[-1, -1])
 
 
 def _log_rate(step: ExpectedStep) -> float:

@@ -4,14 +4,14 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import (
+from trainfast_runner.search.best.question import (
     GlobalBatch,
     changes_training,
     default_global_batch,
     enumerate_space,
+    vary_of,
     with_predictions,
 )
-from trainfast_runner.search.best.question import vary_of
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knobs import KNOBS

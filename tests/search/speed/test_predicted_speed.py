@@ -108,7 +108,7 @@ def test_before_any_run_the_work_alone_is_shown_with_a_wide_interval():
 def test_without_a_calibration_nothing_is_shown_until_runs_tell():
     found = predicted([], calibrated=False)
     assert isinstance(found, UnknownSpeed)
-    assert "doctor --calibrate" in found.reason
+    assert "within a factor of" in found.reason
     after = predicted([("", 3.0)], calibrated=False)
     assert isinstance(after, PredictedSpeed)
     assert after.median == pytest.approx(shown([]).median / 3, rel=0.02)
