@@ -165,6 +165,7 @@ def test_a_value_in_an_instruction_reads_as_it_is_typed():
     pin = Instruction(do="pin", knob="offload_path", value=None)
     assert excluded_by_instructions(candidates, [skip]) == {0: "you skipped offload_path=none"}
     assert excluded_by_instructions(candidates, [pin]) == {1: "you pinned offload_path=none"}
+    assert excluded_by_instructions(candidates, [Instruction(do="skip", candidate_number=1)]) == {1: "you skipped it"}
 
 
 def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space, base):
@@ -206,15 +207,6 @@ def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_tr
     ran: list[BestLine] = [*begun]
     decision = decide(state_of(space, *ran, Instruction(do="pin", knob="precision", value="bf16")))
     assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
-
-
-def test_a_skipped_setting_alone_is_left_out(space):
-    first = decide(state_of(space, trial(space.space.baseline_number))).step.candidate_number
-    assert first is not None
-    instruction = Instruction(do="skip", candidate_number=first)
-    result = FakeConductor(space, asking(space), 1, [asking(space), space.space, instruction]).run()
-    skipped = [one.candidate_number for one in result.best_answer.verdicts if one.reason == "you skipped it"]
-    assert skipped == [first]
 
 
 def test_instructions_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space, begun):

@@ -130,8 +130,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def open(self) -> None:
         """End the runs of an earlier conductor, and list the candidates with their predictions."""
-        if len(self._lines) > 1:
-            end_runs_of(self._home, self._directory.name)
+        end_runs_of(self._home, self._directory.name)
         recorded_space = newest(self._lines, Space)
         if recorded_space is None and isinstance(self._survey, ModelSurvey):
             self._predict_candidates(self._survey)

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
@@ -27,7 +27,6 @@ from trainfast_runner.search.best.question import (
     ENOUGH_ERROR,
     MAX_TIMED_STEPS,
     MIN_TIMED_STEPS,
-    ORDINARY_RULE,
     TOO_LARGE,
     UNTIMED_TRIAL_STEPS,
     StepRule,
@@ -130,7 +129,7 @@ class BestDecision:
     step: BestStep
     needs_new_process: bool = False
     """True for a trial that the warm process cannot take."""
-    step_rule: StepRule = ORDINARY_RULE
+    step_rule: StepRule = field(default_factory=StepRule)
     """The steps of a trial or a cold run."""
     end_state: EndState | None = None
     """The state of a search whose step is its end; None for another step."""

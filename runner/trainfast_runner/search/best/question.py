@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -135,27 +135,6 @@ def processes_of(spec: RunSpec, machine: Machine) -> int | None:
         return world_size(spec, machine)
     except UserError:
         return None
-
-
-def with_predictions(space: Space, bytes_of: Mapping[int, int], limit_of: Callable[[int], int | None]) -> Space:
-    """Return the space with the predicted bytes of some candidates (of the fullest rank), and too large ones ruled out.
-
-    `limit_of` returns the bytes that each rank of a candidate may take; a candidate without a limit is not ruled out.
-    The baseline is never ruled out: its run shows the error of the prediction.
-    """
-    candidates = list(space.candidates)
-    for number, needed_bytes in bytes_of.items():
-        candidate = candidates[number]
-        predicted = msgspec.structs.replace(candidate, predicted_bytes=needed_bytes)
-        limit_bytes = limit_of(number)
-        if candidate.excluded_as is None and limit_bytes is not None and needed_bytes > limit_bytes:
-            excess_bytes = needed_bytes - limit_bytes
-            predicted = msgspec.structs.replace(predicted, excess_bytes=excess_bytes)
-            if number != space.baseline_number:
-                reason = excess_text(needed_bytes, limit_bytes)
-                predicted = msgspec.structs.replace(predicted, excluded_as=TOO_LARGE, reason=reason)
-        candidates[number] = predicted
-    return msgspec.structs.replace(space, candidates=candidates)
 
 
 def changes_training(candidate: Candidate, baseline: Candidate) -> list[str]:
@@ -356,10 +335,6 @@ class StepRule:
         return "enough" if len(step_ms) >= self.max_steps or relative_error(step_ms) <= self.standard_error else "more"
 
 
-ORDINARY_RULE = StepRule()
-"""The rule of a trial that is never given up."""
-
-
 def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
     """Return the seconds of a start and `for_steps` optimizer steps for the objective `time`, else the rate itself.
 
@@ -490,23 +465,30 @@ class ModelSurvey(Survey):
             for _ in trace_models(wanted, plan.device, plan.python, cancelled=cancelled, gpus=gpus):
                 pass  # the model is in the cache now, or cannot be traced
         model_of = cached_models(plan.device, plan.python, next(iter(plan.device_names), None))
-        needed_bytes: dict[int, int] = {}
-        for number, spec in specs.items():
-            model = model_of(spec)
-            if model is not None:
-                prediction = model.predict(spec, space.candidates[number].world_size)
-                needed_bytes[number] = prediction.total_bytes + (prediction.context_bytes or 0)
         limit_bytes = min(plan.memory_limit_bytes or (), default=None)
         free_bytes = read_host_free_bytes() if plan.device == CPU else 0
+        candidates = list(space.candidates)
 
-        def limit_of(number: int) -> int | None:
+        def limit_of(ranks: int) -> int | None:
             """Return the bytes of each rank; on a CPU all ranks of a candidate share the free memory."""
-            ranks = space.candidates[number].world_size
             if plan.device == CPU and (limit_bytes is None or ranks * limit_bytes > free_bytes):
                 return share_of_free(free_bytes, ranks)
             return lowest(gpu.memory_free_bytes for gpu in plan.gpus) if limit_bytes is None else limit_bytes
 
-        return with_predictions(space, needed_bytes, limit_of)
+        for number, spec in specs.items():
+            if (model := model_of(spec)) is None:
+                continue
+            prediction = model.predict(spec, candidates[number].world_size)
+            needed_bytes = prediction.total_bytes + (prediction.context_bytes or 0)
+            figures: dict[str, Any] = {"predicted_bytes": needed_bytes}
+            limit = limit_of(candidates[number].world_size)
+            if limit is not None and needed_bytes > limit:
+                figures["excess_bytes"] = needed_bytes - limit
+                # The baseline is tried all the same: its run shows the error of the prediction.
+                if number != space.baseline_number:
+                    figures |= {"excluded_as": TOO_LARGE, "reason": excess_text(needed_bytes, limit)}
+            candidates[number] = msgspec.structs.replace(candidates[number], **figures)
+        return msgspec.structs.replace(space, candidates=candidates)
 
 
 class ScriptSurvey(Survey):
