@@ -18,8 +18,7 @@ from benchmarks.best_fit_replay import Replayed, question, replay
 from benchmarks.best_fit_spaces import Synthetic, Terrain, cold_grid_s, recorded, regret
 from benchmarks.meter import Row, at_most, options, print_columns, print_table
 
-from trainfast_runner.search.best.decide import decide
-from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best.decide import BestState, decide
 from trainfast_runner.search.best_journal import BestLine, Candidate, ProcessReady, Space, Trial
 
 SEEDS = 200
@@ -111,7 +110,7 @@ def decision_row() -> Row:
             )
         )
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        decide(state_of_best_journal(lines, 0.0, "one"))
+        decide(BestState(lines, 0.0, "one"))
         times_s.append(time.perf_counter() - began_s)
         cpu_s.append(time.process_time() - began_cpu_s)
     ms, cpu_ms = (1000 * statistics.median(each[-DECISIONS:]) for each in (times_s, cpu_s))

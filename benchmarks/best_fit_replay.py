@@ -9,8 +9,7 @@ from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
 
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, ColdRuns, decide
-from trainfast_runner.search.best.state import BestState, state_of_best_journal
+from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, BestState, decide
 from trainfast_runner.search.best_journal import (
     BestAnswer,
     BestLaunched,
@@ -81,12 +80,12 @@ class FakeConductor:
         for line in self.lines:
             if isinstance(line, ColdRun):
                 replayed.cold[line.role] += 1
-        assert replayed.leader is None or replayed.answer == ColdRuns(self.latest).answer_number
+        assert replayed.leader is None or replayed.answer == self.latest.cold.answer_number
         return replayed
 
     def next(self) -> BestDecision:
         """Decide the next step."""
-        self.latest = state_of_best_journal(self.lines, self.spent_s, self.run_id)
+        self.latest = BestState(self.lines, self.spent_s, self.run_id)
         return decide(self.latest)
 
     def trial(self, decision: BestDecision) -> None:

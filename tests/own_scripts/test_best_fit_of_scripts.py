@@ -9,11 +9,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.scripts.script_plan import plan_script
-from trainfast_runner.search.best.conductor import conduct_best
 from trainfast_runner.search.best.question import open_best, plan_script_best
-from trainfast_runner.search.best_journal import BestRequest, Space, Trial, read_best_journal
-from trainfast_runner.search.conductor import SearchCaller, end_run
-from trainfast_runner.search.journal import JournalWriter
+from trainfast_runner.search.best_journal import BestRequest, Trial
+from trainfast_runner.search.conductor import end_run
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import script_preset
 from trainfast_runner.worker.shared.words import TRIAL
@@ -109,7 +107,6 @@ def test_knobs_with_a_named_value_are_varied_at_one_global_batch(cli):
     found = cli("search", "best", "mine", "--dry-run", "--json").json
     assert (found["vary"]["batch_size"], found["global_batch"]) == ([1, 2, 4], 4)
     assert found["legal"] == found["candidates"] == 3 * len(found["vary"].get("workers", [0]))
-    assert found["basis"] == "assumed: no run of this script was timed here"
     found = cli("search", "best", "mine", "--dry-run", "--json", "--vary=batch_size=4,8").json
     assert found["global_batch"] is None, "a batch that is varied by name is another global batch"
 
@@ -135,21 +132,6 @@ def test_edited_file_of_the_command_begins_a_new_search(cli, tmp_path, monkeypat
     assert second != first
     (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
     assert open_best(planned(cli), home, SearchOptions()) == first, "the file is as it was"
-
-
-def test_samples_that_a_trial_saw_are_learned_where_a_killed_search_had_not_written_them(cli, tmp_path):
-    preset_of(cli, *written(tmp_path, CLAMPED))
-    home, best = Home(cli.home), planned(cli)
-    directory = open_best(best, home, SearchOptions())
-    asked = [one.samples_per_step for one in best.space.candidates]
-    number = best.space.baseline_number
-    journal = JournalWriter(directory)
-    for line in (best.space, measured(number, 4 * asked[number], None)):
-        journal.write(line)
-    journal.close()
-    conduct_best(directory, best, home, SearchOptions(), SearchCaller(is_cancelled=lambda: True))
-    spaces = [line for line in read_best_journal(directory) if isinstance(line, Space)]
-    assert [one.samples_per_step for one in spaces[-1].candidates] == [4 * one for one in asked]
 
 
 def measured(candidate, samples, peak):

@@ -13,8 +13,7 @@ from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of, script
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.search.batch_journal import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
-from trainfast_runner.search.best_journal import BestLaunched, ColdRun, Trial, read_best_journal
-from trainfast_runner.worker.shared.words import PROBE, TRIAL
+from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
 
 pytestmark = pytest.mark.long
 KILLS = 6
@@ -65,7 +64,7 @@ def killed(cli, command, lines, *, alone):
 
 
 def answered_after_kills(cli, command, work):
-    """Answer a search of a script in `work` that is killed again and again; the search's only directory."""
+    """The answer of a search of a script in `work` that was killed again and again, and the search's only directory."""
     shutil.copy(SCRIPTS / "wide_argparse.py", work / "train.py")
     preset_of(cli, "--", PYTHON, "train.py")
     moments = random.Random(13)
@@ -78,59 +77,55 @@ def answered_after_kills(cli, command, work):
     cli("runs", "list", "--probes")
     assert list(cli.home.glob("runs/*/sandbox")) == [], "a killed trial has left its files"
     (directory,) = (cli.home / "searches").iterdir()
-    return directory
+    return done, directory
 
 
-@pytest.mark.parametrize(
-    ("words", "read_journal", "tried", "of", "confirmed"),
-    [
-        (
-            ("max-batch", "--proof-steps=5", "--set", "memory_limit=256MiB"),
-            read_batch_journal,
-            Probe,
-            "batch_size",
-            ConfirmationRun,
-        ),
-        ("best --budget=300s --vary=batch_size=2,4,8", read_best_journal, Trial, "candidate_number", ColdRun),
-    ],
-)
-def test_search_of_a_killed_script_measures_nothing_twice(cli, work, words, read_journal, tried, of, confirmed):
-    kind, *options = words.split()
-    lines = read_journal(answered_after_kills(cli, ("search", kind, "mine", "--json", *options), work))
-    measured = [
-        getattr(line, of) for line in lines if isinstance(line, tried) and line.outcome not in ("void", "failed")
-    ]
-    assert len(measured) == len(set(measured)), "a size or setting was measured twice"
-    recorded = [line.run_id for line in lines if isinstance(line, confirmed)]
-    assert len(recorded) == len(set(recorded)), "a run was recorded twice"
-    launched = [line for line in lines if isinstance(line, BatchLaunched | BestLaunched)]
-    cold = [line.run_id for line in launched if line.role not in (PROBE, TRIAL)]
-    assert set(finished(cli, cold)) <= set(recorded), "a finished run was not taken"
+def test_batch_search_of_a_killed_script_tries_no_size_twice(cli, work):
+    command = ("search", "max-batch", "mine", "--json", "--proof-steps=5", "--set", "memory_limit=256MiB")
+    done, directory = answered_after_kills(cli, command, work)
+    assert done.json["max_batch"] > 100
+    assert done.json["too_large"] > done.json["max_batch"]
+    lines = read_batch_journal(directory)
+    tried = [line.batch_size for line in lines if isinstance(line, Probe)]
+    assert len(tried) == len(set(tried)), "a size was measured twice"
+    confirmed = [line.run_id for line in lines if isinstance(line, ConfirmationRun)]
+    assert len(confirmed) == len(set(confirmed)), "a run was recorded twice"
+    launched = [line.run_id for line in lines if isinstance(line, BatchLaunched) and line.role == "proof"]
+    assert set(finished(cli, launched)) <= set(confirmed), "a finished run was not taken"
+
+
+def test_best_fit_of_a_killed_script_goes_on_and_confirms_its_answer(cli, work):
+    command = ("search", "best", "mine", "--json", "--budget=300s", "--vary=batch_size=2,4,8")
+    done, directory = answered_after_kills(cli, command, work)
+    assert len(done.json["best"]["run_ids"]) >= 2
+    lines = read_best_journal(directory)
+    measured = [line.candidate_number for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
+    assert len(measured) == len(set(measured)), "a setting was measured twice"
+    cold_runs = [line.run_id for line in lines if isinstance(line, ColdRun)]
+    assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("words", [("max-batch",), ("best", "--vary=batch_size=4,8", "--budget=300s")])
-def test_trial_that_ended_after_its_search_was_killed_is_taken(cli, words):
+def test_trial_that_ended_after_its_search_was_killed_is_taken(cli):
     preset_of(cli, *script("plain_torch.py"))
-    kind, *options = words
-    command = ("search", kind, "mine", "--set", "memory_limit=512MiB", *options)
+    command = ("search", "max-batch", "mine", "--set", "memory_limit=512MiB")
     started = Started(cli, command)
-    (left,) = until(lambda: runs_in_journals(cli, BatchLaunched, BestLaunched), "the first trial")
+    (left,) = until(lambda: runs_in_journals(cli, BatchLaunched), "the first trial")
     started.signal(signal.SIGKILL)
     started.end()
     until(lambda: read_result(Home(cli.home).directory(left)) is not None, "the end of the trial")
-    assert not runs_in_journals(cli, Probe, Trial), "the search was killed too late"
+    assert not runs_in_journals(cli, Probe), "the search was killed too late"
     again = Started(cli, command)
-    recorded = until(lambda: runs_in_journals(cli, Probe, Trial), "the trial in the journal")
+    recorded = until(lambda: runs_in_journals(cli, Probe), "the trial in the journal")
     again.signal(signal.SIGINT)
     again.end()
     assert recorded[0] == left
 
 
 def runs_in_journals(cli, *kinds):
-    """The runs of all lines of these kinds in the journal of the only search, of either kind."""
+    """The runs of all lines of these kinds in the journal of the only search."""
     folders = [journal.parent for journal in cli.home.glob("searches/*/journal.jsonl")]
-    lines = [line for folder in folders for line in (*read_batch_journal(folder), *read_best_journal(folder))]
+    lines = [line for folder in folders for line in read_batch_journal(folder)]
     return [line.run_id for line in lines if isinstance(line, kinds)]
 
 

@@ -32,7 +32,7 @@ from trainfast_runner.search.journal import (
 )
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
 
-SEARCH_OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
+SEARCH_OBJECTIVES = ("samples_per_s", "samples_per_joule", "time")
 """Values of --objective; the first is the default."""
 BUDGET_S = 600.0
 """Seconds of a search without --budget."""
@@ -125,7 +125,7 @@ class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     global_batch: int | None = None
     """Samples of one optimizer step; None if free."""
     objective: str = "samples_per_s"
-    """samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps)."""
+    """samples_per_s, samples_per_joule or time (a cold start and `for_steps` steps)."""
     for_steps: int | None = None
     budget_s: float = 600.0
     device_names: list[str] = []
@@ -192,8 +192,6 @@ class Attempt(Line, frozen=True, kw_only=True):
     """
     seconds: float
     reason: str = ""
-    missing_bytes: int | None = None
-    """After an oom the least that was missing; None when unknown."""
     doubts: list[Doubt] = []
     """The conditions that make the figures doubtful."""
 
@@ -295,7 +293,7 @@ class CandidateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     rate: Interval | None = None
     """In samples/s; None for a candidate that was not measured."""
     excess_bytes: int | None = None
-    """The bytes beyond the limit by the prediction, else at least, by the allocation that failed; None if unknown."""
+    """The bytes beyond the limit by the prediction; None without one."""
 
 
 class BestAnswer(msgspec.Struct, frozen=True, kw_only=True):

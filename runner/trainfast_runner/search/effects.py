@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,8 @@ SURE_ERRORS = 3
 """A drift is one only beyond this many times its own error."""
 POOL_STEPS = 4
 """Chosen, not measured: the pooled variance of a step weighs as much as this many steps of the trial itself."""
-NOISE_GRID_RATIO = 1.25
-"""The pooled noise is rounded to powers of this ratio, so that a new trial seldom changes the noise of all others."""
+MAX_VOID_PROCESSES = 2
+"""Chosen, not measured: from the third drifted process on drift is the machine's normal noise."""
 MIN_RATE_DEVIATION = 0.001
 """Chosen, not measured: the least deviation of a trial in ln rate, even if its few steps are equal."""
 DEFAULT_STEP_DEVIATION = 0.02
@@ -40,13 +39,18 @@ DEFAULT_STEP_DEVIATION = 0.02
 
 @dataclass(frozen=True)
 class Measurements:
-    """The trials with timed steps, and the noise of their rates."""
+    """The trials that count, and the noise of their rates."""
 
     trials: tuple[Trial, ...]
     step_deviation: float
     """The deviation of ln step time, pooled over all trials."""
     drifts: Mapping[str, float]
     """The change of the ln rate in each process that drifted, by run id."""
+
+    @property
+    def void_processes(self) -> list[str]:
+        """The first processes that drifted: their trials are void and repeated."""
+        return [*self.drifts][:MAX_VOID_PROCESSES]
 
     def variance(self, trial: Trial) -> float:
         """Return the variance of a trial's ln rate by its own steps, the pooled ones and the drift of its process."""
@@ -60,22 +64,31 @@ class Measurements:
         return MEDIAN_VARIANCE * step_variance / max(1, len(trial.step_ms)) + MIN_RATE_DEVIATION**2 + drift_variance
 
 
-def measurements(lines: Iterable[BestLine]) -> Measurements:
-    """Return the trials that were measured or given up as slow, with the drift of their processes as noise."""
+def measurements(lines: Iterable[BestLine], *, can_repeat: bool = False) -> Measurements:
+    """Return the trials that were measured or given up as slow, without those of void processes.
+
+    Unless trials `can_repeat`, a void trial counts, with the drift as noise, if no steady process tried its candidate.
+    """
     processes: dict[str, list[Trial]] = defaultdict(list)
     for line in lines:
         if isinstance(line, Trial) and line.outcome in TIMED_OUTCOMES and line.step_ms and min(line.step_ms) > 0:
             processes[line.run_id].append(line)
-    trials = tuple(trial for of_process in processes.values() for trial in of_process)
+    trials = [trial for of_process in processes.values() for trial in of_process]
     residuals = [
         abs(deviation) * math.sqrt(len(trial.step_ms) / (len(trial.step_ms) - 1))
         for trial in trials
         for deviation in _deviations(trial.step_ms)
     ]
     noise = MAD_TO_SIGMA * statistics.median(residuals) if residuals else DEFAULT_STEP_DEVIATION
-    deviation = NOISE_GRID_RATIO ** round(math.log(max(noise, MIN_RATE_DEVIATION)) / math.log(NOISE_GRID_RATIO))
-    drifts = {run_id: _drift(of_process, deviation) for run_id, of_process in processes.items()}
-    return Measurements(trials, deviation, {run_id: drift for run_id, drift in drifts.items() if drift})
+    deviation = max(noise, MIN_RATE_DEVIATION)
+    drifts = {run_id: drift for run_id, same in processes.items() if (drift := _drift(same, deviation))}
+    measured = Measurements(tuple(trials), deviation, drifts)
+    void = measured.void_processes
+    steady = {trial.candidate_number for trial in trials if trial.run_id not in void}
+    counted = [
+        trial for trial in trials if trial.run_id not in void or not (can_repeat or trial.candidate_number in steady)
+    ]
+    return replace(measured, trials=tuple(counted))
 
 
 def _drift(trials: Sequence[Trial], deviation: float) -> float:
@@ -141,7 +154,8 @@ def _robust_variance(deviations: Sequence[float]) -> float:
 Array = NDArray[np.float64]
 Point = tuple[int, ...]
 """The level of each modelled knob: the index of its value among the values that the candidates have."""
-Points = Sequence[Point] | NDArray[np.int_]
+Points = NDArray[np.int_]
+"""Points as rows."""
 SMOOTH_KNOBS = frozenset((*BATCH_KNOBS, "seq_len", "workers", "prefetch", "micro_batches", "tp_degree", "pp_degree"))
 """Numeric knobs whose similar values have similar effects."""
 LENGTH_SCALE_LOG2 = 1.4
@@ -151,28 +165,19 @@ With 2.0, and pairs from 0.02, a search stopped short in 5 of 100 synthetic spac
 
 
 class Levels:
-    """The points of all candidates, and the correlation of every two levels of a knob.
+    """The points of all candidates, and the correlation of every two levels of a knob."""
 
-    `weights` scale the prior variance of a knob's effect; 1 for a knob without a weight.
-    """
-
-    def __init__(self, candidates: Sequence[KnobValues], weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, candidates: Sequence[KnobValues]) -> None:
         columns = {name: [_typed(candidate[name]) for candidate in candidates] for name in candidates[0]}
         self.names = _modelled_knobs(columns)
         distinct = {name: list(dict.fromkeys(columns[name])) for name in self.names}
         self.values = {name: [value for _, value in distinct[name]] for name in self.names}
-        self._level_of = {name: {key: level for level, key in enumerate(distinct[name])} for name in self.names}
-        by_knob = [map(self._level_of[name].__getitem__, columns[name]) for name in self.names]
+        level_of = {name: {key: level for level, key in enumerate(distinct[name])} for name in self.names}
+        by_knob = [map(level_of[name].__getitem__, columns[name]) for name in self.names]
         self.points: list[Point] = list(zip(*by_knob, strict=True)) or [()] * len(candidates)
-        weight_of = weights or {}
-        self._correlations = [_correlations(name, self.values[name], weight_of.get(name, 1.0)) for name in self.names]
+        self._correlations = [_correlations(name, self.values[name]) for name in self.names]
         self._numbers = {point: number for number, point in enumerate(self.points)}
-        self.array = np.array(self.points, dtype=int).reshape(len(self.points), len(self.names))
-        """The points as rows."""
-
-    def point(self, knobs: KnobValues) -> Point:
-        """Return the levels of these knobs. Raises KeyError for a value that no candidate has."""
-        return tuple(self._level_of[name][_typed(knobs[name])] for name in self.names)
+        self.array: Points = np.array(self.points, dtype=int).reshape(len(self.points), len(self.names))
 
     def with_level(self, number: int, name: str, level: int) -> int | None:
         """Return the candidate that differs only by a knob's level and the knobs decided by it; None without one."""
@@ -186,10 +191,9 @@ class Levels:
         They are: of the mean; the sum over knobs of the correlations of their levels; twice the sum over pairs of knobs
         of the products of these; 1 if every level is the same.
         """
-        rows, columns = (np.asarray(each, dtype=int).reshape(len(each), len(self.names)) for each in (points, others))
         totals, squares = np.zeros((2, len(points), len(others)))
         same = np.ones((len(points), len(others)), dtype=bool)
-        for table, levels, other_levels in zip(self._correlations, rows.T, columns.T, strict=True):
+        for table, levels, other_levels in zip(self._correlations, points.T, others.T, strict=True):
             correlations = table[levels][:, other_levels]
             totals += correlations
             squares += correlations * correlations
@@ -212,16 +216,16 @@ def _modelled_knobs(columns: Mapping[str, Sequence[object]]) -> list[str]:
     return names
 
 
-def _correlations(name: str, values: Sequence[object], weight: float) -> Array:
-    """Return the correlation of the effects of every two values, times the knob's weight.
+def _correlations(name: str, values: Sequence[object]) -> Array:
+    """Return the correlation of the effects of every two values.
 
     Two numbers of a smooth knob correlate by their distance in log2, two values of another knob do not correlate.
     """
     if name not in SMOOTH_KNOBS or not all(isinstance(value, int | float) for value in values):
-        return weight * np.eye(len(values))
+        return np.eye(len(values))
     # Zero loader processes are as far from one as one is from two.
     logs = np.array([math.log2(max(float(str(value)), 0.5)) for value in values])
-    result: Array = weight * np.exp(-0.5 * ((logs[:, None] - logs) / LENGTH_SCALE_LOG2) ** 2)
+    result: Array = np.exp(-0.5 * ((logs[:, None] - logs) / LENGTH_SCALE_LOG2) ** 2)
     return result
 
 
@@ -245,68 +249,38 @@ class Scales:
     process: float = 0.01
 
 
-@dataclass(frozen=True)
-class Observation:
-    """A measured ln rate of a point."""
-
-    point: Point
-    value: float
-    variance: float
-    """Variance of the measurement's noise."""
-    process: str | None = None
-    """Run id of the process, whose effect its observations share; None for an observation of no process."""
-
-
 def _prior(parts: Array, scales: Scales) -> Array:
-    """Return the covariances before any observation, the kernel of the Gaussian process, from their parts."""
+    """Return the covariances before any trial, the kernel of the Gaussian process, from their parts."""
     residual = (RESIDUAL_SHARE * scales.pair) ** 2
     # The pairwise part counts each pair twice.
     covariances: Array = np.tensordot((MEAN_VARIANCE, scales.main**2, scales.pair**2 / 2, residual), parts, 1)
     return covariances
 
 
-class Factor(NamedTuple):
-    """The Cholesky factor of the observations' covariance, and the whitened observations."""
-
-    rows: Array
-    whitened: Array
-
-
-class Likelihood:
-    """The likelihood of observations under other scales; the parts of their covariance are computed once.
-
-    `fixed_covariances` are covariances of every two observations that no scale changes.
-    """
-
-    def __init__(
-        self, levels: Levels, observations: Sequence[Observation], center: float, fixed_covariances: Array | float = 0.0
-    ) -> None:
-        points = [seen.point for seen in observations]
-        self._parts = levels.covariance_parts(points, points)
-        processes = [seen.process for seen in observations]
-        self._same_process = np.array([[one == other is not None for other in processes] for one in processes])
-        self._fixed = np.diag([seen.variance for seen in observations]) + fixed_covariances
-        self._values = np.array([seen.value - center for seen in observations])
-
-    def log_likelihood(self, scales: Scales, count: int | None = None) -> float:
-        """Return the log of the marginal likelihood, up to a constant, of the first `count` observations or of all."""
-        rows, whitened = self.factor(scales, count)
-        return float(-np.log(rows.diagonal()).sum() - 0.5 * whitened @ whitened)
-
-    def factor(self, scales: Scales, count: int | None = None) -> Factor:
-        """Return the Cholesky factor of the first `count` observations, or of all."""
-        covariances = _prior(self._parts, scales) + scales.process**2 * self._same_process + self._fixed
-        rows: Array = np.linalg.cholesky(covariances[:count, :count]).astype(np.float64)
-        return Factor(rows, np.linalg.solve(rows, self._values[:count]))
+MIN_SCALED_TRIALS = 8
+"""From this number of trials on they choose the scales of the effects."""
+MAIN_DEVIATIONS, PAIR_DEVIATIONS, PROCESS_DEVIATIONS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
+"""The `Scales` to choose from: of effects, of pairwise terms, between processes."""
 
 
 class Posterior:
-    """Mean and variance of every candidate's ln rate after the observations; `center` is the prior mean."""
+    """Mean and variance of every candidate's ln samples/s, or ln samples a joule, after the trials."""
 
-    def __init__(self, levels: Levels, scales: Scales, center: float, observations: Sequence[Observation]) -> None:
-        self.levels, self.scales = levels, scales
-        points = [seen.point for seen in observations]
-        rows, whitened = Likelihood(levels, observations, center).factor(scales)
+    def __init__(self, levels: Levels, measured: Measurements, *, per_joule: bool) -> None:
+        self.levels = levels
+        rates = [(trial, log_rate(trial, per_joule=per_joule)) for trial in measured.trials]
+        trials = [trial for trial, rate in rates if rate is not None]
+        points = levels.array[np.array([trial.candidate_number for trial in trials], dtype=int)]
+        # The prior mean is the first rate.
+        values = np.array([rate for _, rate in rates if rate is not None])
+        center = values[0] if len(values) else 0.0
+        self._values = values - center
+        self._parts = levels.covariance_parts(points, points)
+        processes = np.array([trial.run_id for trial in trials])
+        self._same_process = processes[:, None] == processes
+        self._noise = np.diag(np.array([measured.variance(trial) for trial in trials], dtype=float))
+        self.scales = self._likeliest_scales() if len(values) >= MIN_SCALED_TRIALS else Scales()
+        rows, whitened = self._factor(self.scales)
         # Not `@` or `solve`: the threads of BLAS spin beside a busy process, and made a decision four times as long.
         self._components = np.einsum("ij,jk->ik", np.linalg.inv(rows), self._between(points, levels.array))
         self.mean: Array = center + whitened @ self._components
@@ -323,35 +297,26 @@ class Posterior:
     def _between(self, points: Points, others: Points) -> Array:
         return _prior(self.levels.covariance_parts(points, others), self.scales)
 
+    def _factor(self, scales: Scales) -> tuple[Array, Array]:
+        """Return the Cholesky factor of the trials' covariance, and the whitened rates."""
+        covariances = _prior(self._parts, scales) + scales.process**2 * self._same_process + self._noise
+        rows: Array = np.linalg.cholesky(covariances).astype(np.float64)
+        return rows, np.linalg.solve(rows, self._values)
 
-MILESTONES = (8, 12, 17, 24, 33, 46, 64, 90)
-"""Numbers of own observations at which the scales of the effects are chosen again."""
-MAIN_DEVIATIONS, PAIR_DEVIATIONS, PROCESS_DEVIATIONS = (0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
-"""The `Scales` to choose from: of effects, of pairwise terms, between processes."""
+    def _likeliest_scales(self) -> Scales:
+        """Return the scales under which the rates are most likely."""
 
+        @cache
+        def log_likelihood(scales: Scales) -> float:
+            rows, whitened = self._factor(scales)
+            return float(-np.log(rows.diagonal()).sum() - 0.5 * whitened @ whitened)
 
-def fit_effects(levels: Levels, measured: Measurements, *, per_joule: bool) -> Posterior:
-    """Return the posterior of ln samples/s, or of ln samples a joule, after the trials."""
-    observations = [
-        Observation(levels.points[trial.candidate_number], value, measured.variance(trial), trial.run_id)
-        for trial in measured.trials
-        if (value := log_rate(trial, per_joule=per_joule)) is not None
-    ]
-    center = observations[0].value if observations else 0.0
-    milestone = max((number for number in MILESTONES if number <= len(observations)), default=0)
-    scales = _scales(levels, center, observations[:milestone]) if milestone else Scales()
-    return Posterior(levels, scales, center, observations)
-
-
-def _scales(levels: Levels, center: float, observations: Sequence[Observation]) -> Scales:
-    """Return the scales under which the observations are most likely."""
-    score = cache(Likelihood(levels, observations, center).log_likelihood)
-    best = Scales()
-    for _ in range(2):
-        best = max((replace(best, main=main) for main in MAIN_DEVIATIONS), key=score)
-        best = max((replace(best, pair=pair) for pair in PAIR_DEVIATIONS), key=score)
-        best = max((replace(best, process=process) for process in PROCESS_DEVIATIONS), key=score)
-    return best
+        best = Scales()
+        for _ in range(2):
+            best = max((replace(best, main=main) for main in MAIN_DEVIATIONS), key=log_likelihood)
+            best = max((replace(best, pair=pair) for pair in PAIR_DEVIATIONS), key=log_likelihood)
+            best = max((replace(best, process=process) for process in PROCESS_DEVIATIONS), key=log_likelihood)
+        return best
 
 
 GUESSED_START_S, GUESSED_COMPILATION_S, GUESSED_SWITCH_S = 10.0, 40.0, 0.3
@@ -369,24 +334,19 @@ class ProcessStarts:
             if isinstance(line, ProcessReady):
                 starts_s[knobs_key(line.process_knobs)].append(line.start_s + first_untimed_s.get(line.run_id, 0.0))
         self._measured_s = {key: statistics.median(seconds) for key, seconds in starts_s.items()}
-        self._expected_s = dict(self._measured_s)
         warm_trials = [_untimed_s(trial) for trial in trials if trial.warm]
         self.switch_s = statistics.median(warm_trials or [GUESSED_SWITCH_S])
         """Expected seconds of a warm trial without its timed steps."""
 
     def seconds(self, key: KnobsKey) -> float:
         """Return the measured start of this process, else that of the most similar one that compiles or does not."""
-        if key not in self._expected_s:
-            knobs, compiles = dict(key), _compiles(key)
-            alike = [
-                (sum(knobs.get(name) == value for name, value in other_key), seconds)
-                for other_key, seconds in self._measured_s.items()
-                if _compiles(other_key) == compiles
-            ]
-            compilation_s = GUESSED_COMPILATION_S if compiles else 0.0
-            other_s = min(self._measured_s.values(), default=GUESSED_START_S) + compilation_s
-            self._expected_s[key] = max(alike)[1] if alike else other_s
-        return self._expected_s[key]
+        if key in self._measured_s:
+            return self._measured_s[key]
+        alike = {other: seconds for other, seconds in self._measured_s.items() if _compiles(other) == _compiles(key)}
+        if alike:
+            return alike[max(alike, key=lambda other: (len(set(other) & set(key)), alike[other]))]
+        compilation_s = GUESSED_COMPILATION_S if _compiles(key) else 0.0
+        return min(self._measured_s.values(), default=GUESSED_START_S) + compilation_s
 
 
 def _compiles(key: KnobsKey) -> bool:

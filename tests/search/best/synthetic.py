@@ -3,7 +3,7 @@
 from benchmarks.best_fit_replay import question
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.state import BestState, state_of_best_journal
+from trainfast_runner.search.best.decide import BestState
 from trainfast_runner.search.best_journal import BestLaunched, BestLine, BestQuestion, ColdRun, ProcessReady, Trial
 
 
@@ -28,7 +28,7 @@ def process_ready(terrain: Synthetic, candidate: int, run_id: str = "one") -> li
 
 
 def state_of(terrain: Synthetic, *lines: BestLine, warm: str | None = None, spent_s: float = 0.0) -> BestState:
-    return state_of_best_journal([asking(terrain), terrain.space, *lines], spent_s, warm)
+    return BestState([asking(terrain), terrain.space, *lines], spent_s, warm)
 
 
 def cold(candidate: int, role: str = "confirm", outcome: str = "measured", **fields: object) -> ColdRun:

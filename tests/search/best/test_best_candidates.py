@@ -4,21 +4,19 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.search.best.candidates import (
+from trainfast_runner.search.best.question import (
     GlobalBatch,
     changes_training,
     default_global_batch,
     enumerate_space,
-    with_predictions,
+    vary_of,
 )
-from trainfast_runner.search.best.question import vary_of
 from trainfast_runner.search.searches import candidate_spec
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.knobs import KNOBS
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no GPU")
-GIB = 1 << 30
 
 
 def refuse(spec: RunSpec) -> UserError | None:
@@ -134,18 +132,6 @@ def test_a_million_points_are_refused_with_the_count_before_anything_is_listed()
         enumerate_space(spec, CPU, many, 8, refuse)
     assert "1,000,000 candidates are more than 5,000" in refused.value.message
     assert "without lr and seed there are about 100" in refused.value.message
-
-
-def test_a_setting_that_needs_more_than_the_limit_says_how_much_more():
-    spec = resolve("tiny-llama")
-    space = enumerate_space(spec, CPU, vary(spec, batch_size=[8, 16]), 16, refuse)
-    space = with_predictions(space, {0: GIB, 1: 3 * GIB}, lambda number: 2 * GIB)
-    assert space.candidates[0].excluded_as is None
-    assert space.candidates[1].excluded_as == "too_large"
-    assert space.candidates[1].excess_bytes == GIB
-    assert "1024.0 MiB too large" in space.candidates[1].reason or "too large" in space.candidates[1].reason
-    too_large = with_predictions(space, {0: 3 * GIB}, lambda number: 2 * GIB)
-    assert too_large.candidates[0].excluded_as is None, "the baseline is run all the same"
 
 
 def test_without_asking_only_knobs_that_train_the_same_are_varied():

@@ -7,10 +7,9 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.candidates import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
-from trainfast_runner.search.best.decide import MIN_COLD_STEPS, ColdRuns, Prospects, decide
+from trainfast_runner.search.best.decide import MIN_COLD_STEPS, BestState, decide
 from trainfast_runner.search.best.person_instructions import excluded_by_instructions
-from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best.question import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 from trainfast_runner.search.best_journal import (
     BestLaunched,
     BestLine,
@@ -101,7 +100,7 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     hopeless = trial(slow, run_id="two", outcome="slow", ms=15_000.0, warm=False)
     lines += [*process_ready(space, slow, run_id="two"), hopeless]
     alone = state_of(space, *lines, warm="two", spent_s=130.0)
-    assert fast in Prospects(alone, ColdRuns(alone)).affordable
+    assert fast in alone.prospects.affordable
     assert decide(alone).step.action == "trial"
     lines += [trial(fast, run_id="two"), trial(faster, run_id="two")]
     lines += [trial(number, run_id="two") for number in sorted(space.truth) if number not in (base, slow, elsewhere)]
@@ -110,7 +109,32 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     assert (closing.candidate_number, closing.repeats) == (fast, True)
 
 
-def test_the_drift_of_a_process_is_noise_of_its_trials(space, base, begun):
+def drifted(space, base, run_id: str) -> list[BestLine]:
+    """The lines of the baseline's process, of two settings and of the repeat of the first, 5 % slower."""
+    warm = [
+        n
+        for n in sorted(space.truth)
+        if space.space.candidates[n].process_knobs == space.space.candidates[base].process_knobs
+    ]
+    second = next(number for number in warm if number != base)
+    trials = [trial(base, run_id, warm=False), trial(second, run_id, ms=60.0), trial(base, run_id, 105.0, repeats=True)]
+    return [*process_ready(space, base, run_id), *trials]
+
+
+def test_the_trials_of_a_process_that_drifted_are_void_and_repeated_in_a_new_one(space, base):
+    once = state_of(space, *drifted(space, base, "one"), warm="one")
+    assert not once.counted_trials
+    again = decide(once)
+    assert (again.step.action, again.step.candidate_number, again.needs_new_process) == ("trial", base, True)
+    steady = trial(base, "two", warm=False)
+    repeated = state_of(space, *drifted(space, base, "one"), *process_ready(space, base, "two"), steady, spent_s=1e9)
+    assert repeated.counted_trials[base] == [steady], "also without time, what was repeated stays void"
+    lines = [line for run_id in ("one", "two", "three") for line in drifted(space, base, run_id)]
+    counted = state_of(space, *lines).measured.trials
+    assert {line.run_id for line in counted} == {"three"}, "a third drift is the noise of the machine"
+
+
+def test_the_drift_of_a_process_is_noise_where_no_time_is_left_to_repeat(space, base, begun):
     first, second = [number for number in sorted(space.truth) if number != base][:2]
     lines = [*begun, *process_ready(space, first, "two")]
     lines += [trial(first, run_id="two", ms=80.0), trial(second, run_id="two"), trial(first, "two", 96.0, repeats=True)]
@@ -130,7 +154,7 @@ def test_void_trials_count_for_nothing(space, base, other):
     hot = msgspec.structs.replace(void, reason="GPU 0 was throttled (thermal) for 5% of the time")
     given_up = decide(state_of(space, void, void, hot))
     reason = "void in 3 trials; the last: GPU 0 was throttled (thermal) for 5% of the time"
-    assert (given_up.end_state, given_up.step.why) == ("failed", f"the baseline was {reason}")
+    assert (given_up.end_state, given_up.step.why) == ("failed", f"the baseline failed: {reason}")
     of_other = [msgspec.structs.replace(line, candidate_number=other) for line in (void, void, hot)]
     assert state_of(space, trial(base), *of_other).ruled_out[other].reason == reason
 
@@ -141,6 +165,7 @@ def test_a_value_in_an_instruction_reads_as_it_is_typed():
     pin = Instruction(do="pin", knob="offload_path", value=None)
     assert excluded_by_instructions(candidates, [skip]) == {0: "you skipped offload_path=none"}
     assert excluded_by_instructions(candidates, [pin]) == {1: "you pinned offload_path=none"}
+    assert excluded_by_instructions(candidates, [Instruction(do="skip", candidate_number=1)]) == {1: "you skipped it"}
 
 
 def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space, base):
@@ -184,15 +209,6 @@ def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_tr
     assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
 
 
-def test_a_skipped_setting_alone_is_left_out(space):
-    first = decide(state_of(space, trial(space.space.baseline_number))).step.candidate_number
-    assert first is not None
-    instruction = Instruction(do="skip", candidate_number=first)
-    result = FakeConductor(space, asking(space), 1, [asking(space), space.space, instruction]).run()
-    skipped = [one.candidate_number for one in result.best_answer.verdicts if one.reason == "you skipped it"]
-    assert skipped == [first]
-
-
 def test_instructions_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space, begun):
     sizes = {one.knobs["batch_size"] for one in space.space.candidates}
     instructions = [Instruction(do="skip", knob="batch_size", value=size) for size in sizes]
@@ -208,12 +224,12 @@ def test_no_trial_begins_that_is_expected_to_pass_the_budget(space, begun):
     slow = ProcessReady(run_id="two", process_knobs=space.space.candidates[compiled].process_knobs, start_s=500.0)
     lines = [*begun, slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
-    late = state_of_best_journal(asked, 120.0)
-    prospects = Prospects(late, ColdRuns(late))
+    late = BestState(asked, 120.0)
+    prospects = late.prospects
     assert compiled in prospects.open_candidates
     assert compiled not in prospects.affordable, "its process alone starts for 500 s of 480"
     assert prospects.affordable, "others start in 5 s"
-    assert decide(state_of_best_journal(asked, 120.0)).step.candidate_number in prospects.affordable
+    assert decide(BestState(asked, 120.0)).step.candidate_number in prospects.affordable
 
 
 def test_an_oom_under_the_real_limit_rules_the_leader_out(space):
@@ -249,7 +265,7 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
 def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space, other, begun):
     lines = [*begun, trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
-    late = [decide(state_of_best_journal([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
+    late = [decide(BestState([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
     assert [(decision.step.action, decision.step.candidate_number) for decision in late] == [
         ("confirm", other),
         ("confirm", other),
@@ -262,4 +278,4 @@ def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space, b
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]
         noisy = trial(base, warm=False, step_ms=slow * 5, seconds=1.0)
         lines = [asking(space, budget_s=600.0), space.space, *process_ready(space, base), noisy]
-        assert ColdRuns(state_of_best_journal(lines, 0.0)).steps == steps
+        assert BestState(lines, 0.0).cold.steps == steps

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from cli.command import Cli, Started, directory_of, live_runs, until
-from trainfast_runner.records.home import Home, is_conducted
-from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.home import is_conducted
 from trainfast_runner.search.best.person_instructions import give_instruction
-from trainfast_runner.search.best_journal import BestLaunched, ColdRun, Trial, read_best_journal
+from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
+from trainfast_runner.search.effects import measurements
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=2"),
@@ -69,8 +69,6 @@ def test_every_candidate_gets_a_verdict_and_winner_and_baseline_two_cold_runs(cl
     lines = read_best_journal(directory_of(cli))
     assert all(len(one.losses) == len(one.step_ms) > 0 for one in lines if isinstance(one, Trial) and not one.reason)
     assert live_runs(cli) == []
-    again = cli("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--dry-run", "--json").json
-    assert "took" in again["basis"], "the starts of the search's runs are known now"
 
 
 @pytest.mark.long
@@ -90,17 +88,11 @@ def test_a_search_killed_five_times_measures_nothing_twice(cli):
     assert done.code == 0, done.err
     lines = read_best_journal(directory_of(cli))
     assert_is_whole(cli, done.json, candidates=24)
-    trials = [
-        (one.candidate_number, one.repeats) for one in lines if isinstance(one, Trial) and one.outcome == "measured"
-    ]
-    firsts = [candidate for candidate, repeats in trials if not repeats]
+    trials = [one for one in measurements(lines, can_repeat=True).trials if one.outcome == "measured"]
+    firsts = [one.candidate_number for one in trials if not one.repeats]
     assert len(firsts) == len(set(firsts)), "a setting was measured twice"
     cold_runs = [one.run_id for one in lines if isinstance(one, ColdRun)]
     assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"
-    cold = [one.run_id for one in lines if isinstance(one, BestLaunched) and one.role != "trial"]
-    home = Home(cli.home)
-    ended = [run_id for run_id in cold if (one := read_result(home.directory(run_id))) and one.state == "finished"]
-    assert set(ended) == set(cold_runs), "a finished run was not taken"
     assert live_runs(cli) == []
 
 

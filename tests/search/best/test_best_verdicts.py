@@ -8,18 +8,10 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
-from trainfast_runner.search.best.answer import CHOSEN_REASON, BestSoFar, answer_of, best_report
-from trainfast_runner.search.best.decide import ColdRuns
-from trainfast_runner.search.best.state import state_of_best_journal
-from trainfast_runner.search.best_journal import (
-    BestEnded,
-    BestLine,
-    ColdRun,
-    ProcessReady,
-    read_best_journal,
-)
+from trainfast_runner.search.best.answer import CHOSEN_REASON, answer_of, best_report
+from trainfast_runner.search.best.decide import BestState
+from trainfast_runner.search.best_journal import BestEnded, BestLine, ColdRun, ProcessReady
 from trainfast_runner.search.journal import JournalWriter
-from trainfast_tui.text.best_words import answer_lines
 
 from .synthetic import asking, cold, confirmed, process_ready, state_of, trial
 
@@ -87,7 +79,7 @@ def test_starts_of_other_lengths_leave_the_interval_of_the_rate_narrow(space, ba
         for start_s in (1.0, 60.0)
         for line in confirmed(base, (80.0,))
     ]
-    answer = answer_of(state_of_best_journal(lines, 0.0))
+    answer = answer_of(BestState(lines, 0.0))
     assert answer.best_value.high / answer.best_value.low > 2, "the times differ"
     assert answer.best_rate.high / answer.best_rate.low < 1.1, "the rates do not"
 
@@ -103,7 +95,7 @@ def test_a_difference_in_time_is_as_uncertain_from_either_side(space, base, begu
     )
     asked = asking(space, "time", 1000)
     ran = [*begun, slow_start, trial(elsewhere, run_id="two")]
-    ranking = ColdRuns(state_of_best_journal([asked, space.space, *ran], 0.0))
+    ranking = BestState([asked, space.space, *ran], 0.0).cold
     there, back = ranking.by_trials(elsewhere, base), ranking.by_trials(base, elsewhere)
     assert there.mean == pytest.approx(-back.mean)
     assert there.half_width == pytest.approx(back.half_width)
@@ -138,54 +130,39 @@ def test_the_losses_of_trials_compare_step_by_step(space, base, other):
 
 def searched(
     directory: Path, space: Synthetic, state: str, *rates: tuple[float, float], spent_s: float = 0.0
-) -> tuple[dict[str, Any], str]:
-    """JSON and words of a search of two settings, another and the baseline, confirmed at these samples/s."""
+) -> dict[str, Any]:
+    """JSON of a search of two settings, another and the baseline, confirmed at these samples/s."""
     base = space.space.baseline_number
     other = next(number for number in sorted(space.truth) if number != base)
     lines: list[BestLine] = [asking(space), space.space, *process_ready(space, base), trial(base, warm=False)]
     lines += [trial(other, ms=99.5), *confirmed(other, rates[0]), *confirmed(base, rates[1])]
-    answer = answer_of(state_of_best_journal(lines, spent_s))
+    answer = answer_of(BestState(lines, spent_s))
     journal = JournalWriter(directory)
     for line in (*lines, BestEnded(state=state, answer=answer)):
         journal.write(line)
     journal.close()
-    so_far = BestSoFar(tuple(read_best_journal(directory)))
-    return best_report(directory), "\n".join(answer_lines(so_far, directory.name))
+    return best_report(directory)
 
 
 def test_noise_decides_instead_of_a_winner(tmp_path, space):
-    noisy, text = searched(tmp_path, space, "answered", (80.0, 74.0), (77.0, 84.0))
+    noisy = searched(tmp_path, space, "answered", (80.0, 74.0), (77.0, 84.0))
     assert noisy["winner"] is None
     assert noisy["within_percent"] > 5
     assert noisy["best"] is not None, "a setting to go on with"
-    assert f"within {noisy['within_percent']:.1f} %, the noise of this machine" in text
-    assert "no winner" in text
-    assert "\nbest " not in text
-    assert "none beyond the noise: the baseline is kept" in text
     assert [one["reason"] for one in noisy["verdicts"] if one["knobs"] == noisy["best"]["knobs"]] == [CHOSEN_REASON]
 
 
-def test_a_clear_answer_names_its_winner(tmp_path, space):
-    quiet, text = searched(tmp_path, space, "answered", (90.0, 90.1), (80.0, 80.1))
-    assert quiet["winner"] == quiet["best"]["knobs"]
-    assert quiet["within_percent"] is None
-    assert text.startswith("best  ")
-    assert "no winner" not in text
-
-
-def test_a_search_cut_short_has_no_winner_yet(tmp_path, space):
-    cut, text = searched(tmp_path, space, "cancelled", (90.0, 90.1), (80.0, 80.1))
-    assert cut["winner"] is None
-    assert "best so far  " in text
+@pytest.mark.parametrize("state", ["answered", "cancelled"])
+def test_a_clear_answer_names_its_winner_and_a_search_cut_short_has_none_yet(tmp_path, space, state):
+    found = searched(tmp_path, space, state, (90.0, 90.1), (80.0, 80.1))
+    assert found["winner"] == (found["best"]["knobs"] if state == "answered" else None)
+    assert found["within_percent"] is None
 
 
 def test_a_search_that_its_budget_ended_says_how_far_it_came(tmp_path, space):
-    cut, text = searched(tmp_path, space, "answered", (60.0, 60.1), (80.0, 80.1), spent_s=2e9)
+    cut = searched(tmp_path, space, "answered", (60.0, 60.1), (80.0, 80.1), spent_s=2e9)
     assert cut["tried_in_budget"] == 2
     assert cut["best"]["knobs"] == cut["baseline"]["knobs"]
-    assert f"2 of {cut['candidates']} tried when the budget ended" in text
-    assert "best so far  " in text
-    assert "none so far: the baseline is the best" in text
     ran = [one["knobs"] for one in cut["trials"]]
     assert cut["effects"]
     assert all(any(knobs[one["knob"]] == one["value"] for knobs in ran) for one in cut["effects"]), "each was run"

@@ -120,5 +120,3 @@ def test_instructions_reach_the_conductor_in_their_order(tmp_path):
     assert (read_instructions(tmp_path)[-1].do, read_instructions(tmp_path)[-1].candidate_number) == ("skip", 3)
     with pytest.raises(UserError, match="bf16"):
         give_instruction(tmp_path, "skip", "precision", "bf17")
-    with pytest.raises(UserError, match="no such instruction"):
-        give_instruction(tmp_path, "forget", "precision")

@@ -5,26 +5,32 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from on_disk import put, run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
-from trainfast_runner.records.result import Result, RunConditions, Spread, Throttle, Throughput
+from trainfast_runner.records.result import Actual, Doubt, Result, RunConditions, Spread, Throttle, Throughput
 from trainfast_runner.records.run_directory import rank_file
+from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.worker_lines import TrialLine, TrialOrder
 from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.summary import read_start_s
-from trainfast_runner.search.best.candidates import StepRule
-from trainfast_runner.search.best.trial import (
+from trainfast_runner.search.best.conductor import (
+    gpu_conditions,
     joules_of,
     outcome_of,
     override_reason,
     steps_to_add,
     take_trial,
     throttled_doubts,
+    with_usual_disturbance,
 )
+from trainfast_runner.search.best.question import StepRule
 from trainfast_runner.search.best_journal import Trial, read_budget
 from trainfast_runner.search.conductor import WarmProcess
 from trainfast_runner.worker.shared.words import CONTROL_FILE
+
+from .synthetic import trial as trial_of
 
 RULE = StepRule(min_steps=4, max_steps=25, standard_error=0.012)
 FINISHED = Result(run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=10.0, mad=0.1)))
@@ -45,7 +51,7 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
         answers.write(line)
     process = WarmProcess(tmp_path, 1, lambda: None)
     wanted = Trial(candidate_number=0, run_id="r", outcome="measured", warm=False, samples_per_step=8, seconds=0.0)
-    trial = take_trial(process, wanted, {"compile": "default"}, RULE, keep_disturbed=True)
+    trial = take_trial(process, wanted, {"compile": "default"}, RULE)
     assert trial.step_ms == timed.step_ms
     orders, _ = read_all(tmp_path / CONTROL_FILE, TrialOrder)
     assert [order.more for order in orders] == [False, True]
@@ -59,22 +65,40 @@ def test_an_order_that_a_full_disk_does_not_take_names_the_reason(tmp_path):
 
 def test_a_run_beside_busy_processes_is_void_unless_the_machine_is_always_like_that():
     busy = msgspec.structs.replace(FINISHED, conditions=RunConditions(others_cpu_percent=40.0))
-    assert outcome_of(FINISHED, keep_disturbed=False) == ("measured", "")
+    assert outcome_of(FINISHED) == ("measured", "")
     reason = "shared the CPU: other processes took 40 % of it"
-    assert outcome_of(busy, keep_disturbed=False) == ("void", reason)
-    assert outcome_of(busy, keep_disturbed=True) == ("measured", reason)
+    assert outcome_of(busy) == ("void", reason)
+    doubt = Doubt(kind="other_processes", text=reason)
+    void = trial_of(0, outcome="void", step_ms=[100.0] * 5, reason=reason, doubts=[doubt])
+    assert with_usual_disturbance(void, [void]).outcome == "void"
+    assert with_usual_disturbance(void, [void, void]).outcome == "measured"
+    lost = msgspec.structs.replace(void, reason="lost: its supervisor is gone")
+    assert with_usual_disturbance(lost, [void, void]).outcome == "void"
+
+
+def test_a_run_that_shared_its_gpu_is_void(tmp_path):
+    other = ForeignProcess(device=0, pid=1)
+    shared = msgspec.structs.replace(FINISHED, conditions=RunConditions(foreign_processes=[other]))
+    on_gpu = msgspec.structs.replace(shared, actual=Actual(device="cuda"))
+    assert outcome_of(on_gpu) == ("void", "shared its device with 1 other process")
+    # A process that was there before the first trial disturbs that one, too.
+    put(tmp_path / "run.json", run_file(foreign_processes=[other]))
+    sample = {"t_ns": 5, "devices": [{"uuid": "GPU-0", "index": 0, "temperature_c": 40.0}]}
+    put(tmp_path / "telemetry.jsonl", sample)
+    _, found = gpu_conditions(tmp_path, ["GPU-0"], 0, 10)
+    assert [doubt.kind for doubt in found] == ["shared_gpu"]
 
 
 def test_a_run_throttled_for_heat_is_void_and_one_at_its_power_limit_is_not():
     hot = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.2, power_fraction=0.0))
     full = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.0, power_fraction=0.9))
-    assert outcome_of(hot, keep_disturbed=False)[0] == "void"
-    assert outcome_of(full, keep_disturbed=False)[0] == "measured"
+    assert outcome_of(hot)[0] == "void"
+    assert outcome_of(full)[0] == "measured"
 
 
 def test_a_run_that_was_lost_is_measured_again_and_one_that_failed_is_not():
-    assert outcome_of(msgspec.structs.replace(FINISHED, state="lost"), keep_disturbed=False)[0] == "void"
-    assert outcome_of(msgspec.structs.replace(FINISHED, state="failed"), keep_disturbed=False)[0] == "failed"
+    assert outcome_of(msgspec.structs.replace(FINISHED, state="lost"))[0] == "void"
+    assert outcome_of(msgspec.structs.replace(FINISHED, state="failed"))[0] == "failed"
 
 
 def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus():

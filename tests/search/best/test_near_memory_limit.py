@@ -5,8 +5,7 @@ import pytest
 from benchmarks.best_fit_replay import FakeConductor
 
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.decide import ColdRuns, decide
-from trainfast_runner.search.best.state import state_of_best_journal
+from trainfast_runner.search.best.decide import BestState, decide
 from trainfast_runner.search.best_journal import BestLaunched, BestLine, ColdRun
 
 from .synthetic import asking, cold, confirmed, process_ready, trial
@@ -23,7 +22,7 @@ def test_the_answer_runs_under_the_limit_once(space):
 def test_a_run_under_the_limit_is_no_speed(space, base, begun):
     slow = cold(base, "limit", samples_per_s=1.0)
     lines = [asking(space), space.space, *begun, slow]
-    answer = answer_of(state_of_best_journal(lines, 0.0))
+    answer = answer_of(BestState(lines, 0.0))
     assert answer.best_rate.low > 50, "its trial took 100 ms for 8 samples"
 
 
@@ -35,8 +34,8 @@ def test_memory_within_five_percent_of_the_least_is_the_same(space, least, base,
         for number, peak in ((base, least * 104 // 100), (other, least))
         for turn in range(2)
     ]
-    ranking = ColdRuns(state_of_best_journal([*lines, *races], 0.0))
-    assert sorted(ranking.equally_fast) == sorted([base, other])
+    ranking = BestState([*lines, *races], 0.0).cold
+    assert {ranking.winner_number, *ranking.ties} == {base, other}
     assert ranking.winner_number == base, "it overrides no knob"
 
 
@@ -45,7 +44,7 @@ def test_a_baseline_that_does_not_fit_under_the_limit_is_not_the_answer(space, b
     end = cold(base, "limit", "oom", run_id="u", reason="it failed")
     lines = [asked, space.space, *begun, trial(other, ms=99.9)]
     lines += [*confirmed(other, (80.0, 80.1)), *confirmed(base, (80.0, 80.1)), end]
-    answer = answer_of(state_of_best_journal(lines, 0.0))
+    answer = answer_of(BestState(lines, 0.0))
     assert answer.best_number == other
     assert answer.gain_percent is None, "there is nothing to gain on"
     assert "the baseline does not fit: it failed" in " ".join(answer.notes)
@@ -60,7 +59,7 @@ def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(s
         *process_ready(space, other, "two"),
         trial(other, "two", warm=False),
     ]
-    assert decide(state_of_best_journal(lines, 0.0)).step.action == "trial", "one setting is no answer yet"
+    assert decide(BestState(lines, 0.0)).step.action == "trial", "one setting is no answer yet"
 
 
 @pytest.mark.long

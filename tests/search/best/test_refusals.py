@@ -1,22 +1,17 @@
 """`search best`: what is refused or only counted before anything starts; cli/transcripts has the refused questions."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from cli.command import SMALL
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock
-from trainfast_runner.search.best import question
-from trainfast_runner.search.best.candidates import with_bounds
 from trainfast_runner.search.best.question import open_best, plan_preset_best
 from trainfast_runner.search.best_journal import BestRequest, read_best_journal
 from trainfast_runner.search.control import SearchRequest, conduct_request, pause
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.text.best_words import estimate_lines
 
 BEST = ("search", "best", "tiny-llama", *SMALL)
 
@@ -34,20 +29,8 @@ def test_a_dry_run_counts_and_starts_nothing(cli):
     assert "cold runs" in done.out
     found = cli(*BEST, "--vary", "batch_size=1,2,4", "--global-batch", "4", "--dry-run", "--json").json
     assert (found["candidates"], found["legal"]) == (3, 3)
-    assert found["seconds"] > 0
-    assert "assumed" in found["basis"]
+    assert found["seconds"] == 600
     assert Home(cli.home).run_ids() == []
-
-
-def test_an_estimate_on_a_busy_cpu_says_what_the_budget_tries(tmp_path, monkeypatch):
-    cores = len(os.sched_getaffinity(0))
-    monkeypatch.setattr(question, "others_cores", lambda seconds: cores / 2)
-    asked = BestRequest(vary={"precision": ["fp32", "bf16"]}, budget_s=30.0)
-    best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu"]), asked)
-    busy = question.estimate(best_plan, Home(tmp_path).create())
-    assert (busy.others_cpu_percent, busy.tries, busy.legal) == (50.0, 2, 2)
-    assert busy.seconds < busy.grid_s + 6 * (busy.start_s + 2)
-    assert "others take 50 % of the CPU: this budget tries about 2 of 2 settings" in "\n".join(estimate_lines(busy))
 
 
 def test_without_vary_only_what_trains_the_same_is_varied(cli):
@@ -73,17 +56,3 @@ def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(t
     assert followed == [directory]
     assert (directory / PAUSE_FILE).exists(), "the first one's pause holds"
     assert read_best_journal(directory) == before
-
-
-CEILING = Ceiling(device="cpu", name="", tflops={"fp32": 1.0}, copy_gb_per_s=10.0, operation_us=10.0)
-
-
-def test_the_flops_of_one_sample_length_bound_no_candidate_of_another():
-    """A continued search may begin with a candidate whose seq_len is not the preset's."""
-    asked = BestRequest(vary={"seq_len": [32, 64]}, objective="tokens_per_s")
-    best_plan = plan_preset_best(resolve("tiny-llama", ["devices=cpu", "seq_len=32"]), asked)
-    bounded = with_bounds(best_plan.space, best_plan.survey, 1e9, 64, CEILING)
-    assert {one.knobs["seq_len"]: one.least_s_per_sample is not None for one in bounded.candidates} == {
-        32: False,
-        64: True,
-    }

@@ -3,14 +3,11 @@
 import threading
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
-from trainfast_runner.records.result import OomExplanation, Result
-from trainfast_runner.search.best import candidates
-from trainfast_runner.search.best.candidates import Failure, failure_in, oom_failure, oom_verdict
-from trainfast_runner.search.best.question import plan_preset_best
-from trainfast_runner.search.best_journal import BestLaunched, BestRequest, Candidate, Trial
+from trainfast_runner.search.best import question
+from trainfast_runner.search.best.question import oom_reason, oom_verdict, plan_preset_best
+from trainfast_runner.search.best_journal import BestRequest, Candidate
 from trainfast_runner.settings.spec import resolve
 
 from .synthetic import process_ready, state_of, trial
@@ -21,27 +18,19 @@ ON_GPU = (
     " free. Including non-PyTorch memory, this process has 78.74 GiB memory in use."
 )
 ON_CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes. Error code 12"
-OOM = Trial(candidate_number=0, run_id="r", outcome="oom", warm=True, samples_per_step=8, seconds=1.0)
 
 
 @pytest.mark.parametrize(
-    ("message", "failure"),
+    ("message", "missing_bytes", "reason"),
     [
-        (ON_GPU, Failure("an allocation of 2,048 MiB failed with 512 MiB free", 1536 * MIB)),
-        (ON_CPU, Failure("an allocation of 64 MiB failed")),
-        ("std::bad_alloc\nat 0x1", Failure("std::bad_alloc")),
+        (ON_GPU, None, "an allocation of 2,048 MiB failed with 512 MiB free"),
+        (ON_CPU, None, "an allocation of 64 MiB failed"),
+        (ON_CPU, 14 * MIB, "an allocation of 64 MiB failed, at least 14 MiB too large"),
+        ("std::bad_alloc\nat 0x1", None, "std::bad_alloc"),
     ],
 )
-def test_an_allocators_message_tells_what_was_asked_and_what_was_free(message, failure):
-    assert failure_in(message) == failure
-
-
-def test_a_run_under_a_limit_tells_what_it_lacked():
-    sizes = {"asked_bytes": 64, "held_bytes": 400, "limit_bytes": 450, "missing_bytes": 14, "needed_bytes": 430}
-    oom = OomExplanation(**{name: size * MIB for name, size in sizes.items()})
-    result = Result(run_id="r", state="oom", reason=ON_CPU, oom=oom)
-    assert oom_failure(result) == Failure("an allocation of 64 MiB failed", 14 * MIB)
-    assert oom_failure(msgspec.structs.replace(result, oom=None)) == Failure("an allocation of 64 MiB failed")
+def test_an_allocators_message_tells_what_was_asked_what_was_free_and_what_was_missing(message, missing_bytes, reason):
+    assert oom_reason(message, missing_bytes) == reason
 
 
 def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, tuple[str | None, int | None]]:
@@ -50,10 +39,10 @@ def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, t
     best = plan_preset_best(resolve("tiny-llama", ["devices=2", *settings]), ranks)
     predicted = SimpleNamespace(total_bytes=600 * MIB, context_bytes=None)
     model = SimpleNamespace(predict=lambda spec, ranks: predicted)
-    monkeypatch.setattr(candidates, "trace_models", lambda *words, **options: iter(()))
-    monkeypatch.setattr(candidates, "cached_models", lambda *words: lambda spec: model)
-    monkeypatch.setattr(candidates, "read_host_free_bytes", lambda: 1000 * MIB)
-    assert isinstance(best.survey, candidates.ModelSurvey)
+    monkeypatch.setattr(question, "trace_models", lambda *words, **options: iter(()))
+    monkeypatch.setattr(question, "cached_models", lambda *words: lambda spec: model)
+    monkeypatch.setattr(question, "read_host_free_bytes", lambda: 1000 * MIB)
+    assert isinstance(best.survey, question.ModelSurvey)
     space = best.survey.predict_candidates(best.question, threading.Event())
     return {one.world_size: (one.excluded_as, one.excess_bytes) for one in space.candidates}
 
@@ -74,23 +63,12 @@ def test_verdict_on_memory_limit_is_the_limit_itself_where_all_ranks_fit(monkeyp
     assert cpu_verdicts(monkeypatch, "memory_limit=500MiB") == {1: (None, 100 * MIB), 2: ("too_large", 100 * MIB)}
 
 
-def test_a_verdict_says_by_how_much_by_the_prediction_else_as_measured():
-    measured = msgspec.structs.replace(OOM, reason="an allocation of 64 MiB failed", missing_bytes=14 * MIB)
+def test_a_verdict_says_by_how_much_by_the_prediction_and_as_measured():
+    measured = "an allocation of 64 MiB failed"
     predicted = Candidate(knobs={}, predicted_bytes=60 * MIB, excess_bytes=12 * MIB)
-    reason = "needs 60 MiB of 48 MiB: 12 MiB too large; an allocation of 64 MiB failed"
-    assert oom_verdict(measured, predicted) == (reason, 12 * MIB)
-    reason = "an allocation of 64 MiB failed, at least 14 MiB too large; predicted 40 MiB"
-    assert oom_verdict(measured, Candidate(knobs={}, predicted_bytes=40 * MIB)) == (reason, 14 * MIB)
-    assert oom_verdict(OOM, Candidate(knobs={})) == ("ran out of memory", None)
-
-
-def test_a_larger_batch_lacks_at_least_as_much(space, base):
-    oom = trial(base, outcome="oom", step_ms=[], reason="an allocation of 64 MiB failed", missing_bytes=MIB)
-    launched = BestLaunched(run_id="one", role="trial", candidate_number=base)
-    verdicts = state_of(space, launched, *process_ready(space, base), oom).ruled_out
-    larger = [one for one in verdicts.values() if one.reason.startswith("a smaller batch: an allocation of 64 MiB")]
-    assert larger
-    assert {one.excess_bytes for one in larger} == {MIB}
+    assert oom_verdict(measured, predicted) == f"needs 60 MiB of 48 MiB: 12 MiB too large; {measured}"
+    assert oom_verdict(measured, Candidate(knobs={}, predicted_bytes=40 * MIB)) == f"{measured}; predicted 40 MiB"
+    assert oom_verdict(measured, Candidate(knobs={})) == measured
 
 
 def test_a_larger_batch_that_was_measured_stays(space):

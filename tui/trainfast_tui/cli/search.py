@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,9 @@ from trainfast_runner.search.batch.conductor import (
 from trainfast_runner.search.batch_journal import BatchFollower, Probe, read_batch_journal
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.conductor import conduct_best
-from trainfast_runner.search.best.question import BestPlan, estimate, open_best, plan_preset_best, plan_script_best
+from trainfast_runner.search.best.question import BestPlan, open_best, plan_preset_best, plan_script_best
 from trainfast_runner.search.best_journal import BestRequest, ColdRun, Trial, read_best_journal, read_budget
+from trainfast_runner.search.journal import fields_of
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knobs import read_vary
@@ -83,7 +83,7 @@ def search_best_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         default="samples_per_s",
         metavar="NAME",
-        help="samples_per_s (the default), tokens_per_s, samples_per_joule, or time with --for-steps",
+        help="samples_per_s (the default), samples_per_joule, or time with --for-steps",
     )
     parser.add_argument(
         "--for-steps",
@@ -92,7 +92,7 @@ def search_best_arguments(parser: argparse.ArgumentParser) -> None:
         help="optimizer steps of the training that --objective time minimises",
     )
     parser.add_argument("--budget", default="10m", metavar="T", help="time for finding the leader: 90s, 10m, 1h (10m)")
-    parser.add_argument("--dry-run", action="store_true", help="print the number of settings and the expected time")
+    parser.add_argument("--dry-run", action="store_true", help="print the number of settings and the longest time")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the answer and the whole journal to FILE")
     parser.epilog = "Ctrl-C cancels and prints the best so far; the same command then continues."
 
@@ -132,7 +132,7 @@ def search_best(arguments: argparse.Namespace) -> int:
     with progress_when_slow("checking…"):
         plan = _best_plan(arguments, request)
     if arguments.dry_run:
-        _print_estimate(plan, home, arguments.json)
+        _print_estimate(plan, arguments.json)
         return 0
     began_ns += await_devices(plan.plan, home) if arguments.wait else 0
     directory = open_best(plan, home, options)
@@ -142,7 +142,7 @@ def search_best(arguments: argparse.Namespace) -> int:
     question = plan.question
     for words in question_lines(question.vary, question.left_alone, question.global_batch):
         print_notice(words)
-    for words in busy_lines(estimate(plan, home)):
+    for words in busy_lines(plan.plan.device):
         print_notice(words)
     with caught_signals() as signals:
         printer = SearchPrinter(BestSoFar(tuple(lines)))
@@ -203,11 +203,13 @@ def _report_best(directory: Path, as_json: bool, record: Path | None) -> None:
         write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
 
 
-def _print_estimate(plan: BestPlan, home: Home, as_json: bool) -> None:
-    """Print the number of candidates and the time that a search of them takes."""
-    expected = estimate(plan, home)
+def _print_estimate(plan: BestPlan, as_json: bool) -> None:
+    """Print the number of candidates and the longest time of a search."""
+    question, space = plan.question, plan.space
     if as_json:
-        print_json(dataclasses.asdict(expected))
+        counts = {"candidates": len(space.candidates), "legal": plan.legal_count, "dropped": space.dropped}
+        print_json(
+            {**fields_of(question, "vary", "left_alone", "global_batch"), **counts, "seconds": question.budget_s}
+        )
     else:
-        question = question_lines(expected.vary, expected.left_alone, expected.global_batch)
-        print_lines([*question, *estimate_lines(expected)])
+        print_lines([*question_lines(question.vary, question.left_alone, question.global_batch), *estimate_lines(plan)])

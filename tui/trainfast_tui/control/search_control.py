@@ -302,19 +302,19 @@ class BestControl(SearchControl["BestSnapshot"]):
         return self.request
 
     def _plan(self, spec: RunSpec, options: BestOptions, cancelled: threading.Event) -> BestPlanned | None:
-        from trainfast_runner.search.best.question import estimate, plan_spec_best
+        from trainfast_runner.search.best.question import plan_spec_best
         from trainfast_runner.search.best_journal import BestRequest
         from trainfast_tui.text.best_words import NAMED_BY_KEYS, estimate_lines, left_alone_lines, varied_line
 
         plan = plan_spec_best(spec, options.request or BestRequest(), self._python)
-        best_estimate = estimate(plan, self._home)
+        question = plan.question
         if cancelled.is_set():
             return None
-        lines = [varied_line(best_estimate.vary, best_estimate.global_batch), *estimate_lines(best_estimate)]
+        lines = [varied_line(question.vary, question.global_batch), *estimate_lines(plan)]
         texts: list[Piece] = [(plain(line), "text") for line in lines]
         # The smallest screen may have no room for the knobs left alone: they come last.
-        texts += [(plain(line), "muted") for line in left_alone_lines(best_estimate.left_alone, to_name=NAMED_BY_KEYS)]
-        return BestPlanned(options, texts, best_estimate.vary, best_estimate.global_batch)
+        texts += [(plain(line), "muted") for line in left_alone_lines(question.left_alone, to_name=NAMED_BY_KEYS)]
+        return BestPlanned(options, texts, question.vary, question.global_batch)
 
 
 def request_of(question: BestQuestion) -> BestRequest:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.search.best.person_instructions import UNPIN
 from trainfast_runner.search.searches import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
@@ -20,7 +21,7 @@ from trainfast_tui.text.search_words import role_of
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSnapshot, BestSoFar
-    from trainfast_runner.search.best.question import Estimate
+    from trainfast_runner.search.best.question import BestPlan
     from trainfast_runner.search.best_journal import (
         BestAnswer,
         BestRequest,
@@ -203,7 +204,7 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
     rows = [
         (ASK_VARY, "vary", vary_text(request.vary) or EVERY_KNOB),
         (ASK_BATCH, "global batch", batch),
-        (ASK_OBJECTIVE, "objective", f"{OBJECTIVES[request.objective].hint}{steps}"),
+        (ASK_OBJECTIVE, "objective", f"{objective_of(request.objective).hint}{steps}"),
         (ASK_BUDGET, "time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
         ("fresh", "fresh", FRESH_WORDS if fresh else NOT_FRESH_WORDS),
     ]
@@ -247,29 +248,40 @@ def _left_alone(names: str, reason: str) -> str:
     return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
 
 
-def estimate_lines(estimate: Estimate) -> list[str]:
-    """Return the number of candidates, the processes and the expected time of a search."""
-    dropped_words = f", {estimate.dropped:,} with another global batch left out" if estimate.dropped else ""
-    legal = f"{estimate.candidates:,}, {estimate.legal:,} of them can run here{dropped_words}; the baseline is one"
-    start = f"{fmt.duration(estimate.start_s)} a process, {estimate.basis}"
+def estimate_lines(plan: BestPlan) -> list[str]:
+    """Return the number of candidates and the longest time of a search."""
+    dropped, budget = plan.space.dropped, fmt.duration(plan.question.budget_s)
+    dropped_words = f", {dropped:,} with another global batch left out" if dropped else ""
+    legal = f"{len(plan.space.candidates):,}, {plan.legal_count:,} of them can run here{dropped_words}"
     rows = [
-        ("settings", legal),
-        ("processes", f"{estimate.processes} for trials and about {estimate.cold_runs} cold runs; {start}"),
-        ("takes", f"about {fmt.duration(estimate.seconds)}; each setting by itself: {fmt.duration(estimate.grid_s)}"),
+        ("settings", f"{legal}; the baseline is one"),
+        ("takes", f"at most {budget}, half of it for cold runs that confirm the answer"),
     ]
-    return [*busy_lines(estimate), *pair_lines(rows)]
+    return [*busy_lines(plan.plan.device), *pair_lines(rows)]
 
 
-def busy_lines(estimate: Estimate) -> list[str]:
-    """Return the share of the CPU that others take, and what the budget tries then; empty if the share is small."""
-    if estimate.others_cpu_percent is None:
+OTHERS_SEEN_S = 0.3
+
+
+def busy_lines(device: str) -> list[str]:
+    """Return the share of the CPU that others take from trials on it; empty if it is small. Looks for 0.3 s."""
+    from trainfast_runner.machine.cpu import others_percent
+    from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
+
+    percent = others_percent(OTHERS_SEEN_S) if device == CPU else None
+    if percent is None or percent < OTHERS_CPU_PERCENT:
         return []
-    tries = "one setting" if estimate.tries <= 1 else f"{estimate.tries:,} of {estimate.legal:,} settings"
-    return [f"others take {fmt.percent(estimate.others_cpu_percent)} of the CPU: this budget tries about {tries}"]
+    left = fmt.percent(100 - percent)
+    return [f"others take {fmt.percent(percent)} of the CPU: this budget tries about {left} of what it would alone"]
 
 
 CONTINUE_WORDS = f"{key_of('best', 'again')} continues"
-VOID_CAUSES = {"other_processes": "machine busy: ", "heat": "GPU too hot: ", "power_brake": "GPU braked: "}
+VOID_CAUSES = {
+    "other_processes": "machine busy: ",
+    "shared_gpu": "GPU shared: ",
+    "heat": "GPU too hot: ",
+    "power_brake": "GPU braked: ",
+}
 """Words before the number of void settings, by the kind of doubt that voided most."""
 VARY_KEY, LEAVE_KEY = key_of("best", ASK_VARY), key_of("best", "leave")
 
@@ -421,12 +433,10 @@ class Objective(NamedTuple):
     """The line of the dialog that asks for the objective."""
 
 
-TOKENS_HINT = "the most tokens a second, which compares values of seq_len as well"
 JOULE_HINT = "the most samples a joule; needs a GPU with an energy counter"
 TIME_HINT = "the least time for a start and a number of steps"
 OBJECTIVES = {
     "samples_per_s": Objective("samples/s", "samples/s", "fastest", "the most samples a second"),
-    "tokens_per_s": Objective("tokens/s", "tokens/s", "fastest by tokens", TOKENS_HINT),
     "samples_per_joule": Objective("samples/J", "samples a joule", "with the least energy a sample", JOULE_HINT),
     "time": Objective("", "the time of a cold start and the steps", "to the last step in the least time", TIME_HINT),
 }

@@ -16,10 +16,16 @@ import msgspec
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.results.distributions import NORMAL_95, pareto_front, spread
-from trainfast_runner.search.best.candidates import objective_interval
-from trainfast_runner.search.best.decide import LIKELY_CHANCE, ColdRuns, Difference, Prospects
+from trainfast_runner.search.best.decide import (
+    LIKELY_CHANCE,
+    WORTHWHILE_LOG_GAIN,
+    WORTHWHILE_PERCENT,
+    BestState,
+    ColdRuns,
+    Difference,
+)
 from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best.state import WORTHWHILE_LOG_GAIN, WORTHWHILE_PERCENT, BestState, state_of_best_journal
+from trainfast_runner.search.best.question import changes_training, objective_at
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
@@ -56,11 +62,10 @@ def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a running search; None before anything was measured."""
     if state.leader_number is None:
         return None
-    cold = ColdRuns(state)
+    cold, numbers = state.cold, range(len(state.candidates))
     best_number, baseline_number = cold.answer_number, cold.baseline_number
-    numbers = range(len(state.candidates))
-    log_rates = {number: rate for number in numbers if (rate := _log_rate(cold, number)) is not None}
-    rates = {number: _interval(*rate) for number, rate in log_rates.items()}
+    log_rates = _log_rates(state)
+    rates = {number: _interval(*log_rate) for number, log_rate in log_rates.items()}
     gain = None
     if best_number == baseline_number:
         gain = Difference(0.0, 0.0)
@@ -70,8 +75,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     # The gain may be zero, or a rival the best.
     is_open = bool(cold.ties) or (best_number != baseline_number and gain is not None and not gain.is_clear)
     is_noisy = half_width >= WORTHWHILE_LOG_GAIN and is_open
-    prospects = Prospects(state, cold)
-    verdicts = [_verdict(cold, prospects, number, rates.get(number)) for number in numbers]
+    verdicts = [_verdict(state, number, rates.get(number)) for number in numbers]
     if is_noisy:
         verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN_REASON)
     # The memory and the rate of the measured candidates.
@@ -81,41 +85,41 @@ def answer_of(state: BestState) -> BestAnswer | None:
         if number not in state.ruled_out and (needed_bytes := state.journal.memory_bytes(number)) is not None
     }
     tried_numbers = {run.candidate_number for run in state.journal.attempts if run.outcome != "void"}
+    best, baseline = state.candidates[best_number], state.candidates[baseline_number]
     return BestAnswer(
         best_number=best_number,
         best_rate=rates[best_number],
         baseline_rate=rates.get(baseline_number),
-        best_value=_value(cold, best_number),
-        baseline_value=_value(cold, baseline_number),
+        best_value=_value(state, best_number),
+        baseline_value=_value(state, baseline_number),
         gain_percent=None if gain is None else _percent(gain),
-        best_run_ids=_run_ids(cold, best_number),
-        baseline_run_ids=_run_ids(cold, baseline_number),
+        best_run_ids=[run.run_id for run in cold.measured if run.candidate_number == best_number],
+        baseline_run_ids=[run.run_id for run in cold.measured if run.candidate_number == baseline_number],
         within_percent=100 * math.expm1(half_width) if is_noisy else None,
-        tried_in_budget=len(tried_numbers) if prospects.is_budget_spent else None,
+        tried_in_budget=len(tried_numbers) if state.prospects.is_budget_spent else None,
         tied_numbers=cold.ties,
         effects=list(_effects(cold)),
         verdicts=verdicts,
         pareto_numbers=[[*points][index] for index in pareto_front([*points.values()])],
-        changes_training=state.changes_training(best_number),
+        changes_training=changes_training(best, baseline),
         notes=list(_notes(cold)),
     )
 
 
-def _verdict(cold: ColdRuns, prospects: Prospects, number: int, rate: Interval | None) -> CandidateVerdict:
-    state = cold.state
+def _verdict(state: BestState, number: int, rate: Interval | None) -> CandidateVerdict:
     if number in state.ruled_out:
         return state.ruled_out[number]
-    verdict, reason = ("measured", _against_best(cold, number)) if rate else _unmeasured(state, prospects, number)
+    verdict, reason = ("measured", _against_best(state.cold, number)) if rate else _unmeasured(state, number)
     return CandidateVerdict(candidate_number=number, verdict=verdict, reason=reason, rate=rate)
 
 
-def _unmeasured(state: BestState, prospects: Prospects, number: int) -> tuple[VerdictWord, str]:
+def _unmeasured(state: BestState, number: int) -> tuple[VerdictWord, str]:
     if number in state.excluded_by_instructions:
         return "not_tried", state.excluded_by_instructions[number]
     least_s = state.candidates[number].least_s_per_sample
     if least_s and number in state.bound_numbers:
         return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
-    chance = float(prospects.chances[number])
+    chance = float(state.prospects.chances[number])
     text = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
     return ("beaten", text) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {text}")
 
@@ -140,24 +144,29 @@ def _interval(middle: float, half_width: float) -> Interval:
     return Interval(median=math.exp(middle), low=math.exp(middle - half_width), high=math.exp(middle + half_width))
 
 
-def _log_rate(cold: ColdRuns, number: int) -> tuple[float, float] | None:
-    """Return the ln samples/s of a candidate and half of its interval: by cold runs, else by trials; else None."""
-    state, rates = cold.state, cold.log_rates.get(number)
-    if rates:
-        return statistics.fmean(rates), cold.half_width(cold.log_rates, len(rates))
-    trials = state.counted_trials.get(number)
-    if not trials:
-        return None
+def _log_rates(state: BestState) -> dict[int, tuple[float, float]]:
+    """Return the ln samples/s of each measured candidate and half of its interval: by cold runs, else by trials."""
+    by_runs: dict[int, list[float]] = {}
+    for run in state.cold.measured:
+        if run.samples_per_s:
+            by_runs.setdefault(run.candidate_number, []).append(math.log(run.samples_per_s))
     if state.question.objective == "samples_per_joule":  # the model is of joules
-        variance = statistics.fmean(map(state.measured.variance, trials)) / len(trials)
-        middle = statistics.fmean(log_rate(trial) or 0.0 for trial in trials)
-        return middle, NORMAL_95 * math.sqrt(variance + state.posterior.scales.process**2)
-    return float(state.posterior.mean[number]), NORMAL_95 * math.sqrt(state.posterior.variance[number])
+        by_trials = {number: [log_rate(trial) or 0.0 for trial in of] for number, of in state.counted_trials.items()}
+        by_runs = by_trials | by_runs
+    variances = state.posterior.variance
+    by_model = {
+        number: (float(state.posterior.mean[number]), NORMAL_95 * math.sqrt(variances[number]))
+        for number in state.counted_trials
+    }
+    return by_model | {
+        number: (statistics.fmean(rates), state.cold.half_width(by_runs, len(rates)))
+        for number, rates in by_runs.items()
+    }
 
 
-def _value(cold: ColdRuns, number: int) -> Interval | None:
+def _value(state: BestState, number: int) -> Interval | None:
     """Return the objective of a candidate in its unit (seconds for `time`); None if it was not measured."""
-    state, figures = cold.state, cold.figures.get(number)
+    cold, figures = state.cold, state.cold.figures.get(number)
     if figures:
         middle, half_width = statistics.fmean(figures), cold.half_width(cold.figures, len(figures))
     elif number in state.counted_trials:
@@ -167,15 +176,6 @@ def _value(cold: ColdRuns, number: int) -> Interval | None:
     else:
         return None
     return _interval(-middle if state.question.objective == "time" else middle, half_width)
-
-
-def _run_ids(cold: ColdRuns, number: int) -> list[str]:
-    """Return the ids of the cold runs that measured a candidate's speed."""
-    return [
-        run.run_id
-        for run in cold.counted
-        if run.candidate_number == number and run.outcome == "measured" and run.role != UNDER_LIMIT
-    ]
 
 
 def _effects(cold: ColdRuns) -> Iterator[Effect]:
@@ -225,7 +225,7 @@ def _notes(cold: ColdRuns) -> Iterator[str]:
     if state.measured.drifts:
         drifted = counted(len(state.measured.drifts), "process", "processes")
         percent = f"{100 * DRIFT_LOG_RATE:.0f} %"
-        yield f"{drifted} drifted by more than {percent}: their settings' intervals include the drift"
+        yield f"{drifted} drifted by more than {percent}: their trials were repeated, or count with the drift as noise"
 
 
 def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]:
@@ -236,7 +236,7 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
     end = newest(lines, BestEnded)
     if end is None or end.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
         return []
-    state = state_of_best_journal(lines, end.seconds)
+    state = BestState(lines, end.seconds)
     reasons = [state.excluded_by_instructions.get(number, end.reason) for number in range(len(state.candidates))]
     return [
         state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
@@ -244,47 +244,85 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
     ]
 
 
+LINE_FIELDS = ("outcome", "reason", "doubts", "seconds", "peak_allocated_bytes", "run_id")
+"""The fields that the report has of trials and of cold runs."""
+
+
 def best_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     lines = read_best_journal(directory)
     so_far, end = BestSoFar(tuple(lines)), newest(lines, BestEnded)
-    question, space = so_far.question, so_far.space
+    question, space, fields = so_far.question, so_far.space, so_far.fields_with_knobs
     assert question is not None, "a search is reported once it has its question"
+    trials = [
+        {**fields(trial, "warm", "repeats", *LINE_FIELDS), "samples_per_s": _spread(trial), "steps": len(trial.step_ms)}
+        for trial in so_far.trials
+    ]
+    cold_runs = [
+        {
+            **fields(run, "predicted", "role", "knob", "samples_per_joule", "start_s", *LINE_FIELDS),
+            "samples_per_s": None if run.samples_per_s is None else {"median": run.samples_per_s, "mad": run.mad},
+        }
+        for run in so_far.cold_runs
+    ]
+    orders = [
+        {
+            **fields_of(given, "do", "value"),
+            "knob": given.knob or None,
+            "knobs": None if given.candidate_number is None else so_far.candidate(given.candidate_number).knobs,
+        }
+        for given in so_far.instructions
+    ]
     return {
         **first_fields(question, end),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
         **_answer_fields(end, so_far),
-        "candidates": len(space.candidates) if space is not None else None,
-        "dropped": space.dropped if space is not None else None,
+        "candidates": None if space is None else len(space.candidates),
+        **fields_of(space, "dropped"),
         "unpredicted": SCRIPT_MEMORY if question.is_script else None,
-        "trials": [_trial_fields(trial, so_far) for trial in so_far.trials],
-        "races": [_cold_run_fields(run, so_far) for run in so_far.cold_runs],
+        "trials": trials,
+        "races": cold_runs,
         "disturbed": so_far.disturbed_count,
-        "orders": [_instruction_fields(instruction, so_far) for instruction in so_far.instructions],
+        "orders": orders,
         **fields_of(end, "missing_bytes", "stopped_because", "seconds"),
     }
 
 
+def _spread(trial: Trial) -> dict[str, float | None] | None:
+    """Return samples/s of a trial: median and median absolute deviation over steps; None without a timed step."""
+    rates = spread([1000 * trial.samples_per_step / ms for ms in trial.step_ms if ms > 0])
+    return None if rates.median is None else {"median": rates.median, "mad": rates.mad}
+
+
 def _answer_fields(end: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
     """Return the fields of the answer; None and empty lists without one. `winner` is None if the noise is too large."""
-    answer, space = end.answer if end is not None else None, so_far.space
+    answer, space = None if end is None else end.answer, so_far.space
+    verdicts = verdicts_without_answer(so_far.lines) if answer is None else answer.verdicts
+    verdict_fields = [
+        {
+            **so_far.fields_with_knobs(verdict, "verdict", "reason", "excess_bytes"),
+            "samples_per_s": verdict.rate,
+            "predicted_bytes": so_far.candidate(verdict.candidate_number).predicted_bytes,
+        }
+        for verdict in verdicts
+    ]
     if end is None or answer is None or space is None:
         names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
         lists = ("doubts", "ties", "effects", "pareto", "changes_training", "notes")
-        verdicts = [_verdict_fields(verdict, so_far) for verdict in verdicts_without_answer(so_far.lines)]
-        return {**dict.fromkeys(names), **{name: [] for name in lists}, "verdicts": verdicts}
+        return {**dict.fromkeys(names), **{name: [] for name in lists}, "verdicts": verdict_fields}
 
     def side(number: int, rate: Interval | None, value: Interval | None, run_ids: list[str]) -> dict[str, Any]:
-        candidate = so_far.candidate(number)
         return {
-            "knobs": candidate.knobs,
+            **fields_of(so_far.candidate(number), "knobs", "predicted_bytes"),
             "samples_per_s": rate,
             "value": value,
-            "predicted_bytes": candidate.predicted_bytes,
             "run_id": next(iter(run_ids), None),
             "run_ids": run_ids,
             "doubts": so_far.doubts_of(number),
         }
+
+    def gain(percent: Interval | None) -> dict[str, float] | None:
+        return None if percent is None else {"percent": percent.median, "low": percent.low, "high": percent.high}
 
     best = side(answer.best_number, answer.best_rate, answer.best_value, answer.best_run_ids)
     baseline_figures = answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids
@@ -295,11 +333,14 @@ def _answer_fields(end: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
         "best": best,
         "baseline": side(space.baseline_number, *baseline_figures),
         "doubts": so_far.answer_doubts,
-        "gain": _gain_fields(answer.gain_percent),
+        "gain": gain(answer.gain_percent),
         **fields_of(answer, "within_percent", "tried_in_budget", "changes_training", "notes"),
         "ties": [so_far.candidate(number).knobs for number in answer.tied_numbers],
-        "effects": [_effect_fields(effect) for effect in answer.effects],
-        "verdicts": [_verdict_fields(verdict, so_far) for verdict in answer.verdicts],
+        "effects": [
+            {**fields_of(effect, "knob", "value", "measured"), "from": effect.before, "gain": gain(effect.gain_percent)}
+            for effect in answer.effects
+        ],
+        "verdicts": verdict_fields,
         "pareto": [
             {
                 "knobs": so_far.candidate(number).knobs,
@@ -308,52 +349,6 @@ def _answer_fields(end: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
             }
             for number in answer.pareto_numbers
         ],
-    }
-
-
-def _verdict_fields(verdict: CandidateVerdict, so_far: BestSoFar) -> dict[str, Any]:
-    candidate = so_far.candidate(verdict.candidate_number)
-    words = fields_of(verdict, "verdict", "reason", "excess_bytes")
-    figures = {"samples_per_s": verdict.rate, "predicted_bytes": candidate.predicted_bytes}
-    return {"knobs": candidate.knobs, **words, **figures}
-
-
-def _gain_fields(percent: Interval | None) -> dict[str, float] | None:
-    return None if percent is None else {"percent": percent.median, "low": percent.low, "high": percent.high}
-
-
-def _effect_fields(effect: Effect) -> dict[str, Any]:
-    gain = {"from": effect.before, "gain": _gain_fields(effect.gain_percent)}
-    return {**fields_of(effect, "knob", "value", "measured"), **gain}
-
-
-def _instruction_fields(instruction: Instruction, so_far: BestSoFar) -> dict[str, Any]:
-    """Return an instruction; `knobs` are those of a skipped candidate, else None."""
-    number = instruction.candidate_number
-    knobs = None if number is None else so_far.candidate(number).knobs
-    return {"do": instruction.do, "knob": instruction.knob or None, "value": instruction.value, "knobs": knobs}
-
-
-LINE_FIELDS = ("outcome", "reason", "missing_bytes", "doubts", "seconds", "peak_allocated_bytes", "run_id")
-"""The fields that the report has of trials and of cold runs."""
-
-
-def _trial_fields(line: Trial, so_far: BestSoFar) -> dict[str, Any]:
-    """Return a trial with its samples/s: median and median absolute deviation over steps; None without a timed step."""
-    rates = spread([1000 * line.samples_per_step / ms for ms in line.step_ms if ms > 0])
-    return {
-        "knobs": so_far.candidate(line.candidate_number).knobs,
-        "samples_per_s": None if rates.median is None else {"median": rates.median, "mad": rates.mad},
-        "steps": len(line.step_ms),
-        **fields_of(line, "warm", "repeats", *LINE_FIELDS),
-    }
-
-
-def _cold_run_fields(line: ColdRun, so_far: BestSoFar) -> dict[str, Any]:
-    return {
-        "knobs": so_far.candidate(line.candidate_number).knobs,
-        "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
-        **fields_of(line, "predicted", "role", "knob", "samples_per_joule", "start_s", *LINE_FIELDS),
     }
 
 
@@ -368,6 +363,10 @@ class Leader(NamedTuple):
 @dataclass(frozen=True)
 class BestSoFar(BestJournal):
     """A journal's lines with the figures derived for a screen."""
+
+    def fields_with_knobs(self, line: Attempt | CandidateVerdict, *names: str) -> dict[str, Any]:
+        """Return these fields of a line, with the knobs of its candidate."""
+        return {"knobs": self.candidate(line.candidate_number).knobs, **fields_of(line, *names)}
 
     @property
     def disturbed_count(self) -> int:
@@ -386,37 +385,40 @@ class BestSoFar(BestJournal):
 
         The 95 % interval of a trial is by its own and the pooled steps; a cold run has none of its own.
         """
-        measured = measurements(self.lines)
-        per_joule = self.objective == "samples_per_joule"
+        measured, per_joule = measurements(self.lines), self.objective == "samples_per_joule"
         rates = {}
         for index, line in enumerate(self.attempts):
-            if isinstance(line, ColdRun):
-                rate = line.samples_per_joule if per_joule else line.samples_per_s
-                # The real memory_limit slows every step.
-                if rate is not None and line.role != UNDER_LIMIT:
-                    rates[index] = Interval(median=rate, low=rate, high=rate)
-            elif line.step_ms and min(line.step_ms) > 0 and (middle := log_rate(line, per_joule=per_joule)) is not None:
-                half = NORMAL_95 * math.sqrt(measured.variance(line))
-                low, median, high = (math.exp(middle + shift) for shift in (-half, 0.0, half))
-                rates[index] = Interval(median=median, low=low, high=high)
+            rate, half = None, 0.0
+            if isinstance(line, Trial):
+                if line.step_ms and min(line.step_ms) > 0:
+                    rate, half = log_rate(line, per_joule=per_joule), NORMAL_95 * math.sqrt(measured.variance(line))
+            elif line.role != UNDER_LIMIT:  # the real memory_limit slows every step
+                samples = line.samples_per_joule if per_joule else line.samples_per_s
+                rate = math.log(samples) if samples else None
+            if rate is not None:
+                rates[index] = _interval(rate, half)
         return rates
 
     @cached_property
     def values(self) -> Mapping[int, Interval]:
         """The objective in its unit (seconds for time) of each trial and run by its index in `attempts`."""
-        values = {}
-        for index, rate in self.rates.items():
-            line = self.attempts[index]
-            start_s = line.start_s if isinstance(line, ColdRun) else None
-            values[index] = self.value_of(line.candidate_number, rate, start_s)
-        return values
+        starts_s = [line.start_s if isinstance(line, ColdRun) else None for line in self.attempts]
+        return {
+            index: self.value_of(self.attempts[index].candidate_number, rate, starts_s[index])
+            for index, rate in self.rates.items()
+        }
 
     def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:
         """Return the objective of a candidate at a rate; without `start_s` its process start is the expected one."""
         candidate = self.candidate(number)
         if start_s is None:
             start_s = self._starts.seconds(knobs_key(candidate.process_knobs))
-        return rate if self.question is None else objective_interval(self.question, candidate, rate, start_s)
+        if self.question is None:
+            return rate
+        # The longest time belongs to the lowest rate.
+        rates = (rate.low, rate.median, rate.high)
+        low, median, high = sorted(objective_at(self.question, candidate, each, start_s) for each in rates)
+        return Interval(median=median, low=low, high=high)
 
     @cached_property
     def objective(self) -> str:

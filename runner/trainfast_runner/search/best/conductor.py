@@ -1,51 +1,56 @@
-"""Take the steps of a best-fit search that `decide` chooses: trials, cold runs, instructions and the end."""
+"""Take the steps of a best-fit search that `decide` chooses: trials, cold runs, instructions and the end.
+
+A trial takes steps in a warm process until their median is exact enough; a script's is a run of its own. A measurement
+is void if other processes took the CPU or the GPU, or if heat or a power brake throttled a GPU meanwhile. A GPU at its
+power limit is in its ordinary state under load, and voids nothing.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import os
+import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
-from trainfast_runner.errors import UserError, lowest
+from trainfast_runner.errors import UserError, highest, lowest
 from trainfast_runner.machine import calibration
-from trainfast_runner.machine.cpu import cpu_name
-from trainfast_runner.records.home import Home
+from trainfast_runner.machine.cpu import CpuWindow, cpu_name
+from trainfast_runner.records.home import STAMP_CHARACTERS, Home
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import Doubt, Result
 from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_records import read_worker_lines
+from trainfast_runner.records.run_records import read_records, read_worker_lines
 from trainfast_runner.records.worker_lines import COLD, ActualLine
+from trainfast_runner.results.bottleneck import foreign_processes
+from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
+from trainfast_runner.results.device_conditions import DeviceConditions, Window, join_of
+from trainfast_runner.results.doubts import DOUBTFUL_THROTTLED_SHARE, THROTTLING_KINDS, doubts
 from trainfast_runner.results.summary import read_start_s
+from trainfast_runner.results.verdict import first_difference
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.candidates import (
+from trainfast_runner.search.best.decide import BestDecision, BestState, decide
+from trainfast_runner.search.best.person_instructions import read_instructions
+from trainfast_runner.search.best.question import (
     UNTIMED_TRIAL_STEPS,
-    Failure,
+    BestPlan,
     ModelSurvey,
     ScriptSurvey,
-    oom_failure,
-    seq_len_of,
+    StepRule,
+    oom_reason,
     with_bounds,
 )
-from trainfast_runner.search.best.decide import BestDecision, decide
-from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best.question import BestPlan
-from trainfast_runner.search.best.state import BestState, state_of_best_journal
-from trainfast_runner.search.best.trial import (
-    UNTIMED_COLD_STEPS,
-    cold_run_of,
-    is_usually_disturbed,
-    take_trial,
-    trial_of_run,
-    with_checked_samples,
-)
 from trainfast_runner.search.best_journal import (
+    TIMED_OUTCOMES,
     UNDER_LIMIT,
     Attempt,
     AttemptOutcome,
@@ -63,30 +68,36 @@ from trainfast_runner.search.best_journal import (
 )
 from trainfast_runner.search.conductor import (
     Conductor,
-    OrphanedRuns,
     SearchCaller,
     WarmProcess,
     conduct_alone,
     end_if_live,
-    is_usable,
     raise_if_stopped,
     wait_until,
 )
-from trainfast_runner.search.effects import steps_for
+from trainfast_runner.search.effects import relative_error, steps_for
 from trainfast_runner.search.journal import EndState, worked_seconds
 from trainfast_runner.search.predicted_speed import with_predicted_speed
-from trainfast_runner.search.searches import SearchOptions, candidate_spec, takes_warm_trials
+from trainfast_runner.search.searches import SearchOptions, candidate_spec, incompatible_reason, takes_warm_trials
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
+from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.words import TRIAL
 
 LIMIT_STEPS = 4
 """Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
-
-
 PREDICTIONS_WAIT_S = 30.0
 """The first trial, its process ready, waits for predictions at most this long; no trace runs beside a trial."""
-OUTCOME_OF_END_STATE: Mapping[str, AttemptOutcome] = {"oom": "oom", "lost": "void"}
-"""Outcome of a trial by the state in which its process ended without an answer; any other state is a failure."""
+MIN_ADDED_STEPS = 2
+"""The fewest steps that are added to a trial."""
+ENERGY_SAMPLED_S = 3.0
+"""Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
+UNTIMED_COLD_STEPS = 3
+"""Untimed steps of a cold run, as of any run; on a CPU its memory is measured in them."""
+VOIDING_KINDS = ("other_processes", "shared_gpu", *THROTTLING_KINDS.values())
+"""Kinds of doubt that void a measurement."""
+USUAL_DISTURBANCES, LAST_MEASUREMENTS = 2, 8
+"""Chosen, not measured: with this many disturbed measurements of a candidate, or among the last `LAST_MEASUREMENTS`,
+the next counts: the disturbance is the machine's normal noise."""
 
 
 class BestConductor(Conductor[BestLine, BestEnded]):
@@ -102,30 +113,31 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
         self._survey = best_plan.survey
         self._space = best_plan.space
-        self._orphans = OrphanedBestRuns(home, directory.name, self._lines)
         self._process_knobs: KnobValues = {}
         self._process_uuids: list[str] = []
 
     def end_line(self, state: EndState, reason: str) -> BestEnded:
-        """Return an end with the best answer so far, if anything was measured."""
-        has_answer = state == "cancelled" and any(isinstance(line, Space) for line in self._lines)
-        return BestEnded(state=state, reason=reason, answer=answer_of(self._state()) if has_answer else None)
+        """Return an end with the answer or the best so far, or with the smallest excess if nothing fits."""
+        if not any(isinstance(line, Space) for line in self._lines):
+            return BestEnded(state=state, reason=reason)
+        if state != "nothing_fits":
+            answer = answer_of(self._state()) if state in ("answered", "cancelled") else None
+            return BestEnded(state=state, reason=reason, answer=answer)
+        verdicts = [*self._state().ruled_out.values()]
+        missing_bytes = lowest(verdict.excess_bytes for verdict in verdicts)
+        reason = f"{reason}: {verdicts[0].reason}" if missing_bytes is None else reason
+        return BestEnded(state=state, reason=reason, missing_bytes=missing_bytes)
 
     def open(self) -> None:
-        """Take over the runs of an earlier conductor, and list the candidates with their predictions."""
-        self._orphans.end_trying_runs()
+        """End the runs of an earlier conductor, and list the candidates with their predictions."""
+        end_runs_of(self._home, self._directory.name)
         recorded_space = newest(self._lines, Space)
-        if recorded_space is not None:
-            self._space = recorded_space
-        for launch_line, directory in self._orphans.cold_runs():
-            self._follow(launch_line, directory)
-        survey = self._survey
-        if recorded_space is None and isinstance(survey, ModelSurvey):
-            self._predict_candidates(survey)
-        elif recorded_space is None:
+        if recorded_space is None and isinstance(self._survey, ModelSurvey):
+            self._predict_candidates(self._survey)
+            return
+        self._space = recorded_space or self._space
+        if recorded_space is None:
             self._write(self._space)  # the memory of a script is unknown
-        elif isinstance(survey, ScriptSurvey):
-            self._update_candidates(survey)
 
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
@@ -136,7 +148,8 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         step = decision.step
         self._write(step)
         if decision.end_state is not None:
-            return self._decided_end(step.why, decision.end_state)
+            self._runs.end_process()
+            return msgspec.structs.replace(self.end_line(decision.end_state, step.why), stopped_because=step.why)
         assert step.candidate_number is not None
         survey = self._survey
         if step.action != "trial":
@@ -146,18 +159,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         elif isinstance(survey, ScriptSurvey):
             self._try_script(survey, decision, step.candidate_number)
         return None
-
-    def _decided_end(self, why: str, end_state: EndState) -> BestEnded:
-        """Return the end: the answer, or the smallest excess if nothing fits."""
-        self._runs.end_process()
-        if end_state != "nothing_fits":
-            answer = answer_of(self._state()) if end_state == "answered" else None
-            return BestEnded(state=end_state, reason=why, stopped_because=why, answer=answer)
-        verdicts = self._state().ruled_out.values()
-        closest = min(verdicts, key=lambda verdict: verdict.excess_bytes or math.inf)
-        missing_bytes = lowest(verdict.excess_bytes for verdict in verdicts)
-        reason = f"{why}: {closest.reason}" if missing_bytes is None else why
-        return BestEnded(state=end_state, reason=reason, stopped_because=why, missing_bytes=missing_bytes)
 
     def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:
         """Return the plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
@@ -172,7 +173,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         except UserError as error:
             if number == self._space.baseline_number:
                 raise
-            self._record_failure(number, Failure(error.line_without_option()))
+            self._record_failure(number, error.line_without_option())
             return None
 
     def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> BestLaunched:
@@ -182,7 +183,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         return launch_line
 
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
-        """Measure a candidate in a cold run, or take the same run of a killed conductor."""
+        """Measure a candidate in a cold run."""
         self._runs.end_process()
         step = decision.step
         if step.action == UNDER_LIMIT:
@@ -195,39 +196,27 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             steps = UNTIMED_COLD_STEPS + decision.step_rule.max_steps if first is None else int(first.knobs["steps"])
             plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
-        directory = self._orphans.adopt_measuring_run(plan) or self._runs.start(plan, COLD)
-        self._follow(self._record_launch(directory, step.action, number, step.knob), directory)
-
-    def _follow(self, launch_line: BestLaunched, directory: Path) -> None:
-        """Wait for the end of a cold run and record it."""
+        directory = self._runs.start(plan, COLD)
+        launch_line = self._record_launch(directory, step.action, number, step.knob)
         result = self._runs.wait_for_end(directory)
-        # A run under memory_limit shows only whether the candidate fits: a disturbed one counts.
-        keep_disturbed = launch_line.role == UNDER_LIMIT or is_usually_disturbed(
-            self._lines, launch_line.candidate_number
-        )
-        knobs = self._space.candidates[launch_line.candidate_number].knobs
-        self._write(cold_run_of(launch_line, directory, result, knobs, keep_disturbed=keep_disturbed))
+        knobs = self._space.candidates[number].knobs
+        self._write(with_usual_disturbance(cold_run_of(launch_line, directory, result, knobs), self._lines))
 
     def _record_failure(
-        self, number: int, failure: Failure, outcome: AttemptOutcome = "failed", run_id: str = "", seconds: float = 0.0
+        self, number: int, reason: str, outcome: AttemptOutcome = "failed", run_id: str = "", seconds: float = 0.0
     ) -> None:
         """Record a trial without a step."""
-        samples = self._space.candidates[number].samples_per_step
-        trial = Trial(
-            candidate_number=number,
-            run_id=run_id,
-            outcome=outcome,
-            warm=False,
-            samples_per_step=samples,
-            seconds=seconds,
-            reason=failure.reason,
-            missing_bytes=failure.missing_bytes,
-        )
-        self._write(trial)
+        trial = self._unmeasured_trial(number, run_id, warm=False)
+        self._write(msgspec.structs.replace(trial, outcome=outcome, reason=reason, seconds=seconds))
+
+    def _unmeasured_trial(self, number: int, run_id: str, *, warm: bool, repeats: bool = False) -> Trial:
+        samples_per_step = self._space.candidates[number].samples_per_step
+        fields: dict[str, Any] = {"outcome": "measured", "seconds": 0.0, "samples_per_step": samples_per_step}
+        return Trial(candidate_number=number, run_id=run_id, warm=warm, repeats=repeats, **fields)
 
     def _state(self) -> BestState:
         warm_run_id = None if self._runs.process is None else self._runs.process.directory.name
-        return state_of_best_journal(self._lines, worked_seconds(self._lines), warm_run_id)
+        return BestState(self._lines, worked_seconds(self._lines), warm_run_id)
 
     def _predict_candidates(self, survey: ModelSurvey) -> None:
         """Trace and predict while the baseline's process starts, then write the candidates.
@@ -255,35 +244,27 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         candidate = self._space.candidates[number]
         began_s = self._runs.clock_s()
         run_id = process.directory.name
+        is_warm = any(isinstance(line, Trial) and line.run_id == run_id for line in self._lines)
         trial = take_trial(
             process,
-            Trial(
-                candidate_number=number,
-                run_id=run_id,
-                outcome="measured",
-                warm=any(isinstance(line, Trial) and line.run_id == run_id for line in self._lines),
-                samples_per_step=candidate.samples_per_step,
-                seconds=0.0,
-                repeats=decision.step.repeats,
-            ),
+            self._unmeasured_trial(number, run_id, warm=is_warm, repeats=decision.step.repeats),
             {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs},
             decision.step_rule,
             uuids=self._process_uuids,
             needs_energy=self._question.objective == "samples_per_joule",
-            keep_disturbed=is_usually_disturbed(self._lines, number),
         )
         if trial is None:
             self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
             return
-        self._write(trial)
+        self._write(with_usual_disturbance(trial, self._lines))
         if trial.step_ms:  # the setting took a step, with which its FLOPs are recorded
-            self._add_flops_bounds(survey, process, candidate)
+            self._add_flops_bounds(survey, process)
         if process.ended_by_error:
             self._runs.wait_for_process_end()
         elif not takes_warm_trials(candidate_spec(survey.spec, candidate.knobs).knobs):
             self._runs.end_process()
 
-    def _add_flops_bounds(self, survey: ModelSurvey, process: WarmProcess, tried: Candidate) -> None:
+    def _add_flops_bounds(self, survey: ModelSurvey, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of a tried one."""
         if any(candidate.least_s_per_sample for candidate in self._space.candidates):
             return
@@ -293,7 +274,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         counted = (line.model_flops_per_sample for line in reversed(lines) if isinstance(line, ActualLine))
         flops = next(filter(None, counted), None)
         if ceiling is not None and not ceiling.disturbed and flops is not None:
-            self._space = with_bounds(self._space, survey, flops, seq_len_of(self._question, tried), ceiling)
+            self._space = with_bounds(self._space, survey, flops, ceiling)
             self._write(self._space)
 
     def _process_for(self, number: int) -> WarmProcess | None:
@@ -302,7 +283,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if self._runs.process is not None and self._process_knobs == candidate.process_knobs:
             return self._runs.process
         self._runs.end_process()
-        self._orphans.end_cold_runs()
         began_s = self._runs.clock_s()
         plan = self._plan_trial_or_record(number)
         if plan is None:
@@ -320,54 +300,35 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
         raise_if_stopped(result)
-        outcome = OUTCOME_OF_END_STATE.get(result.state, "failed")
-        failure = oom_failure(result) if outcome == "oom" else Failure(f"{result.state}: {result.reason}")
-        self._record_failure(number, failure, outcome, result.run_id, seconds)
+        outcome, reason = outcome_of(result)
+        self._record_failure(number, reason, outcome, result.run_id, seconds)
 
     def _try_script(self, survey: ScriptSurvey, decision: BestDecision, number: int) -> None:
-        """Measure a candidate in its own run, or take the ended run that a killed conductor left.
-
-        The noise so far decides the steps of a new run.
-        """
-        self._orphans.end_cold_runs()
-        candidate = self._space.candidates[number]
-        rule = decision.step_rule
+        """Measure a candidate in its own run. The noise so far decides the steps."""
+        candidate, rule = self._space.candidates[number], decision.step_rule
         began_s = self._runs.clock_s()
         deviation = self._state().measured.step_deviation
         steps = UNTIMED_TRIAL_STEPS + steps_for(deviation, rule.standard_error, rule.min_steps, rule.max_steps)
         plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED_TRIAL_STEPS)
         if plan is None:
             return
-        orphan = self._orphans.adopt_trying_run(plan)
-        directory = orphan or self._runs.start(plan, TRIAL)
+        directory = self._runs.start(plan, TRIAL)
         self._record_launch(directory, TRIAL, number)
         result = self._runs.wait_for_end(directory)
-        process_start_s = read_start_s(directory)
-        seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
-        trial = trial_of_run(
-            number,
-            candidate,
-            directory,
-            result,
-            max(0.0, seconds - process_start_s),
-            keep_disturbed=is_usually_disturbed(self._lines, number),
-        )
+        start_s = read_start_s(directory)
+        seconds = max(0.0, self._runs.clock_s() - began_s - start_s)
+        trial = with_usual_disturbance(trial_of_run(number, candidate, directory, result, seconds), self._lines)
         # The first measured trial shows the samples of a step: a script may accumulate by itself. Others must match.
-        if any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines):
+        is_first = not any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines)
+        if not is_first:
             trial = with_checked_samples(trial, candidate)
         if trial.step_ms:
-            self._write(
-                ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=process_start_s)
-            )
+            self._write(ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
+        seen_samples = trial.samples_per_step if is_first and trial.outcome == "measured" else 0
+        if seen_samples not in (0, candidate.samples_per_step):
+            self._space = survey.with_seen_samples(self._space, trial)
+            self._write(self._space)
         self._write(trial)
-        self._update_candidates(survey)
-
-    def _update_candidates(self, survey: ScriptSurvey) -> None:
-        """Write the candidates again if trials changed their known figures, also trials of a killed conductor."""
-        updated = survey.with_seen_samples(self._space, self._lines)
-        if updated is not self._space:
-            self._space = updated
-            self._write(updated)
 
 
 def conduct_best(
@@ -380,29 +341,259 @@ def conduct_best(
     return conduct_alone(directory, lambda: BestConductor(directory, best_plan, home, options, caller))
 
 
-class OrphanedBestRuns(OrphanedRuns):
-    """The orphaned runs of a best-fit search: trials, or warm processes, and cold runs."""
+def end_runs_of(home: Home, search_id: str) -> None:
+    """End the runs that a killed conductor of the search left; their settings are tried again."""
+    for run_id in home.run_ids():
+        # Ids begin with their time; no run is older than its search.
+        run = read_run_file(home.directory(run_id)) if run_id >= search_id[:STAMP_CHARACTERS] else None
+        if run is not None and run.search_id == search_id:
+            end_if_live(home.directory(run_id))
 
-    def __init__(self, home: Home, search_id: str, lines: Sequence[BestLine]) -> None:
-        recorded_run_ids = {line.run_id for line in lines if isinstance(line, Attempt)}
-        super().__init__(home, search_id, recorded_run_ids, TRIAL, COLD, is_new=len(lines) == 1)
-        self._launched = {line.run_id: line for line in lines if isinstance(line, BestLaunched)}
 
-    def cold_runs(self) -> Iterator[tuple[BestLaunched, Path]]:
-        """Yield each usable cold run, alive or not, whose launch the journal has."""
-        for run_id in [run_id for run_id in self._measuring if run_id in self._launched]:
-            del self._measuring[run_id]
-            if is_usable(directory := self._home.directory(run_id)):
-                yield self._launched[run_id], directory
+def take_trial(
+    process: WarmProcess,
+    trial: Trial,
+    knobs: KnobValues,
+    rule: StepRule,
+    *,
+    uuids: Sequence[str] = (),
+    needs_energy: bool = False,
+) -> Trial | None:
+    """Return the trial with its outcome and figures; None when the process on these GPUs ended without an answer.
 
-    def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
-        """Return the cold run of the plan's settings that was killed before its launch was recorded; end the others."""
-        directory = super().adopt_measuring_run(plan)
-        self._measuring = {}
-        return directory
+    `needs_energy` adds steps until the energy counters were read twice. A trial that other processes or heat disturb is
+    void, and one that ran other settings has failed.
+    """
+    began_s, cpu = time.monotonic(), CpuWindow()
+    step_ms: list[float] = []
+    losses: list[float | None] = []
+    found: list[Doubt] = []
+    outcome: AttemptOutcome = "measured"
+    reason, peak_bytes, begin_ns, end_ns = "", None, 0, 0
+    count, is_continued = rule.min_steps, False
+    while count:
+        replies = process.trial(knobs, UNTIMED_TRIAL_STEPS, count, more=is_continued)
+        if replies is None:
+            return None
+        lines, is_continued = [*replies.values()], True
+        failed = next((line for line in lines if line.outcome != "measured"), None)
+        if failed is not None:
+            message = failed.message or ""
+            outcome, reason = ("oom", oom_reason(message)) if failed.outcome == "oom" else ("failed", message)
+            break
+        # The slowest rank's times count.
+        step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
+        losses += lines[0].losses
+        peak_bytes = highest((peak_bytes, *(line.peak_allocated_bytes for line in lines)))
+        end_ns = max(line.t_ns for line in lines)
+        begin_ns = begin_ns or round(end_ns - sum(lines[0].step_ms) * 1e6)
+        found = cpu_doubts(cpu)
+        judgement = rule.judge(step_ms)
+        count = 0
+        if judgement == "slow":
+            words = f"the best step takes {min(step_ms):.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
+            outcome, reason = "slow", words
+        elif judgement == "more":
+            count = steps_to_add(step_ms, rule)
+        elif needs_energy and (missing_s := ENERGY_SAMPLED_S - (end_ns - begin_ns) / 1e9) > 0:
+            # In one order: between two orders the GPU waits, and that energy would count.
+            count = max(rule.min_steps, math.ceil(1000 * missing_s / statistics.median(step_ms)))
+    gpus, gpu_doubts = gpu_conditions(process.directory, uuids, begin_ns, end_ns)
+    found += gpu_doubts
+    if outcome in TIMED_OUTCOMES:
+        difference = override_reason(process.directory, knobs)
+        if difference is not None:
+            outcome, reason = "failed", difference
+        elif found:
+            outcome, reason = "void", "; ".join(filter(None, (reason, void_reason(found))))
+    return msgspec.structs.replace(
+        trial,
+        outcome=outcome,
+        reason=reason,
+        step_ms=step_ms,
+        losses=losses,
+        joules=joules_of(gpus),
+        peak_allocated_bytes=peak_bytes,
+        doubts=found,
+        seconds=time.monotonic() - began_s,
+    )
 
-    def end_cold_runs(self) -> None:
-        """End the cold runs that were not adopted."""
-        for run_id in self._measuring:
-            end_if_live(self._home.directory(run_id))
-        self._measuring = {}
+
+def override_reason(directory: Path, knobs: KnobValues) -> str | None:
+    """Return the knob of a warm process's last trial that ran otherwise than in `knobs`; None if all ran as asked."""
+    run = read_run_file(directory)
+    if run is None:
+        return None
+    expected_run = msgspec.structs.replace(run, role=None, knobs={**run.knobs, **knobs})
+    return first_difference(expected_run, read_worker_lines(directory))
+
+
+def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
+    """Return the further steps that bring the median's standard error to the rule's, within the rule's maximum."""
+    count, error = len(step_ms), relative_error(step_ms)
+    needed_steps = rule.max_steps if math.isinf(error) else math.ceil(count * (error / rule.standard_error) ** 2)
+    return min(rule.max_steps - count, max(MIN_ADDED_STEPS, needed_steps - count))
+
+
+def trial_of_run(number: int, candidate: Candidate, directory: Path, result: Result, seconds: float) -> Trial:
+    """Return the line of an ended run of candidate `number`; `seconds` are without the preparation of the run.
+
+    The slowest rank's times count. The losses are left out: a script's samples may come in another order.
+    """
+    ranks = [[step for step in steps if not step.warmup] for steps in read_records(directory).steps.values()]
+    steps = list(zip(*ranks, strict=False))  # a rank that was killed has fewer
+    samples = [sum(line.samples or 0 for line in rank_steps) for rank_steps in steps]
+    samples_per_step = statistics.median_low(samples) if samples else 0
+    joules_per_sample = result.energy.joules_per_sample
+    return Trial(
+        candidate_number=number,
+        warm=False,
+        samples_per_step=samples_per_step,
+        step_ms=[max(line.step_ms for line in rank_steps) for rank_steps in steps],
+        joules=None if joules_per_sample is None else joules_per_sample * samples_per_step * len(steps),
+        seconds=seconds,
+        **_fields_of_run(result, candidate.knobs),
+    )
+
+
+def cold_run_of(launch_line: BestLaunched, directory: Path, result: Result, knobs: Collection[str]) -> ColdRun:
+    """Return the line of an ended cold run of a candidate with these knobs.
+
+    Losses compare after equally many steps and on the same samples: a run under memory_limit and a script have none.
+    """
+    rate = result.throughput.samples_per_s
+    joules_per_sample = result.energy.joules_per_sample
+    fields = _fields_of_run(result, knobs)
+    has_rate = fields["outcome"] in ("measured", "void")
+    has_losses = result.script is None and launch_line.role != UNDER_LIMIT
+    return ColdRun(
+        candidate_number=launch_line.candidate_number,
+        role=launch_line.role,
+        knob=launch_line.knob,
+        samples_per_s=rate.typical if has_rate else None,
+        mad=rate.mad if has_rate else None,
+        samples_per_joule=1 / joules_per_sample if joules_per_sample else None,
+        predicted=result.throughput.predicted,
+        start_s=read_start_s(directory),
+        losses=[result.loss.first, result.loss.last] if has_losses else [],
+        seconds=result.seconds or 0.0,
+        **fields,
+    )
+
+
+def _fields_of_run(result: Result, knobs: Collection[str]) -> dict[str, Any]:
+    """Return the fields of an ended run that its line has as a trial or as a cold run."""
+    outcome, reason = outcome_of(result, knobs)
+    return {
+        "run_id": result.run_id,
+        "outcome": outcome,
+        "peak_allocated_bytes": result.memory.peak_allocated_bytes,
+        "reason": reason,
+        # Few steps are no doubt: the intervals of a search count steps.
+        "doubts": [doubt for doubt in doubts(result) if doubt.kind != "few_steps"],
+    }
+
+
+def with_checked_samples(trial: Trial, candidate: Candidate) -> Trial:
+    """Return the trial, incompatible if its steps took other than the candidate's samples.
+
+    Often nothing else shows the value of a script's own flag.
+    """
+    if trial.outcome not in ("measured", "void") or trial.samples_per_step == candidate.samples_per_step:
+        return trial
+    reason = f"samples a step: {trial.samples_per_step} ran, {candidate.samples_per_step} were asked for"
+    return msgspec.structs.replace(trial, outcome="incompatible", reason=reason)
+
+
+def outcome_of(result: Result, knobs: Collection[str] = ()) -> tuple[AttemptOutcome, str]:
+    """Return the outcome of an ended run and its reason.
+
+    A run is incompatible when its script overrode one of these knobs, and void when other processes or heat disturb it.
+    """
+    if result.state == "oom":
+        return "oom", oom_reason_of(result)
+    if result.state == "lost":
+        return "void", f"lost: {result.reason}"
+    if result.state != "finished" or result.throughput.samples_per_s.typical is None:
+        unknown = "" if result.script is None else result.script.unknown.get("samples", "")
+        return "failed", ": ".join(filter(None, (result.state, result.reason or unknown)))
+    if result.loss.not_finite:
+        return "failed", f"the loss of {result.loss.not_finite} steps is not finite"
+    overridden = incompatible_reason(result, knobs)
+    if overridden is not None:
+        return "incompatible", overridden
+    reason = void_reason(doubts(result))
+    return "void" if reason else "measured", reason
+
+
+def oom_reason_of(result: Result) -> str:
+    """Return why a run ran out of memory, by its explanation."""
+    return oom_reason(result.reason, None if result.oom is None else result.oom.missing_bytes)
+
+
+def gpu_conditions(
+    directory: Path, uuids: Sequence[str], begin_ns: int, end_ns: int
+) -> tuple[list[DeviceConditions], list[Doubt]]:
+    """Return the conditions of a run's GPUs between two moments (CLOCK_MONOTONIC), and the doubts; empty on a CPU."""
+    records = read_records(directory) if uuids else None
+    if records is None or records.run is None:
+        return [], []
+    devices = join_of(records.device_samples, list(uuids)).conditions_between(begin_ns, end_ns)
+    found = throttled_doubts(devices, begin_ns, end_ns)
+    foreign = foreign_processes(records.run, records.events, Window(begin_ns, end_ns))
+    # Before the first sample any watched GPU may be one of these.
+    indexes = {sample.index for uuid in uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
+    if others := sum(process.device in indexes or not indexes for process in foreign):
+        text = f"shared its device with {counted(others, 'other process', 'other processes')}"
+        found.append(Doubt(kind="shared_gpu", text=text))
+    return devices, found
+
+
+def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
+    """Return the energy summed over the GPUs; None without a GPU, or if a GPU has no figure."""
+    joules = [device.energy_joules for device in devices if device.energy_joules is not None]
+    return sum(joules) if joules and len(joules) == len(devices) else None
+
+
+def cpu_doubts(window: CpuWindow) -> list[Doubt]:
+    """Return the share of the CPU that other processes took in this window; empty if small or unknown."""
+    cores = window.others_cores()
+    percent = 0.0 if cores is None else 100 * cores / len(os.sched_getaffinity(0))
+    if percent < OTHERS_CPU_PERCENT:
+        return []
+    return [Doubt(kind="other_processes", text=f"other processes took {percent:.0f} % of the CPU")]
+
+
+def throttled_doubts(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> list[Doubt]:
+    """Return each GPU that was throttled for too much of the time, with the cause."""
+    found = []
+    for device, (cause, kind) in itertools.product(devices, THROTTLING_KINDS.items()):
+        share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
+        if share >= DOUBTFUL_THROTTLED_SHARE:
+            text = f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
+            found.append(Doubt(kind=kind, text=text))
+    return found
+
+
+def void_reason(found: Collection[Doubt]) -> str:
+    """Return the doubts that void a measurement, in words; empty if none does."""
+    return "; ".join(doubt.text for doubt in found if doubt.kind in VOIDING_KINDS)
+
+
+AttemptT = TypeVar("AttemptT", Trial, ColdRun)
+
+
+def with_usual_disturbance(attempt: AttemptT, lines: Sequence[BestLine]) -> AttemptT:
+    """Return the attempt; a disturbed one counts if so many of the last, or of its candidate's, were disturbed.
+
+    A run under memory_limit shows only whether the candidate fits: a disturbed one counts.
+    """
+    others = [line for line in lines if isinstance(line, Attempt)]
+    of_candidate = [line for line in others if line.candidate_number == attempt.candidate_number]
+    is_usual = (isinstance(attempt, ColdRun) and attempt.role == UNDER_LIMIT) or any(
+        sum(line.outcome == "void" or line.counts_disturbed for line in group) >= USUAL_DISTURBANCES
+        for group in (others[-LAST_MEASUREMENTS:], of_candidate)
+    )
+    disturbance = void_reason(attempt.doubts)
+    is_disturbed = attempt.outcome == "void" and disturbance and attempt.reason.endswith(disturbance)
+    return msgspec.structs.replace(attempt, outcome="measured") if is_disturbed and is_usual else attempt

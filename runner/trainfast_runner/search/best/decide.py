@@ -1,45 +1,38 @@
-"""Decide the next step of a best-fit search from its state, with the reason in words. Touches nothing.
+"""Decide the next step of a best-fit search from the state of its journal, with the reason in words. Touches nothing.
 
-The baseline is tried first; then, in its process, the largest batch, and each warm knob's other values at that batch.
-From then on the next trial is that of the greatest expected improvement a second, until no candidate is likely to be
-2 % better and every value of every knob was run once, or the budget ends. Cold runs choose among the leaders and
-confirm the winner. Their noise is pooled over repeated runs of the same candidate, with the noise of the trials as four
-runs' worth of evidence; intervals are Student's.
+The baseline is tried first, then the largest batch. From then on the next trial is that of the greatest expected
+improvement a second, until no candidate is likely to be 2 % better and every value of every knob was run once, or the
+budget ends. Cold runs choose among the leaders and confirm the winner. Their noise is pooled over repeated runs of the
+same candidate, with the noise of the trials as four runs' worth of evidence; intervals are Student's.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, lru_cache
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from trainfast_runner.errors import lowest
 from trainfast_runner.results.distributions import NORMAL_95, student_95
-from trainfast_runner.search.best.candidates import (
+from trainfast_runner.search.best.person_instructions import excluded_by_instructions
+from trainfast_runner.search.best.question import (
     ENOUGH_ERROR,
     MAX_TIMED_STEPS,
     MIN_TIMED_STEPS,
-    ORDINARY_RULE,
     TOO_LARGE,
     UNTIMED_TRIAL_STEPS,
     StepRule,
+    changes_training,
     log_objective,
-    seq_len_of,
-)
-from trainfast_runner.search.best.state import (
-    MAX_VOID_ATTEMPTS,
-    UNUSABLE_OUTCOMES,
-    WORTHWHILE_LOG_GAIN,
-    WORTHWHILE_PERCENT,
-    BestState,
-    LogGains,
-    void_text,
+    oom_verdict,
 )
 from trainfast_runner.search.best_journal import (
     CONFIRM,
@@ -47,22 +40,46 @@ from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
     TURN_BACK,
     UNDER_LIMIT,
+    Attempt,
+    AttemptOutcome,
+    BestJournal,
     BestLaunched,
+    BestLine,
     BestStep,
+    Candidate,
+    CandidateVerdict,
     ColdRole,
     ColdRun,
+    ProcessReady,
+    Space,
+    Trial,
 )
-from trainfast_runner.search.effects import Array, steps_for
+from trainfast_runner.search.effects import (
+    Array,
+    Levels,
+    Posterior,
+    ProcessStarts,
+    log_rate,
+    measurements,
+    reference_of,
+    steps_for,
+)
 from trainfast_runner.search.journal import EndState
-from trainfast_runner.search.searches import KnobsKey, value_text
+from trainfast_runner.search.searches import BATCH_KNOBS, KnobsKey, knobs_key, value_text
 from trainfast_runner.units import chance_text, duration
 
+WORTHWHILE_PERCENT = 2
+"""The least gain that is worth further trials."""
+WORTHWHILE_LOG_GAIN = math.log1p(WORTHWHILE_PERCENT / 100)
+"""The same gain, in ln rate."""
 HOPELESS_SHARE = 0.7
 """Chosen, not measured: a trial ends early when its best step is below this share of the leader's pace."""
 LIKELY_CHANCE = 0.05
 """Trials continue while some candidate has this chance of being 2 % better than the leader."""
 COUNTED_CHANCE = 0.01
 """Chosen, not measured: the outlook leaves out candidates with a smaller chance."""
+MAX_VOID_ATTEMPTS = 3
+"""A candidate with this many void trials or runs is given up."""
 MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
 """After this many void cold runs of any candidates no further one is started."""
 MAX_BEFORE_TURN_BACK = 12
@@ -89,20 +106,30 @@ EQUAL_LOG_GAIN = 0.005
 With 0.01 the simpler one was up to 3.2 % off the best."""
 EQUAL_MEMORY_SHARE = 0.05
 """Chosen, not measured: memory that exceeds the least by at most this share is the same."""
+MIN_GAIN_VARIANCE = 1e-12
+"""Variance of a gain at least: rounding can leave a difference of two variances at zero or below."""
+LOSS_SHARE = 0.05
+"""A loss leaves the baseline's if the difference is over this share of the baseline's last or first loss.
+
+fp16 and bf16 stay within a few percent.
+"""
+UNUSABLE_OUTCOMES: tuple[AttemptOutcome, ...] = ("failed", "incompatible")
+"""Outcomes of a candidate that is never the answer."""
 SPEED_ROLES: tuple[ColdRole, ...] = (RACE, CONFIRM, TURN_BACK)
 """Roles of the cold runs that measure a speed: the real memory_limit slows every step of a CPU run."""
 COLD_ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 """Roles of all cold runs."""
+_erfc = np.vectorize(math.erfc, otypes=[float])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BestDecision:
     """The next step, for the journal, and the steps and process that it needs."""
 
     step: BestStep
     needs_new_process: bool = False
     """True for a trial that the warm process cannot take."""
-    step_rule: StepRule = ORDINARY_RULE
+    step_rule: StepRule = field(default_factory=StepRule)
     """The steps of a trial or a cold run."""
     end_state: EndState | None = None
     """The state of a search whose step is its end; None for another step."""
@@ -110,22 +137,19 @@ class BestDecision:
 
 def decide(state: BestState) -> BestDecision:
     """Return the next step, with the leader's figures, and the chance and the price of finding more."""
-    cold = ColdRuns(state)
-    prospects = Prospects(state, cold)
-    decision = None
+    cold, decision = state.cold, None
     if state.leader_number is None or not cold.has_begun:
-        decision = _baseline_trial(state) or _without_leader(state)
-        decision = decision or _trial_in_first_process(state, prospects) or _most_promising_trial(state, prospects)
+        decision = _first_trial(state) or _largest_batch_trial(state) or _most_promising_trial(state)
     if decision is None and (step := next_cold_run(cold)) is not None:
         decision = BestDecision(step, step_rule=StepRule(cold.steps, cold.steps, COLD_ERROR))
     if decision is None:
-        decision = _end("answered", _trials_end_reason(state, prospects) or "the runs that confirm had begun")
+        decision = _end("answered", _trials_end_reason(state) or "the runs that confirm had begun")
     decision = _repeat_before_leaving(state, decision)
     number = state.leader_number
     if number is None:
         return decision
     rate, half_width = float(state.posterior.mean[number]), NORMAL_95 * math.sqrt(state.posterior.variance[number])
-    chance, price_s = prospects.outlook
+    chance, price_s = state.prospects.outlook
     step = msgspec.structs.replace(
         decision.step,
         leader_number=number,
@@ -135,7 +159,7 @@ def decide(state: BestState) -> BestDecision:
         chance=chance,
         price_s=price_s,
     )
-    return dataclasses.replace(decision, step=step)
+    return replace(decision, step=step)
 
 
 def _end(end_state: EndState, reason: str) -> BestDecision:
@@ -153,37 +177,32 @@ def _give_up_ms(state: BestState, number: int) -> float | None:
 
     None without a leader, for joules, and if the start alone takes longer.
     """
-    question, candidate = state.question, state.candidates[number]
+    question, samples = state.question, state.candidates[number].samples_per_step
     if state.leader_number is None or question.objective == "samples_per_joule":
         return None
     goal = HOPELESS_SHARE * math.exp(state.log_objectives[0][state.leader_number])
     if question.objective == "time":
         left_s = 1 / goal - state.start_s(number)
         return 1000 * left_s / (question.for_steps or 1) if left_s > 0 else None
-    tokens = seq_len_of(question, candidate) if question.objective == "tokens_per_s" else 1
-    return 1000 * candidate.samples_per_step * tokens / goal
+    return 1000 * samples / goal
 
 
-def _baseline_trial(state: BestState) -> BestDecision | None:
-    """Return the baseline's trial; None once it was measured or does not fit."""
-    number = state.space.baseline_number
-    if number in state.counted_trials:
-        return None
-    trials = [trial for trial in state.journal.trials if trial.candidate_number == number]
-    if any(trial.outcome in UNUSABLE_OUTCOMES for trial in trials):
-        return _end("failed", f"the baseline failed: {trials[-1].reason}")
-    void_trials = [trial for trial in trials if trial.outcome == "void"]
-    if len(void_trials) >= MAX_VOID_ATTEMPTS:
-        return _end("failed", f"the baseline was {void_text(void_trials)}")
-    return None if number in state.ruled_out else _trial_of(state, number, "the baseline, to compare with")
+def _first_trial(state: BestState) -> BestDecision | None:
+    """Return the trial of the baseline, or of the smallest candidate if the baseline has no figure; None after these.
 
-
-def _without_leader(state: BestState) -> BestDecision | None:
-    """Return the trial of the smallest candidate if the baseline has no figure; None once a candidate was measured."""
+    A baseline that a person left out is measured anyway.
+    """
+    baseline_number = state.space.baseline_number
+    ruling = state.ruled_out.get(baseline_number)
+    if baseline_number not in state.counted_trials:
+        if ruling is None:
+            return _trial_of(state, baseline_number, "the baseline, to compare with")
+        was_tried = any(trial.candidate_number == baseline_number for trial in state.journal.trials)
+        if was_tried and ruling.verdict != TOO_LARGE:
+            return _end("failed", f"the baseline failed: {ruling.reason}")
     if state.leader_number is not None:
         return None
-    untried = [number for number in state.remaining if number not in state.counted_trials]
-    if not untried:
+    if not state.remaining:
         if state.excluded_by_instructions.keys() - state.ruled_out.keys():
             return _end("failed", "your instructions leave no setting that can be measured")
         if {verdict.verdict for verdict in state.ruled_out.values()} <= {TOO_LARGE, "incompatible"}:
@@ -195,44 +214,29 @@ def _without_leader(state: BestState) -> BestDecision | None:
     def size(number: int) -> tuple[int, int]:
         return state.candidates[number].predicted_bytes or 0, state.candidates[number].batch_size
 
-    baseline_number = state.space.baseline_number
-    cause = state.excluded_by_instructions.get(baseline_number)
-    if baseline_number in state.ruled_out:
-        cause = state.ruled_out[baseline_number].reason
-    return _trial_of(state, min(untried, key=size), f"the baseline is left out ({cause}): the smallest setting first")
+    cause = state.excluded_by_instructions.get(baseline_number) if ruling is None else ruling.reason
+    reason = f"the baseline is left out ({cause}): the smallest setting first"
+    return _trial_of(state, min(state.remaining, key=size), reason)
 
 
-def _trial_in_first_process(state: BestState, prospects: Prospects) -> BestDecision | None:
-    """Return a trial in the baseline's process: of the largest batch that fits, then of each warm knob's other values.
-
-    None once all of them were tried, or a candidate of another process was.
-    """
-    levels, baseline_number, keys = state.posterior.levels, state.space.baseline_number, state.process_keys
-    key = keys[baseline_number]
-    if any(keys[trial.candidate_number] != key for trial in state.journal.trials):
+def _largest_batch_trial(state: BestState) -> BestDecision | None:
+    """Return the trial of the largest batch that fits, as the second trial, in the baseline's process; else None."""
+    levels, number = state.posterior.levels, state.space.baseline_number
+    if len(state.journal.trials) > 1 or "batch_size" not in levels.names:
         return None
-    sizes = range(len(levels.values.get("batch_size", ())))
-    same_but_batch = {levels.with_level(baseline_number, "batch_size", level) for level in sizes}
-    fitting = [number for number in state.remaining if number in same_but_batch and keys[number] == key]
-    largest_number = max(fitting, key=lambda number: state.candidates[number].batch_size, default=baseline_number)
-    others = [
-        (levels.with_level(largest_number, name, level), f"{name}={value_text(name, value)} at that batch")
-        for name in levels.names
-        for level, value in enumerate(levels.values[name])
-        if name != "batch_size"
-    ]
-    for number, reason in [(largest_number, "the largest batch that fits"), *others]:
-        if number is not None and number in prospects.affordable and keys[number] == key:
-            return _trial_of(state, number, reason)
-    return None
+    sizes = [levels.with_level(number, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
+    fitting = [other for other in sizes if other in state.prospects.affordable and state.is_warm(other)]
+    largest = max(fitting, key=lambda number: state.candidates[number].batch_size, default=number)
+    return None if largest == number else _trial_of(state, largest, "the largest batch that fits")
 
 
-def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecision | None:
+def _most_promising_trial(state: BestState) -> BestDecision | None:
     """Return the trial of the greatest expected improvement a second; None when the trials end."""
-    if _trials_end_reason(state, prospects):
+    prospects = state.prospects
+    if _trials_end_reason(state):
         return None
     likely = [number for number in prospects.likely if number in prospects.affordable]
-    unseen = [number for number in prospects.with_unseen_values if number in prospects.affordable]
+    unseen = [number for number in prospects.unseen_values if number in prospects.affordable]
     value = prospects.improvements_per_s.__getitem__
     number = max(likely or unseen, key=value)
     if not state.is_warm(number):
@@ -241,12 +245,13 @@ def _most_promising_trial(state: BestState, prospects: Prospects) -> BestDecisio
     if number in likely:
         chance, gain = chance_text(prospects.chances[number]), 100 * math.expm1(prospects.gains.mean[number])
         return _trial_of(state, number, f"{chance} chance of {WORTHWHILE_PERCENT} % more, expected {gain:+.1f} %")
-    return _trial_of(state, number, f"{', '.join(_unseen_values(state, number))} was never run")
+    return _trial_of(state, number, f"{', '.join(prospects.unseen_values[number])} was never run")
 
 
-def _trials_end_reason(state: BestState, prospects: Prospects) -> str | None:
+def _trials_end_reason(state: BestState) -> str | None:
     """Return the reason that the trials end, with the chance and price of going on; None if they do not."""
-    if not prospects.likely and not prospects.with_unseen_values:
+    prospects = state.prospects
+    if not prospects.likely and not prospects.unseen_values:
         likely = f"a chance above {100 * LIKELY_CHANCE:.0f} % of being {WORTHWHILE_PERCENT} % better"
         return f"no setting left has {likely}, and every value was run"
     if not prospects.is_budget_spent:
@@ -256,37 +261,20 @@ def _trials_end_reason(state: BestState, prospects: Prospects) -> str | None:
         found = f"chance of finding a setting that is {WORTHWHILE_PERCENT} % better {chance_text(chance)}"
         price_text = f"{duration(price_s)} more: {found}"
     else:
-        values = (value for number in prospects.with_unseen_values for value in _unseen_values(state, number))
-        price_text = f"never run: {', '.join(dict.fromkeys(values))}"
+        values = dict.fromkeys(itertools.chain(*prospects.unseen_values.values()))
+        price_text = f"never run: {', '.join(values)}"
     return f"the budget of {duration(state.question.budget_s)} pays for no further trial; {price_text}"
-
-
-def _unseen_values(state: BestState, number: int) -> Iterator[str]:
-    """Yield the values of a candidate that no trial had, as `name=value`."""
-    levels = state.posterior.levels
-    tried_points = [levels.points[trial.candidate_number] for trial in state.journal.trials]
-    for index, name in enumerate(levels.names):
-        level = levels.points[number][index]
-        if all(point[index] != level for point in tried_points):
-            yield f"{name}={value_text(name, levels.values[name][level])}"
 
 
 def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDecision:
     """Return the decision, or, before the search leaves the warm process, a repeat of its first trial: shows drift."""
-    action, reference = decision.step.action, state.reference_trial
+    action, reference = decision.step.action, reference_of(state.warm_trials)
     stays = action == "end" or (action == "trial" and not decision.needs_new_process)
-    if stays or reference is None:
-        return decision
-    trials = state.warm_trials[state.warm_trials.index(reference) :]
-    timed = [trial for trial in trials if trial.outcome in TIMED_OUTCOMES]
-    has_ended = trials[-1].outcome in ("oom", "failed")
+    timed = [trial for trial in state.warm_trials if trial.outcome in TIMED_OUTCOMES]
     repeats = [trial for trial in state.warm_trials if trial.repeats]
-    if (
-        has_ended
-        or len({trial.candidate_number for trial in timed}) < 2
-        or any(trial in timed for trial in repeats)
-        or len(repeats) >= MAX_VOID_ATTEMPTS
-    ):
+    has_one_candidate = len({trial.candidate_number for trial in timed}) < 2
+    is_repeated = any(trial in timed for trial in repeats) or len(repeats) >= MAX_VOID_ATTEMPTS
+    if stays or reference is None or has_one_candidate or is_repeated:
         return decision
     reason = "the first setting measured in this process again: a change would be drift"
     step = BestStep(action="trial", why=reason, candidate_number=reference.candidate_number, repeats=True)
@@ -309,8 +297,9 @@ def next_cold_run(cold: ColdRuns) -> BestStep | None:
 
 
 def _under_limit(cold: ColdRuns, number: int) -> BestStep | None:
-    """Return a candidate's run under memory_limit; None if it had one, or needs none."""
-    if not cold.state.needs_limit_run or cold.count(number, UNDER_LIMIT):
+    """Return a candidate's run under memory_limit, which no trial of a preset is under; None if it needs none."""
+    question = cold.state.question
+    if question.is_script or not question.limits_bytes or cold.count(number, UNDER_LIMIT):
         return None
     return BestStep(action=UNDER_LIMIT, why="the best setting, under memory_limit", candidate_number=number)
 
@@ -347,16 +336,248 @@ def _confirm(cold: ColdRuns) -> BestStep | None:
 
 def _turn_back(cold: ColdRuns) -> BestStep | None:
     """Return the run of the answer with one knob turned back, greatest gain first; None if runs or budget are spent."""
-    answer_number, values = cold.answer_number, cold.state.log_objectives[0]
-    overridden = cold.overridden_knobs(answer_number)
+    state, levels = cold.state, cold.state.posterior.levels
+    overridden = cold.overridden_levels(cold.answer_number)
     if len(overridden) < 2 or len(cold.counted) >= MAX_BEFORE_TURN_BACK:
         return None
-    turned_back = [(number, knob) for knob in overridden for number in cold.without_override(answer_number, knob)]
-    for number, knob in sorted(turned_back, key=lambda pair: values[pair[0]]):
+    turned_back = {levels.with_level(cold.answer_number, knob, base): knob for knob, base in overridden.items()}
+    remaining = [number for number in state.remaining if number in turned_back]
+    for number in sorted(remaining, key=state.log_objectives[0].__getitem__):
         if not cold.count(number, *COLD_ROLES) and cold.are_affordable([number]):
+            knob = turned_back[number]
             reason = f"the winner with {knob} turned back to the baseline's value, to measure the gain of {knob}"
             return BestStep(action=TURN_BACK, why=reason, candidate_number=number, knob=knob)
     return None
+
+
+class LogGains(NamedTuple):
+    """The predicted ln of each candidate's objective over another candidate's: normal distributions."""
+
+    mean: Array
+    deviation: Array
+
+    def chance_above(self, log_gain: float) -> Array:
+        """Return the probability that each gain exceeds `log_gain`."""
+        chances: Array = 0.5 * _erfc((log_gain - self.mean) / self.deviation / math.sqrt(2))
+        return chances
+
+
+class BestState:
+    """The state of a search after the lines of its journal, once its candidates are listed.
+
+    Arrays and lists are by candidate number. `spent_s` are the seconds that conductors worked on the search;
+    `warm_run_id` is the run of the warm process, None without one.
+    """
+
+    def __init__(self, lines: Sequence[BestLine], spent_s: float, warm_run_id: str | None = None) -> None:
+        self.journal = BestJournal(tuple(lines))
+        question, space = self.journal.question, self.journal.space
+        assert question is not None, "a journal begins with its question"
+        assert space is not None, "the candidates are listed before the first decision"
+        self.question, self.space, self.candidates = question, space, space.candidates
+        self.spent_s = spent_s
+        # Void trials are repeated while the trials have time.
+        can_repeat = spent_s < (1 - CONFIRMING_SHARE) * question.budget_s
+        self.measured = measurements(lines, can_repeat=can_repeat)
+        if warm_run_id in self.measured.void_processes:
+            warm_run_id = None
+        self.starts = ProcessStarts(lines)
+        levels, self.process_keys = _layout_of(space)
+        self.posterior = Posterior(levels, self.measured, per_joule=question.objective == "samples_per_joule")
+        self.warm_trials = [trial for trial in self.journal.trials if trial.run_id == warm_run_id]
+        self.warm_process_key = next(
+            (knobs_key(line.process_knobs) for line in self.journal.all_of(ProcessReady) if line.run_id == warm_run_id),
+            None,
+        )
+        self.log_gains = cache(self._log_gains)
+
+    @cached_property
+    def cold(self) -> ColdRuns:
+        """The cold runs."""
+        return ColdRuns(self)
+
+    @cached_property
+    def prospects(self) -> Prospects:
+        """The expected improvements."""
+        return Prospects(self)
+
+    @cached_property
+    def counted_trials(self) -> dict[int, list[Trial]]:
+        """The trials that count, by candidate."""
+        by_candidate: dict[int, list[Trial]] = defaultdict(list)
+        for trial in self.measured.trials:
+            by_candidate[trial.candidate_number].append(trial)
+        return dict(by_candidate)
+
+    @cached_property
+    def ruled_out(self) -> dict[int, CandidateVerdict]:
+        """The candidates that can no longer be the answer, by number, with their first verdicts."""
+        verdicts: dict[int, CandidateVerdict] = {}
+        for verdict in _rulings(self.space, self.journal.attempts, self.posterior.levels):
+            verdicts.setdefault(verdict.candidate_number, verdict)
+        return verdicts
+
+    @cached_property
+    def excluded_by_instructions(self) -> dict[int, str]:
+        """The candidates that a person left out, by number, with the instruction; the baseline is measured anyway."""
+        return excluded_by_instructions(self.candidates, self.journal.instructions)
+
+    @cached_property
+    def remaining(self) -> list[int]:
+        """Numbers of the candidates that may still be the answer."""
+        out = self.ruled_out.keys() | self.excluded_by_instructions.keys()
+        return [number for number in range(len(self.candidates)) if number not in out]
+
+    @cached_property
+    def leader_number(self) -> int | None:
+        """The measured candidate of the highest objective; None before any was measured."""
+        measured_numbers = [number for number in self.remaining if number in self.counted_trials]
+        return max(measured_numbers, key=self.log_objectives[0].__getitem__, default=None)
+
+    @cached_property
+    def log_objectives(self) -> tuple[Array, Array]:
+        """The ln of each candidate's objective by the effects model, and its derivative by the ln rate.
+
+        For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
+        """
+        log_rates, question = self.posterior.mean, self.question
+        if question.objective != "time":
+            return log_rates, np.ones_like(log_rates)
+        start_s = np.array([self.starts.seconds(key) for key in self.process_keys])
+        work_s = (question.for_steps or 1) * self._samples / np.exp(log_rates)
+        return -np.log(start_s + work_s), work_s / (start_s + work_s)
+
+    def _log_gains(self, other_number: int) -> LogGains:
+        """Return the ln of each candidate's objective over another's by the effects model."""
+        values, slopes = self.log_objectives
+        variances, covariances = self.posterior.variance, self.posterior.covariances(other_number)
+        slope = slopes[other_number]
+        variance = slopes**2 * variances + slope**2 * variances[other_number] - 2 * slopes * slope * covariances
+        return LogGains(values - values[other_number], np.sqrt(np.maximum(variance, MIN_GAIN_VARIANCE)))
+
+    @cached_property
+    def bound_numbers(self) -> frozenset[int]:
+        """The candidates whose FLOPs alone take longer than the leader's whole sample; empty for joules."""
+        if self.leader_number is None or self.question.objective == "samples_per_joule":
+            return frozenset()
+        leader_value = float(self.log_objectives[0][self.leader_number])
+        return frozenset(
+            number
+            for number, candidate in enumerate(self.candidates)
+            if (least_s := candidate.least_s_per_sample)
+            and log_objective(self.question, candidate, 1 / least_s, self.start_s(number)) < leader_value
+        )
+
+    @cached_property
+    def step_s(self) -> Array:
+        """The expected seconds of each candidate's step; at the highest measured rate if the model is of joules."""
+        log_rates: Array | float = self.posterior.mean
+        if self.question.objective == "samples_per_joule":
+            log_rates = max((log_rate(trial) or 0.0 for trial in self.measured.trials), default=0.0)
+        seconds: Array = self._samples / np.exp(log_rates)
+        return seconds
+
+    @cached_property
+    def _samples(self) -> Array:
+        return np.array([candidate.samples_per_step for candidate in self.candidates], dtype=float)
+
+    def is_warm(self, number: int) -> bool:
+        """True if the warm process can try this candidate."""
+        return self.warm_process_key is not None and self.process_keys[number] == self.warm_process_key
+
+    def start_s(self, number: int) -> float:
+        """Return the expected seconds until a process of a candidate takes its first timed step."""
+        return self.starts.seconds(self.process_keys[number])
+
+
+@lru_cache(maxsize=1)
+def _layout_of(space: Space) -> tuple[Levels, list[KnobsKey]]:
+    """Return the levels of the candidates, and the process of each: made once, as they take half of a decision."""
+    keys = [knobs_key(candidate.process_knobs) for candidate in space.candidates]
+    return Levels([candidate.knobs for candidate in space.candidates]), keys
+
+
+def _rulings(space: Space, attempts: Sequence[Attempt], levels: Levels) -> Iterator[CandidateVerdict]:
+    """Yield the verdicts that rule a candidate out; a candidate may have several."""
+
+    def ruling(number: int, verdict: str, reason: str, excess_bytes: int | None = None) -> CandidateVerdict:
+        return CandidateVerdict(candidate_number=number, verdict=verdict, reason=reason, excess_bytes=excess_bytes)
+
+    for number, candidate in enumerate(space.candidates):
+        if candidate.excluded_as is not None:
+            yield ruling(number, candidate.excluded_as, candidate.reason, candidate.excess_bytes)
+    timed_numbers = {attempt.candidate_number for attempt in attempts if attempt.outcome in TIMED_OUTCOMES}
+    void_attempts: dict[int, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        number = attempt.candidate_number
+        if attempt.outcome == "oom":
+            excess_bytes = space.candidates[number].excess_bytes
+            reason = oom_verdict(attempt.reason, space.candidates[number])
+            yield ruling(number, TOO_LARGE, reason, excess_bytes)
+            # Trials are not under memory_limit: one that fitted is no evidence for a run under the limit.
+            fitted = set() if isinstance(attempt, ColdRun) and attempt.role == UNDER_LIMIT else timed_numbers
+            for larger_number in _larger_batches(number, space.candidates):
+                if larger_number not in fitted:
+                    yield ruling(larger_number, TOO_LARGE, f"a smaller batch: {reason}", excess_bytes)
+        elif attempt.outcome in UNUSABLE_OUTCOMES:
+            yield ruling(number, attempt.outcome, attempt.reason)
+        elif attempt.outcome == "void":
+            void_attempts[number].append(attempt)
+    for number, void in void_attempts.items():
+        if len(void) >= MAX_VOID_ATTEMPTS and number not in timed_numbers:
+            yield ruling(number, "not_tried", f"void in {len(void)} trials; the last: {void[-1].reason}")
+    for number, reason in _other_losses(space, attempts):
+        yield ruling(number, "failed", reason)
+    for number, outcome, reason in _failed_values(attempts, timed_numbers, levels):
+        yield ruling(number, outcome, reason)
+
+
+def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
+    """Return the candidates that differ from candidate `number` only by a larger batch."""
+    knobs, batch_size = candidates[number].knobs, candidates[number].batch_size
+    same = {name: value for name, value in knobs.items() if name not in BATCH_KNOBS}.items()
+    return [
+        other_number
+        for other_number, other in enumerate(candidates)
+        if other.batch_size > batch_size and same <= other.knobs.items()
+    ]
+
+
+def _other_losses(space: Space, attempts: Sequence[Attempt]) -> Iterator[tuple[int, str]]:
+    """Yield the candidates that train the same as the baseline and reach another loss on the same samples."""
+    baseline = space.candidates[space.baseline_number]
+    for kind in (Trial, ColdRun):
+        compared = [
+            line for line in attempts if isinstance(line, kind) and line.outcome in TIMED_OUTCOMES and line.losses
+        ]
+        expected = next((line.losses for line in compared if line.candidate_number == space.baseline_number), [])
+        for line in compared if expected else ():
+            step = min(len(line.losses), len(expected)) - 1
+            loss, expected_loss = line.losses[step], expected[step]
+            if loss is None or expected_loss is None:
+                continue
+            # After a large fall the tolerance is a share of the first loss, not of the small last one.
+            is_other = abs(loss - expected_loss) > LOSS_SHARE * max(abs(expected_loss), abs(expected[0] or 0.0))
+            if is_other and not changes_training(space.candidates[line.candidate_number], baseline):
+                yield line.candidate_number, f"the loss was {loss:.4g} where the baseline's was {expected_loss:.4g}"
+
+
+def _failed_values(
+    attempts: Sequence[Attempt], timed_numbers: Collection[int], levels: Levels
+) -> Iterator[tuple[int, str, str]]:
+    """Yield the candidates with the knob values that two failed candidates share and no timed one has."""
+    failed = {attempt.candidate_number: attempt for attempt in attempts if attempt.outcome in UNUSABLE_OUTCOMES}
+    timed_pairs = {pair for number in timed_numbers for pair in enumerate(levels.points[number])}
+    suspects = {number: set(enumerate(levels.points[number])) - timed_pairs for number in failed}
+    shared = (suspects[one] & suspects[other] for one, other in itertools.combinations(failed, 2))
+    for cause in dict.fromkeys(frozenset(pairs) for pairs in shared if pairs):
+        first, *more = [failed[number] for number in failed if cause <= suspects[number]]
+        names = [(levels.names[index], level) for index, level in sorted(cause)]
+        text = " with ".join(f"{name}={value_text(name, levels.values[name][level])}" for name, level in names)
+        reason = f"{text} failed in {1 + len(more)} settings: {first.reason}"
+        for number, point in enumerate(levels.points):
+            if cause <= set(enumerate(point)):
+                yield number, first.outcome, reason
 
 
 class Prospects:
@@ -365,8 +586,8 @@ class Prospects:
     Arrays are by candidate number; only the figures of `open_candidates` have a meaning.
     """
 
-    def __init__(self, state: BestState, cold: ColdRuns) -> None:
-        self._state, self._cold = state, cold
+    def __init__(self, state: BestState) -> None:
+        self._state = state
 
     @cached_property
     def open_candidates(self) -> list[int]:
@@ -397,18 +618,17 @@ class Prospects:
     def affordable(self) -> set[int]:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
         state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - self._cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s) - state.spent_s
-        closing_s = self._closing_s
+        left_s = max(budget_s - state.cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s) - state.spent_s
         return {
             number
             for number in self.open_candidates
-            if self.costs_s[number] <= left_s - (closing_s if state.is_warm(number) else 0.0)
+            if self.costs_s[number] <= left_s - (self._closing_s if state.is_warm(number) else 0.0)
         }
 
     @cached_property
     def is_budget_spent(self) -> bool:
         """True if some candidate is worth a trial and the budget pays for none of those."""
-        worth = {*self.likely, *self.with_unseen_values}
+        worth = {*self.likely, *self.unseen_values}
         return bool(worth) and self.affordable.isdisjoint(worth)
 
     @cached_property
@@ -438,7 +658,7 @@ class Prospects:
     @cached_property
     def _closing_s(self) -> float:
         """Expected seconds of repeating the warm process's first trial, before the search leaves that process."""
-        reference = self._state.reference_trial
+        reference = reference_of(self._state.warm_trials)
         return 0.0 if reference is None else self._steps * float(self._state.step_s[reference.candidate_number])
 
     @cached_property
@@ -448,13 +668,23 @@ class Prospects:
         return UNTIMED_TRIAL_STEPS + steps_for(deviation, ENOUGH_ERROR, MIN_TIMED_STEPS, MAX_TIMED_STEPS)
 
     @cached_property
-    def with_unseen_values(self) -> list[int]:
-        """Open candidates with values of knobs that were never run; a value that failed or did not fit was run."""
-        points, trials = self._state.posterior.levels.array, self._state.journal.trials
-        tried = [trial.candidate_number for trial in trials if trial.outcome != "void"]
-        is_seen = [np.isin(levels, levels[tried]) for levels in points.T]
-        all_seen = np.all(is_seen, axis=0) if is_seen else np.ones(len(points), dtype=bool)
-        return [number for number in self.open_candidates if not all_seen[number]]
+    def unseen_values(self) -> dict[int, list[str]]:
+        """Open candidates with the values of theirs that were never run; one that failed or did not fit was run."""
+        state, levels = self._state, self._state.posterior.levels
+        trials = [trial for trial in state.journal.trials if trial.outcome in ("oom", *UNUSABLE_OUTCOMES)]
+        tried = state.counted_trials.keys() | {trial.candidate_number for trial in trials}
+        seen = {pair for number in tried for pair in enumerate(levels.points[number])}
+        texts = {
+            (index, level): f"{name}={value_text(name, value)}"
+            for index, name in enumerate(levels.names)
+            for level, value in enumerate(levels.values[name])
+            if (index, level) not in seen
+        }
+        unseen = {
+            number: [texts[pair] for pair in enumerate(levels.points[number]) if pair in texts]
+            for number in self.open_candidates
+        }
+        return {number: values for number, values in unseen.items() if values}
 
     @cached_property
     def outlook(self) -> tuple[float, float]:
@@ -470,7 +700,7 @@ class Prospects:
         return 1 - float(np.prod(1 - self.chances[numbers])), float(self.costs_s[numbers].sum())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Difference:
     """The ln of one candidate's objective less another's, and half of its 95 % interval."""
 
@@ -489,18 +719,13 @@ class ColdRuns:
     def __init__(self, state: BestState) -> None:
         self.state = state
         self.baseline_number = state.space.baseline_number
-        self._gains: dict[int, LogGains] = {}
         self.counted = [run for run in state.journal.cold_runs if run.outcome != "void"]
         """The cold runs that are not void, in their order."""
-        measured = [run for run in self.counted if run.role in SPEED_ROLES and run.outcome == "measured"]
-        self.race_figures = self._log_objectives(run for run in measured if run.role == RACE)
-        self.figures = self._log_objectives(measured)
+        self.measured = [run for run in self.counted if run.role in SPEED_ROLES and run.outcome == "measured"]
+        """The runs that measured a speed."""
+        self.race_figures = self._log_objectives(run for run in self.measured if run.role == RACE)
+        self.figures = self._log_objectives(self.measured)
         """The ln of the objective in each run that measured a speed, by candidate number."""
-        self.log_rates: dict[int, list[float]] = defaultdict(list)
-        """The ln samples/s of each such run."""
-        for run in measured:
-            if run.samples_per_s:
-                self.log_rates[run.candidate_number].append(math.log(run.samples_per_s))
 
     def _log_objectives(self, runs: Iterable[ColdRun]) -> dict[int, list[float]]:
         question, by_candidate = self.state.question, defaultdict(list)
@@ -513,8 +738,7 @@ class ColdRuns:
 
     def half_width(self, figures: Mapping[int, Sequence[float]], runs: float = 1) -> float:
         """Return half of the 95 % interval of the mean of so many runs, by the noise pooled over repeated runs."""
-        state = self.state
-        squares, freedom = PRIOR_RUNS * (state.posterior.scales.process**2 + COLD_ERROR**2), PRIOR_RUNS
+        squares, freedom = PRIOR_RUNS * (self.state.posterior.scales.process**2 + COLD_ERROR**2), PRIOR_RUNS
         for values in figures.values():
             if len(values) > 1:
                 squares += statistics.variance(values) * (len(values) - 1)
@@ -537,13 +761,8 @@ class ColdRuns:
 
     def by_trials(self, number: int, other_number: int) -> Difference:
         """Return the difference of two candidates by the trials and the effects alone."""
-        gains = self._gains_over(other_number)
+        gains = self.state.log_gains(other_number)
         return Difference(float(gains.mean[number]), NORMAL_95 * float(gains.deviation[number]))
-
-    def _gains_over(self, other_number: int) -> LogGains:
-        if other_number not in self._gains:
-            self._gains[other_number] = self.state.log_gains(other_number)
-        return self._gains[other_number]
 
     @property
     def has_begun(self) -> bool:
@@ -564,16 +783,12 @@ class ColdRuns:
         state, leader_number = self.state, self.state.leader_number
         if leader_number is None:
             return []
-        gains = self._gains_over(leader_number)
-        chances = gains.chance_above(0.0)
+        gains = state.log_gains(leader_number)
+        is_near = (gains.mean > -NEAR_LOG_GAIN) & (gains.chance_above(0.0) > MIN_FASTEST_CHANCE)
         near = [
             number
             for number in state.remaining
-            if number in state.counted_trials
-            and (
-                number == leader_number
-                or (gains.mean[number] > -NEAR_LOG_GAIN and chances[number] > MIN_FASTEST_CHANCE)
-            )
+            if number in state.counted_trials and (number == leader_number or is_near[number])
         ]
         return sorted(near, key=lambda number: -gains.mean[number])[:MAX_FINALISTS]
 
@@ -587,30 +802,25 @@ class ColdRuns:
     def _behind_fastest(self) -> dict[int, Difference]:
         """The lead of the fastest in the race over each raced finalist; empty without a race."""
         raced = [number for number in self.finalists if number in self.race_figures]
-        fastest = max(raced, key=lambda number: statistics.fmean(self.race_figures[number]), default=None)
-        leads = {
-            number: self.difference_in(self.race_figures, fastest, number) for number in raced if fastest is not None
-        }
+        if not raced:
+            return {}
+        fastest = max(raced, key=lambda number: statistics.fmean(self.race_figures[number]))
+        leads = {number: self.difference_in(self.race_figures, fastest, number) for number in raced}
         return {number: lead for number, lead in leads.items() if lead is not None}
 
     @cached_property
-    def equally_fast(self) -> list[int]:
-        """The contenders that the race cannot tell from the fastest; the leader alone without a race."""
-        leads = self._behind_fastest.items()
-        return [number for number, lead in leads if not lead.is_clear and lead.mean < EQUAL_LOG_GAIN] or self.finalists[
-            :1
-        ]
-
-    @cached_property
     def winner_number(self) -> int:
-        """The fastest of the race; ties go to less memory, then fewer overridden knobs, then a cheaper start."""
-        least_bytes = lowest(map(self.state.journal.memory_bytes, self.equally_fast)) or 0
+        """The fastest of the race, or the leader; ties go to less memory, fewer overrides, then a cheaper start."""
+        leads, journal = self._behind_fastest.items(), self.state.journal
+        equals = [number for number, lead in leads if not lead.is_clear and lead.mean < EQUAL_LOG_GAIN]
+        equals = equals or self.finalists[:1]
+        least_bytes = lowest(map(journal.memory_bytes, equals)) or 0
 
         def preference(number: int) -> tuple[bool, int, float]:
-            needs_more = (self.state.journal.memory_bytes(number) or 0) > least_bytes * (1 + EQUAL_MEMORY_SHARE)
-            return needs_more, len(self.overridden_knobs(number)), self.state.start_s(number)
+            needs_more = (journal.memory_bytes(number) or 0) > least_bytes * (1 + EQUAL_MEMORY_SHARE)
+            return needs_more, len(self.overridden_levels(number)), self.state.start_s(number)
 
-        return min(self.equally_fast, key=preference)
+        return min(equals, key=preference)
 
     @cached_property
     def answer_number(self) -> int:
@@ -627,18 +837,11 @@ class ColdRuns:
         others = [number for number in self.contenders if number != self.answer_number]
         return [number for number in others if not self.difference(number, self.answer_number).is_clear]
 
-    def overridden_knobs(self, number: int) -> list[str]:
-        """Return the knobs that differ from the baseline's, without accumulation if the batch decides it."""
+    def overridden_levels(self, number: int) -> dict[str, int]:
+        """Return the baseline's levels of the knobs that differ, without accumulation if the batch decides it."""
         levels = self.state.posterior.levels
-        point, base = levels.points[number], levels.points[self.baseline_number]
-        return [name for name, level, base_level in zip(levels.names, point, base, strict=True) if level != base_level]
-
-    def without_override(self, number: int, knob: str) -> list[int]:
-        """Return the candidate with one knob turned back; empty if no such candidate remains."""
-        levels = self.state.posterior.levels
-        base = levels.points[self.baseline_number][levels.names.index(knob)]
-        turned_back = levels.with_level(number, knob, base)
-        return [other for other in self.state.remaining if other == turned_back]
+        points = zip(levels.names, levels.points[number], levels.points[self.baseline_number], strict=True)
+        return {name: base_level for name, level, base_level in points if level != base_level}
 
     @cached_property
     def steps(self) -> int:

@@ -8,12 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, Literal
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_error
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.search.best_journal import Candidate, Instruction, InstructionWord
 from trainfast_runner.search.searches import value_text
-from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 
 INSTRUCTIONS_FILE = "orders.jsonl"
@@ -24,19 +22,15 @@ PIN: Final = "pin"
 """Try only this value of a knob."""
 UNPIN: Final = "unpin"
 """Remove a knob's pin."""
-INSTRUCTION_WORDS: tuple[InstructionWord, ...] = (SKIP, PIN, UNPIN)
-"""All instructions."""
 ValueInstruction = Literal["pin", "skip"]
 """An instruction about one value of a knob."""
 
 
-def give_instruction(directory: Path, do: str, name: str, value: object = None) -> None:
+def give_instruction(directory: Path, do: InstructionWord, name: str, value: object = None) -> None:
     """Instruct a live search to skip a value, or to pin or unpin a knob; the search obeys before its next step.
 
-    Raises UserError for an unknown instruction, knob or value, and when the instruction cannot be written.
+    Raises UserError for an unknown knob or value, and when the instruction cannot be written.
     """
-    if do not in INSTRUCTION_WORDS:
-        raise UserError(f"{do}: no such instruction", key=do, allowed=INSTRUCTION_WORDS)
     typed_value = knob(name).read(value) if do != UNPIN else None
     _append(directory, Instruction(do=do, knob=name, value=typed_value))
 
@@ -46,42 +40,28 @@ def skip_candidate(directory: Path, number: int) -> None:
     _append(directory, Instruction(do=SKIP, candidate_number=number))
 
 
+def instructions_in_force(instructions: Iterable[Instruction]) -> list[Instruction]:
+    """Return the instructions that no later one replaced: a knob has one pin."""
+    in_force: list[Instruction] = []
+    for given in instructions:
+        if given.do != SKIP:
+            in_force = [earlier for earlier in in_force if earlier.do == SKIP or earlier.knob != given.knob]
+        if given.do != UNPIN:
+            in_force.append(given)
+    return in_force
+
+
 def excluded_by_instructions(candidates: Sequence[Candidate], instructions: Iterable[Instruction]) -> dict[int, str]:
     """Return the candidates that the instructions leave out, by number, with the instruction in words."""
     excluded: dict[int, str] = {}
-    skipped: set[tuple[str, object]] = set()
-    pinned: dict[str, KnobValue] = {}
-    for instruction in instructions:
-        if instruction.candidate_number is not None:
-            excluded[instruction.candidate_number] = "you skipped it"
-        elif instruction.do == SKIP:
-            skipped.add((instruction.knob, instruction.value))
-        elif instruction.do == PIN:
-            pinned[instruction.knob] = instruction.value
-        else:
-            pinned.pop(instruction.knob, None)
-    if not skipped and not pinned:
-        return excluded
-    for number, candidate in enumerate(candidates):
-        for name, value in candidate.knobs.items():
-            if (name, value) in skipped:
-                excluded[number] = f"you skipped {name}={value_text(name, value)}"
-            elif name in pinned and pinned[name] != value:
-                excluded[number] = f"you pinned {name}={value_text(name, pinned[name])}"
+    for given in instructions_in_force(instructions):
+        for number, candidate in enumerate(candidates):
+            if number == given.candidate_number:
+                excluded[number] = "you skipped it"
+            elif given.knob in candidate.knobs and (given.do == SKIP) == (candidate.knobs[given.knob] == given.value):
+                did = "skipped" if given.do == SKIP else "pinned"
+                excluded[number] = f"you {did} {given.knob}={value_text(given.knob, given.value)}"
     return excluded
-
-
-def instructions_in_force(instructions: Iterable[Instruction]) -> list[Instruction]:
-    """Return the instructions that no later one replaced."""
-    in_force: dict[tuple[str, str, str], Instruction] = {}
-    for instruction in instructions:
-        if instruction.do == SKIP:
-            in_force[SKIP, instruction.knob, repr((instruction.value, instruction.candidate_number))] = instruction
-            continue
-        in_force.pop((PIN, instruction.knob, ""), None)
-        if instruction.do == PIN:
-            in_force[PIN, instruction.knob, ""] = instruction
-    return list(in_force.values())
 
 
 def open_values(
