@@ -140,7 +140,7 @@ def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(predict):
 def test_speed_stands_beside_memory_once_the_device_is_calibrated(predict):
     before = predict.json("single", "devices=cpu")
     assert before["samples_per_s"] is None
-    assert "doctor --calibrate" in before["why"]
+    assert "a run tells more" in before["why"]
     ceiling = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0, operation_us=10.0, cpu_share=1.0)
     put(Home().create().path / CALIBRATION_FILE, {cpu_name(): ceiling})
     speed = predict.json("single", "devices=cpu")["samples_per_s"]

@@ -130,7 +130,7 @@ def test_json_is_that_of_the_command(bench, results_by_row, tmp_path):
     ("name", "escaped"),
     [
         ("table.md", "refused: &lt;b&gt;dp&lt;/b&gt; needs two \\| GPUs "),
-        ("TABLE.HTML", "refused: &lt;b&gt;dp&lt;/b&gt; needs two | GPUs "),
+        ("TABLE.HTML", "refused: &lt;b&gt;dp&lt;/b&gt; needs two | GPUs"),
     ],
 )
 def test_text_of_an_exception_is_escaped(bench, results_by_row, tmp_path, name, escaped):

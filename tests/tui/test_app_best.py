@@ -189,7 +189,6 @@ async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> No
 @pytest.mark.parametrize(
     ("objective", "for_steps", "best", "unit", "charted"),
     [
-        ("tokens_per_s", None, "7,808 tokens/s (7,603 to 8,013)", "tokens/s", "tokens/s"),
         ("time", 800, "3.65 min (3.57 to 3.75) for 800 steps", "min", "samples/s"),
         ("samples_per_joule", None, "61.0 samples/J (59.4 to 62.6)", "samples/J", "samples/J"),
     ],

@@ -96,7 +96,8 @@ class Tracer:
         device: str = "cpu",
         python: str | None = None,
         cancelled: threading.Event | None = None,
-        **_: object,
+        *_: object,
+        **__: object,
     ) -> TenMiBASample:
         model = self._key(spec)
         self.traced.append(model)

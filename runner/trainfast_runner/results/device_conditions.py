@@ -388,7 +388,8 @@ class StepJoin:
         return [track.conditions_between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
 
     def _join_step(self, step: Step) -> StepConditions:
-        devices = [track.conditions_of_step(step) for track in self.tracks.values() if track.times]
+        tracks = [track for track in self.tracks.values() if track.times and track.times[0] <= step.t_ns]
+        devices = [track.conditions_of_step(step) for track in tracks]
         joules = total_joules(devices)
         samples = (step.samples or 0) * self._samples_factor
         return StepConditions(

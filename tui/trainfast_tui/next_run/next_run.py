@@ -107,7 +107,7 @@ class NextRun:
         else:
             knobs.pop(name, None)
         overrides = tuple(override for override in self.spec.overrides if override != name)
-        return replace(self, spec=replace(self.spec, knobs=knobs, overrides=overrides))._after_turning(name)
+        return replace(self, spec=replace(self.spec, knobs=knobs, overrides=overrides)).after_turning(name)
 
     def with_value_of(self, name: str, earlier: NextRun) -> Self:
         """Return a copy with the knob at its value in `earlier`."""
@@ -197,9 +197,9 @@ class NextRun:
         spec = with_setting(self.spec, f"{name}={text}")
         if self.script is not None:
             self.script.applied(list(self.script.command), {name: spec.knobs[name]})
-        return replace(self, spec=spec)._after_turning(name)
+        return replace(self, spec=spec).after_turning(name)
 
-    def _after_turning(self, name: str) -> Self:
+    def after_turning(self, name: str) -> Self:
         """Return a copy in which every override that does nothing with a new strategy is reset."""
         next_run = self
         for override in self.spec.overrides if name == "strategy" and self.script is None else ():
