@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from recorded import a_run
-from still import CPU, FULL, SMALL, a_snapshot, has, running
+from still import CPU, FULL, MIDDLE, SMALL, a_snapshot, has, running
 from textual.events import Key
 from textual.pilot import Pilot
+from traced import Tracer
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
@@ -145,6 +146,19 @@ async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
         first = next_run_from_preset(preset_choices()[0][0])
         await burst(pilot, "batch_size", first.spec.knobs["batch_size"], "p", "home", "enter")
         assert app.session.next_run.spec.preset == preset_choices()[0][0]
+
+
+async def test_presets_say_what_fits_and_fold_their_variants(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    Tracer(lambda spec: spec.preset, "tiny-llama").stand_in(monkeypatch)
+    async with running(home, a_snapshot(None), size=MIDDLE) as (app, pilot):
+        app.session.machine = CPU
+        text = await pilot.press("p")
+        has(text, "3M, fits up to 457: Llama, 4 layers", "6 variants: Notebook: BERT large")
+        assert "guide-single-gpu/" not in text
+        text = await pilot.press(*"single", "enter")
+        has(text, "the preset itself", "guide-single-gpu/accum+ckpt ")
+        await pilot.press("down", "down", "enter")
+        assert app.session.next_run.spec.name == "guide-single-gpu/accum"
 
 
 async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_one_after_a_yes(

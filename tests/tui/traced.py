@@ -21,6 +21,7 @@ class TenMiBASample:
     """A memory model whose arithmetic fits in a head."""
 
     device = "cpu"
+    parameters = 3_000_000
     corrections = DeviceCorrections()
     segments = ()
     stacks = ()

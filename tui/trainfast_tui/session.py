@@ -249,6 +249,10 @@ class Session:
         """Return the prediction of this run; None while the newest one is about other settings."""
         return self.background.fit(next_run, self.machine)
 
+    def fit_words(self) -> Callable[[RunSpec], str]:
+        """Return a function to a preset's parameters and the largest batch that fits, as far as it was traced."""
+        return self.background.fit_words(self.machine, self.snapshot)
+
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""
         start_thread("compare", partial(compared_runs, self.home, a, b), self.post)

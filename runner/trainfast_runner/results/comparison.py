@@ -120,6 +120,11 @@ MIN_DIFFERENCE_BYTES = 2 << 20
 """Chosen, not measured: least difference of memory that counts: CUDA's caching allocator hands out blocks of 2 MiB."""
 
 
+PHASE = "step: "
+"""The beginning of a phase's label."""
+FOLDED_SHARE = 0.01
+
+
 @dataclass(frozen=True)
 class ComparisonRow:
     """One figure of both runs."""
@@ -155,6 +160,18 @@ class Comparison:
     """Conditions that are known of either run."""
     doubts: list[Doubt]
     """Those of run A, those of run B, and the conditions in which the two differed."""
+
+    @property
+    def shown_rows(self) -> list[ComparisonRow]:
+        """The rows with a figure, without phases that take less than `FOLDED_SHARE` of both steps."""
+        step = next(row for row in self.rows if row.label == "step")
+        least = [FOLDED_SHARE * (value or 0.0) for value in (step.a, step.b)]
+        return [
+            row
+            for row in self.rows
+            if (row.a is not None or row.b is not None)
+            and not (row.label.startswith(PHASE) and (row.a or 0.0) < least[0] and (row.b or 0.0) < least[1])
+        ]
 
 
 def compare(a: Result, b: Result) -> Comparison:
@@ -239,7 +256,7 @@ def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow:
     if None not in (*mads, *steps_ms) and min(counts) >= MIN_STEPS_TO_COMPARE:
         errors = [median_error(mad or 0.0, count) for mad, count in zip(mads, counts, strict=True)]
         least_ms = max(MIN_STEP_SHARE * max(filter(None, steps_ms), default=0.0), ERRORS_APART * math.hypot(*errors))
-    return _row(f"step: {name}", "ms", *values, least=least_ms)
+    return _row(f"{PHASE}{name}", "ms", *values, least=least_ms)
 
 
 def _row(

@@ -250,7 +250,7 @@ def runs_compare(arguments: argparse.Namespace) -> int:
     else:
         print_line("the same settings")
     print_line()
-    rows = [_comparison_cells(row) for row in comparison.rows if row.a is not None or row.b is not None]
+    rows = [_comparison_cells(row) for row in comparison.shown_rows]
     header = ("FIGURE", *fmt.figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
     print_table(header, rows, drop=("95 % CI", "CHANGE"))
     if comparison.conditions:

@@ -20,9 +20,10 @@ from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed,
 from trainfast_tui.control.run_control import OomExplainer
 from trainfast_tui.control.threads import SituationGatherer, start_thread
 from trainfast_tui.live.snapshot import SearchKind
-from trainfast_tui.next_run.next_run import has_same_model
+from trainfast_tui.next_run.next_run import NextRun, has_same_model
 from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
 from trainfast_tui.text.event_words import importing_words
+from trainfast_tui.text.format import count
 from trainfast_tui.text.keys import key_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from trainfast_runner.search.predicted_speed import DeviceSpeedModel
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
-    from trainfast_tui.next_run.next_run import NextRun
 
 
 SpeedKey = tuple[object, ...]
@@ -348,7 +348,7 @@ class BackgroundWork:
     """Works in threads of its own, and gives way to everything that is measured."""
 
     def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
-        self.tracer = SharedTracer()
+        self.tracer, self._python = SharedTracer(), python
         self.predictor = Predictor(post, python, self.tracer.get, home)
         self._memory: NextRunMemory | None = None
         self._speed: NextRunSpeed | None = None
@@ -412,6 +412,24 @@ class BackgroundWork:
         if measured is None or (self._speed is None and measured.predicted is None):
             return self._speed
         return replace(self._speed or NextRunSpeed(), measured=measured)
+
+    def fit_words(self, machine: Machine | None, snapshot: Snapshot | None) -> Callable[[RunSpec], str]:
+        """Return a function to the parameters of a spec and its largest batch here, by an earlier trace; else to ""."""
+        from trainfast_runner.memory.tracing import cached_models
+
+        if machine is None:
+            return lambda spec: ""
+        model_of = cached_models(machine.device, self._python)
+
+        def words(spec: RunSpec) -> str:
+            if (model := model_of(spec)) is None:
+                return ""
+            next_run = NextRun(spec, dict(spec.knobs))
+            fit = predicted_fit(model, request_for(next_run, machine, snapshot, may_trace=False))
+            most = "" if fit.max_batch is None else f", fits up to {count(fit.max_batch)}"
+            return f"{model.parameters / 1e6:,.0f}M{most}: "
+
+        return words
 
     def fit(self, next_run: NextRun, machine: Machine | None) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about other settings."""

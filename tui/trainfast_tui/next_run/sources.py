@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import SET_BY_A_SEARCH, RunSpec, resolve, spec_of_record
+from trainfast_runner.units import counted
 from trainfast_tui.live.figures import predicted_peak_bytes
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.text.format import percent_change
@@ -26,27 +27,35 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 
-def preset_choices() -> list[tuple[str, str]]:
-    """Return (name, title) of each preset, its variants below it; the title of a broken preset is its error."""
-    choices: list[tuple[str, str]] = []
+def preset_choices(fit_words: Callable[[RunSpec], str] = lambda spec: "") -> list[tuple[str, str]]:
+    """Return (name, title) of each preset, those with variants last; the title of a broken preset is its error.
+
+    `fit_words` returns what is known of a preset's size, to stand before its title.
+    """
+    plain: list[tuple[str, str]] = []
+    with_variants: list[tuple[str, str]] = []
     for name in presets.preset_files():
         path = script_preset.path_of(name)
         try:
-            if path is None:
-                choices += _model_choices(name)
+            if path is not None:
+                plain.append((name, f"your script: {script_preset.load(path).title}"))
+            elif variants := presets.load(name)[0].variants:
+                with_variants.append((name, f"{counted(len(variants), 'variant')}: {presets.load(name)[0].title}"))
             else:
-                choices.append((name, f"your script: {script_preset.load(path).title}"))
+                spec = resolve(name)
+                plain.append((name, f"{fit_words(spec)}{spec.title}"))
         except UserError as error:
-            choices.append((name, f"cannot be used: {error.line_without_option()}"))
-    return choices
+            plain.append((name, f"cannot be used: {error.line_without_option()}"))
+    return plain + with_variants
 
 
-def _model_choices(name: str) -> list[tuple[str, str]]:
-    preset, _ = presets.load(name)
-    choices = [(name, preset.title)]
-    for variant in preset.variants:
-        knobs = ", ".join(f"{key}={value}" for key, value in variant.knobs.items())
-        choices.append((f"{name}/{variant.id}", knobs or "as the preset"))
+def variant_choices(name: str) -> list[tuple[str, str]]:
+    """Return (name, settings) of a preset and each of its variants; empty without variants."""
+    if script_preset.path_of(name) is not None or not (variants := presets.load(name)[0].variants):
+        return []
+    choices = [(name, "the preset itself")]
+    for variant in variants:
+        choices.append((f"{name}/{variant.id}", ", ".join(f"{key}={value}" for key, value in variant.knobs.items())))
     return choices
 
 

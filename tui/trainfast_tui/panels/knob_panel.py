@@ -13,7 +13,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_tui.next_run.next_run import NextRun
-from trainfast_tui.next_run.sources import preset_choices
+from trainfast_tui.next_run.sources import preset_choices, variant_choices
 from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.text import format as fmt
@@ -183,8 +183,15 @@ class KnobPanel(ListWidget, can_focus=True):
         ask_text(self.app, entry.name, entry.values.describe(), next_run.text_of(entry.name), set_value)
 
     def action_preset(self) -> None:
-        current = self._session.next_run.spec.name if self._session.next_run is not None else None
-        ask_choice(self.app, "What to train", preset_choices(), self._set_preset, current=current)
+        next_run, fit_words = self._session.next_run, self._session.fit_words()
+        current = next_run.spec.name.partition("/")[0] if next_run is not None else None
+        ask_choice(self.app, "What to train", preset_choices(fit_words), self._choose_variant, current=current)
+
+    def _choose_variant(self, preset: str) -> None:
+        if variants := variant_choices(preset):
+            ask_choice(self.app, preset, variants, self._set_preset)
+        else:
+            self._set_preset(preset)
 
     def _set_preset(self, name: str) -> None:
         try:

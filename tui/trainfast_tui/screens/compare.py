@@ -119,7 +119,7 @@ def _condition_lines(comparison: Comparison) -> list[Line]:
 
 
 def _figure_lines(comparison: Comparison, width: int) -> list[Line]:
-    rows = [row for row in comparison.rows if row.a is not None or row.b is not None]
+    rows = comparison.shown_rows
     note = _no_speed_words(comparison)
     if note:
         rows = [row for row in rows if row.delta is not None]
