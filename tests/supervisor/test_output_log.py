@@ -223,3 +223,9 @@ def test_a_flood_of_steps_keeps_its_head_and_tail(run):
     assert first.step == 1
     assert result.steps.measured + result.steps.warmup == last.step
     assert result.thinning.steps_dropped == last.step - len(records.steps[0])
+
+
+def test_a_log_of_a_terabyte_that_nobody_here_wrote_is_not_read_whole(tmp_path):
+    (tmp_path / "output.log").touch()
+    os.truncate(tmp_path / "output.log", 1 << 40)
+    assert read_log(tmp_path / "output.log", 3) == []

@@ -6,7 +6,6 @@ Head and tail are kept, the middle goes: first as a hole in the file, at the end
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -144,8 +143,12 @@ _LONGEST_LINE_BYTES = 1 << 16
 """The most that is kept of a line without an end: its newest part."""
 
 
+MOST_READ_BYTES = 256 << 20
+"""Chosen, not measured: four times the cap of a log; a log that is longer was written by nobody here."""
+
+
 def read_log(
-    path: Path, last_lines: int | None = None, most_bytes: float = math.inf, *, end: int | None = None
+    path: Path, last_lines: int | None = None, most_bytes: int = MOST_READ_BYTES, *, end: int | None = None
 ) -> list[str]:
     """The last lines of the output, or all of it, without line ends; a hole reads as one line with its size.
 
