@@ -19,6 +19,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
+from trainfast_runner.settings.presets import user_directory
 from trainfast_tui.control.messages import Changes
 from trainfast_tui.control.threads import SituationGatherer
 from trainfast_tui.next_run.sources import next_run_from_preset, preset_choices
@@ -159,6 +160,16 @@ async def test_presets_say_what_fits_and_fold_their_variants(home: Home, monkeyp
         has(text, "the preset itself", "guide-single-gpu/accum+ckpt ")
         await pilot.press("down", "down", "enter")
         assert app.session.next_run.spec.name == "guide-single-gpu/accum"
+
+
+async def test_a_broken_preset_says_why_and_leaves_the_knobs(home: Home) -> None:
+    user_directory().mkdir(parents=True, exist_ok=True)
+    (user_directory() / "a-broken.toml").write_text("schema = 1\n[knobs\n")
+    async with running(home, a_snapshot(a_run(home)), size=MIDDLE) as (app, pilot):
+        has(await pilot.press("p", *"a-broken"), "cannot be used")
+        before = app.session.next_run
+        assert "a-broken.toml" in await pilot.press("enter")
+        assert app.session.next_run == before
 
 
 async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_one_after_a_yes(

@@ -119,6 +119,7 @@ class ProbeRunner:
                 outcome="fits",
                 seconds=time.monotonic() - began_s,
                 limit_peak_bytes=peak_bytes if peak_bytes > peak_before_bytes else None,
+                room_after_bytes=self.memory.available_bytes(),
                 samples=batch_size * self.state.knobs.grad_accum,
                 step_ms=[record["step_ms"] for record in records],
                 alloc_retries=retries - retries_before,
@@ -185,6 +186,7 @@ class ProbeRunner:
         self.memory.free_reserve()
         fields: dict[str, Any] = {}
         with suppress(RuntimeError):
+            probe_fields["room_after_bytes"] = self.memory.available_bytes()
             in_optimizer = self.log.phase == "optimizer"
             self.memory.end_phase("optimizer" if in_optimizer else "forward_backward")
             fields = dict(self.memory.end_step_fields())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.oom import out_of_memory_of, trace_changes, with_newer_explanation
+from trainfast_runner.memory.oom import OutOfMemory, out_of_memory_of, trace_changes, with_newer_explanation
 from trainfast_runner.records.home import Home, conducted_search_of, has_journal
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import RESULT_FILE, exit_code_of, read_run_file
@@ -192,8 +192,9 @@ def predict_memory(plan: RunPlan, home: Home, cancelled: threading.Event | None 
         print_notice(f"memory is not predicted: {error.line()}")
 
 
-TRACES_WITHIN_S = 3.5
-"""Chosen, not measured: the most seconds for traces. The command is over within 6 s of the training."""
+TRACES_WITHIN_S, ENDED_WITHIN_S = 3.5, 1.0
+"""Chosen, not measured: the most seconds for traces, and for the tracing process to end after them. The command is over
+within 6 s of the training."""
 
 
 def print_out_of_memory(directory: Path, result: Result, python: str | None, as_json: bool) -> int:
@@ -221,18 +222,23 @@ def with_traced_changes(directory: Path, result: Result, python: str | None) -> 
         return result
     oom_run = out_of_memory_of(read_records(directory), run_file, result.reason, result.error)
     cancelled = threading.Event()
-    deadline = threading.Timer(TRACES_WITHIN_S, cancelled.set)
-    deadline.daemon = True
+    # A thread, which is left behind where something in it cannot be cancelled.
+    tracing = threading.Thread(target=_trace, args=(oom_run, python, cancelled), daemon=True)
     try:
         with progress_when_slow("tracing which changes would make it fit…"):
-            deadline.start()
-            for _ in trace_changes(oom_run, python, cancelled):
-                pass  # the trace is in the cache now
-    except (KeyboardInterrupt, UserError):
-        pass
-    finally:
-        deadline.cancel()
+            tracing.start()
+            tracing.join(TRACES_WITHIN_S)
+            cancelled.set()
+            tracing.join(ENDED_WITHIN_S)
+    except KeyboardInterrupt:
+        cancelled.set()
     return with_newer_explanation(directory, result)
+
+
+def _trace(oom_run: OutOfMemory, python: str | None, cancelled: threading.Event) -> None:
+    with suppress(UserError):
+        for _ in trace_changes(oom_run, python, cancelled):
+            pass  # the trace is in the cache now
 
 
 def await_devices(plan: RunPlan, home: Home, on_poll: Callable[[], None] = lambda: None) -> int:

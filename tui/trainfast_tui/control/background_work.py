@@ -424,10 +424,12 @@ class BackgroundWork:
         def words(spec: RunSpec) -> str:
             if (model := model_of(spec)) is None:
                 return ""
-            next_run = NextRun(spec, dict(spec.knobs))
-            fit = predicted_fit(model, request_for(next_run, machine, snapshot, may_trace=False))
-            most = "" if fit.max_batch is None else f", fits up to {count(fit.max_batch)}"
-            return f"{model.parameters / 1e6:,.0f}M{most}: "
+            request = request_for(NextRun(spec, dict(spec.knobs)), machine, snapshot, may_trace=False)
+            try:
+                most = predicted_fit(model, request).max_batch
+            except UserError:  # it cannot run here as it is
+                return ""
+            return f"{model.parameters / 1e6:,.0f}M{'' if most is None else f', fits up to {count(most)}'}: "
 
         return words
 

@@ -109,12 +109,6 @@ class NextRun:
         overrides = tuple(override for override in self.spec.overrides if override != name)
         return replace(self, spec=replace(self.spec, knobs=knobs, overrides=overrides)).after_turning(name)
 
-    def with_value_of(self, name: str, earlier: NextRun) -> Self:
-        """Return a copy with the knob at its value in `earlier`."""
-        if name in earlier.spec.overrides:
-            return self.with_value(name, earlier.text_of(name))
-        return self.reset(name)
-
     def ranks(self, machine: Machine | None) -> int | None:
         """Return the number of processes; None while the machine is unknown, if refused, or if a launcher sets it."""
         if machine is None:

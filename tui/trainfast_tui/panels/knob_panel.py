@@ -188,7 +188,12 @@ class KnobPanel(ListWidget, can_focus=True):
         ask_choice(self.app, "What to train", preset_choices(fit_words), self._choose_variant, current=current)
 
     def _choose_variant(self, preset: str) -> None:
-        if variants := variant_choices(preset):
+        try:
+            variants = variant_choices(preset)
+        except UserError as error:
+            self.show_refusal(error)
+            return
+        if variants:
             ask_choice(self.app, preset, variants, self._set_preset)
         else:
             self._set_preset(preset)

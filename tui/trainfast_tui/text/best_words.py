@@ -510,7 +510,7 @@ def unit_of(objective: str, median: float) -> tuple[str, float]:
 
 
 def objective_words(objective: str, for_steps: int | None, value: Interval) -> str:
-    """Return a figure with its 95 % interval: `123 tokens/s (120 to 126)`, `12.3 min (12.1 to 12.5) for 800 steps`."""
+    """Return a figure with its 95 % interval: `123 samples/s (120 to 126)`, `12.3 min (12.1 to 12.5) for 800 steps`."""
     unit, divisor = unit_of(objective, value.median)
     words = figure_with_interval_text(value, divisor, f" {unit}")
     return words if for_steps is None else f"{words} for {counted(for_steps, 'step')}"

@@ -238,7 +238,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("again", "f5", "continue", "Continue an unfinished search; restart one with an answer."),
         Action(ASK_VARY, "v", "vary", "Choose the knobs and values that the next search varies."),
         Action(ASK_BATCH, "b", "batch", "Choose the global batch of the next search."),
-        Action(ASK_OBJECTIVE, "o", "objective", "Choose what the next search is for: samples, tokens, joules, time."),
+        Action(ASK_OBJECTIVE, "o", "objective", "Choose what the next search is for: samples, joules, time."),
         Action(ASK_BUDGET, "t", "time", "Choose the time budget of the next search."),
         Action("fresh", "f", "fresh", "Ignore earlier searches: continue none; press again to undo."),
         *_shares("the answer"),

@@ -128,7 +128,7 @@ def _certainty(state: BatchState, max_batch: int, too_large: int | None) -> str:
     fitted = [probe.batch_size for probe in state.probes_that_fit if max_batch < probe.batch_size < too_large]
     untried = [size for size in range(max_batch + 1, too_large) if size not in fitted]
     words = [f"{too_large} ran out of memory"]
-    words += [f"{_sizes_text(fitted)} fitted in a probe, and failed in a fresh process"] if fitted else []
+    words += [f"{_sizes_text(fitted)} fitted in a probe, and not in a fresh process"] if fitted else []
     words += [f"{_sizes_text(untried)} not tried"] if untried else []
     return "; ".join(words)
 

@@ -193,7 +193,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             cold_runs = (line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT)
             first_run = next(cold_runs, None)
             first = None if first_run is None else read_run_file(self._home.directory(first_run.run_id))
-            steps = UNTIMED_COLD_STEPS + decision.step_rule.max_steps if first is None else int(first.knobs["steps"])
+            steps = UNTIMED_COLD_STEPS + decision.step_rule.max_steps
+            if first is not None and isinstance(first.knobs.get("steps"), int):
+                steps = int(first.knobs["steps"])
             plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
         directory = self._runs.start(plan, COLD)
@@ -595,5 +597,7 @@ def with_usual_disturbance(attempt: AttemptT, lines: Sequence[BestLine]) -> Atte
         for group in (others[-LAST_MEASUREMENTS:], of_candidate)
     )
     disturbance = void_reason(attempt.doubts)
-    is_disturbed = attempt.outcome == "void" and disturbance and attempt.reason.endswith(disturbance)
-    return msgspec.structs.replace(attempt, outcome="measured") if is_disturbed and is_usual else attempt
+    if not (is_usual and attempt.outcome == "void" and disturbance and attempt.reason.endswith(disturbance)):
+        return attempt
+    # A trial with a reason of its own was given up as hopeless.
+    return msgspec.structs.replace(attempt, outcome="measured" if attempt.reason == disturbance else "slow")

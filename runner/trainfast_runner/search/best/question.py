@@ -163,8 +163,6 @@ MAX_CANDIDATES = 5000
 """A search has at most this many candidates."""
 MAX_COUNTED = 1_000_000
 """From this many combinations on all are counted, without a look at their global batch."""
-NEAREST_TRIED = 1000
-"""Global batches are looked for this far below and above one that no combination has."""
 
 
 def default_global_batch(spec: RunSpec, machine: Machine) -> int:
@@ -256,20 +254,25 @@ class GlobalBatch:
 
     def nearest_error(self) -> UserError:
         """Return the error about a size that no combination has, with the nearest sizes below and above."""
-        wanted = self.size or 0
-
-        def is_possible(size: int) -> bool:
-            other = GlobalBatch(self._spec, self._machine, self._vary, size)
-            return size % other.degree(self._spec.knobs) == 0 and bool(other._possible)
-
-        below = filter(is_possible, range(wanted - 1, max(0, wanted - NEAREST_TRIED), -1))
-        above = filter(is_possible, range(wanted + 1, wanted + NEAREST_TRIED))
-        sizes = [size for size in (next(below, None), next(above, None)) if size is not None]
-        nearest = min(sizes, key=lambda size: abs(size - wanted), default=None)
+        wanted, attainable = self.size or 0, set[int]()
+        for combination in combinations_of(self._deciding):
+            knobs = {**self._spec.knobs, **combination}
+            degree, varied = self.degree(knobs), [name for name in BATCH_KNOBS if name in self._deciding]
+            sizes = {name: degree * whole_number(knobs, name) for name in BATCH_KNOBS}
+            if len(varied) == len(BATCH_KNOBS):
+                attainable.add(math.prod(sizes.values()) // degree)
+                continue
+            # A knob that is not varied makes any multiple of the other one.
+            for unit in {sizes[name] for name in varied or BATCH_KNOBS}:
+                attainable |= {unit * max(1, wanted // unit), unit * (wanted // unit + 1)}
+        below = max((size for size in attainable if size < wanted), default=None)
+        above = min((size for size in attainable if size > wanted), default=None)
+        sizes_near = [size for size in (below, above) if size is not None]
+        nearest = min(sizes_near, key=lambda size: abs(size - wanted), default=None)
         return UserError(
             f"--global-batch {self.size}: no batch_size x grad_accum x data-parallel degree gives it",
             key="--global-batch",
-            allowed=[str(size) for size in sizes],
+            allowed=[str(size) for size in sizes_near],
             nearest=None if nearest is None else str(nearest),
         )
 

@@ -18,9 +18,8 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +221,33 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def build_in_child(request: CorpusRequest, folder: Path) -> None:
-    """Run `build` in a fresh process; an error raised there is raised here."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as executor:
+    """Run `build` in a fresh process; an error raised there is raised here.
+
+    Not in a pool: it needs threads of its own, and waits for ever where a limit on processes allows none.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_build_and_send, args=(request, folder, sender))
+    child.start()
+    sender.close()
+    with receiver:
         try:
-            executor.submit(build, request, folder).result()
-        except BrokenProcessPool as error:
-            raise RuntimeError("the process that tokenizes was killed; more in output.log") from error
+            error = receiver.recv()
+        except EOFError:
+            child.join()
+            error = RuntimeError(f"tokenizing ended with exit code {child.exitcode}; more in output.log")
+    child.join()
+    if error is not None:
+        raise error
+
+
+def _build_and_send(request: CorpusRequest, folder: Path, sender: Connection) -> None:
+    error: Exception | None = None
+    try:
+        build(request, folder)
+    except BaseException as raised:  # a panic of the tokenizers' Rust is no Exception
+        error = raised if isinstance(raised, Exception) else RuntimeError(one_line(raised))
+    sender.send(error)
 
 
 def build(request: CorpusRequest, folder: Path) -> None:
