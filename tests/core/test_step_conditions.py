@@ -1,11 +1,11 @@
 """Steps joined to device samples whose right answers are known."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.tick import DeviceSample
