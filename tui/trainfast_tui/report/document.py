@@ -154,7 +154,7 @@ def _title(question: BatchQuestion | BestQuestion) -> list[Block]:
 
 
 def _answer(ended: BatchEnded | BestEnded | None, rows: Iterable[tuple[str, str]]) -> Iterator[Block]:
-    """Yield the rows of the answer, after the reason for which the search has none or stopped before it was final."""
+    """Yield the rows of the answer, after the reason there is none or that it is not final."""
     yield Heading("Answer")
     if ended is None:
         yield Prose("The search has no answer yet: the same command continues it.")
