@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,9 +77,7 @@ def rows(pairs: int = PAIRS, window_s: float = WINDOW_S, settings: Sequence[str]
 
 def _slowdown(pairs: Sequence[Sequence[Slice]], ends_ns: Sequence[int], *, on_gpu: bool) -> Row:
     """Percent by which the mean step is longer, the median of pairs, with 95 % of its resamples, beside its budget."""
-    changes, of_medians = (
-        [_change(pair, ends_ns, middle) for pair in pairs] for middle in (statistics.mean, statistics.median)
-    )
+    changes = [_change(pair, ends_ns) for pair in pairs]
     draw = random.Random(1).choices
     # The percentile bootstrap of the median (Efron 1979).
     medians = sorted(statistics.median(draw(changes, k=len(changes))) for _ in range(RESAMPLES))
@@ -94,7 +92,6 @@ def _slowdown(pairs: Sequence[Sequence[Slice]], ends_ns: Sequence[int], *, on_gp
     shown = "within" if high <= allowed else "beyond" if low > allowed else "on both sides of"
     words = (
         f"{statistics.median(changes):+.2f} % (95 %: {low:+.2f} to {high:+.2f}, {shown} the bound; "
-        f"median step {statistics.median(of_medians):+.2f} %; "
         f"the app's share {share:.2f} %; others' {without:.1f} % without and {beside:.1f} % with it"
         f"{'' if quiet else ': too much to tell'})"
     )
@@ -132,13 +129,13 @@ def _slice(app: Program, run: ProcessTree, window_s: float, *, attached: bool) -
     return Slice(attached, begin_ns, end_ns, app_percent, others_percent)
 
 
-def _change(pair: Sequence[Slice], ends_ns: Sequence[int], middle: Callable[[Sequence[float]], float]) -> float:
-    """The share by which a step of this pair is longer with the app, in percent."""
+def _change(pair: Sequence[Slice], ends_ns: Sequence[int]) -> float:
+    """The share by which the mean step of this pair is longer with the app, in percent."""
     steps: dict[bool, list[float]] = {True: [], False: []}
     for part in pair:
         ends = [t_ns for t_ns in ends_ns if part.begin_ns <= t_ns < part.end_ns]
         steps[part.attached] += [after - before for before, after in itertools.pairwise(ends)]
-    return 100 * (middle(steps[True]) / middle(steps[False]) - 1)
+    return 100 * (statistics.mean(steps[True]) / statistics.mean(steps[False]) - 1)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from benchmarks.best_fit_replay import Replayed, question, replay
+from benchmarks.best_fit_replay import question, replay
 from benchmarks.best_fit_spaces import Synthetic, Terrain, cold_grid_s, recorded, regret
 from benchmarks.meter import Row, at_most, options, print_columns, print_table
 
@@ -36,25 +36,24 @@ def replay_all(name: str, terrain_of: Callable[[int], Terrain], seeds: int) -> l
     sizes = [len(terrain.truth) for terrain in terrains]
     whole_s = [cold_grid_s(terrain) for terrain in terrains]
     shares = [one.leader_s / whole for one, whole in zip(replays, whole_s, strict=True)]
-    answers = [one.seconds / whole for one, whole in zip(replays, whole_s, strict=True)]
-    regrets = {
-        "leader after the trials": [_regret(*pair) for pair in zip(terrains, [r.leader for r in replays], strict=True)],
-        "answer after the race": [_regret(*pair) for pair in zip(terrains, [r.answer for r in replays], strict=True)],
-    }
+    answer_shares = [one.seconds / whole for one, whole in zip(replays, whole_s, strict=True)]
+    leaders = [_regret(terrain, one.leader) for terrain, one in zip(terrains, replays, strict=True)]
+    answers = [_regret(terrain, one.answer) for terrain, one in zip(terrains, replays, strict=True)]
     print(f"\n{name}: {min(sizes)} to {max(sizes)} settings that fit, {seeds} seeds")
-    heads = ("", "within 2 %", "p95 regret", "worst", "of the cold grid's time (p95)")
-    lines = []
-    for (what, each), times in zip(regrets.items(), (shares, answers), strict=True):
-        spread = f"{100 * statistics.median(times):.1f} % ({100 * percentile(times, 0.95):.1f} %)"
-        lines.append(
-            (what, f"{_close(each)} of {seeds}", _percent(percentile(each, 0.95)), _percent(max(each)), spread)
-        )
-    print_columns([heads, *lines])
+    lines = [("", "within 2 %", "p95 regret", "worst", "of the cold grid's time (p95)")]
+    for what, each, times in (
+        ("leader after the trials", leaders, shares),
+        ("answer after the race", answers, answer_shares),
+    ):
+        spread = f"{statistics.median(times):.1%} ({percentile(times, 0.95):.1%})"
+        lines.append((what, f"{_close(each)} of {seeds}", f"{percentile(each, 0.95):.2%}", f"{max(each):.2%}", spread))
+    print_columns(lines)
     means = {role: statistics.fmean(one.cold[role] for one in replays) for role in replays[0].cold}
     runs = ", ".join(f"{role} {mean:.1f}" for role, mean in means.items() if mean)
-    print(f"trials: median {statistics.median(map(_trials, replays)):g}; runs in fresh processes: mean {runs}")
-    close, needed = _close(regrets["answer after the race"]), math.ceil(MIN_CLOSE * seeds)
-    p95 = 100 * percentile(regrets["answer after the race"], 0.95)
+    trials = statistics.median(sum(isinstance(line, Trial) for line in one.lines) for one in replays)
+    print(f"trials: median {trials:g}; runs in fresh processes: mean {runs}")
+    close, needed = _close(answers), math.ceil(MIN_CLOSE * seeds)
+    p95 = 100 * percentile(answers, 0.95)
     rows: list[Row] = [
         (f"{name}: within 2 % of the best", f"{close} of {seeds}", f">= {needed}", close >= needed),
         at_most(f"{name}: p95 regret", p95, 2, "%", digits=2),
@@ -82,21 +81,13 @@ def _close(regrets: Sequence[float]) -> int:
     return sum(value <= CLOSE for value in regrets)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def _trials(replayed: Replayed) -> int:
-    return sum(isinstance(line, Trial) for line in replayed.lines)
-
-
 def decision_row() -> Row:
     """The budget of a decision towards the end of `DECISION_TRIALS` trials of a large space of one process."""
     space, truth = large_space(DECISION_CANDIDATES)
     lines: list[BestLine] = [question("large", space), space]
     lines.append(ProcessReady(run_id="one", process_knobs={}, start_s=5.0))
     draw = random.Random(0)
-    times_s, cpu_s = [], []
+    times_s = []
     for number in (0, *filter(None, draw.sample(range(DECISION_CANDIDATES), DECISION_TRIALS - 1))):
         lines.append(
             Trial(
@@ -109,14 +100,11 @@ def decision_row() -> Row:
                 seconds=1.0,
             )
         )
-        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        began_s = time.perf_counter()
         decide(BestState(lines, 0.0, "one"))
         times_s.append(time.perf_counter() - began_s)
-        cpu_s.append(time.process_time() - began_cpu_s)
-    ms, cpu_ms = (1000 * statistics.median(each[-DECISIONS:]) for each in (times_s, cpu_s))
-    more = f" ({cpu_ms:.0f} ms of CPU)"
     what = f"decision for {DECISION_CANDIDATES:,} candidates, {DECISION_TRIALS} trials"
-    return at_most(what, ms, 50, "ms", digits=1, more=more)
+    return at_most(what, 1000 * statistics.median(times_s[-DECISIONS:]), 50, "ms", digits=1)
 
 
 def large_space(count: int) -> tuple[Space, list[float]]:

@@ -20,7 +20,6 @@ from trainfast_runner.search.best_journal import (
     Space,
     Trial,
 )
-from trainfast_runner.settings.knob_values import KnobValue
 
 MAX_DECISIONS = 1000
 COLD_WARMUP = 3
@@ -161,12 +160,7 @@ def question(
 ) -> BestQuestion:
     """The question that a space is searched for."""
     baseline = space.candidates[space.baseline_number]
-    vary: dict[str, list[KnobValue]] = {}
-    for candidate in space.candidates:
-        for knob, value in candidate.knobs.items():
-            values = vary.setdefault(knob, [])
-            if value not in values:
-                values.append(value)
+    vary = {knob: list(dict.fromkeys(one.knobs[knob] for one in space.candidates)) for knob in baseline.knobs}
     return BestQuestion(
         preset=name,
         title=name,

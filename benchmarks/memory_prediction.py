@@ -8,9 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
+from unittest import mock
 
 from benchmarks.meter import Row, at_most, cli, options, print_table, settings_of
 
@@ -50,26 +50,17 @@ RANKS: Sequence[Sequence[str]] = (
 
 
 def measured_rows() -> Iterator[Row]:
-    """Before any run of the machine is known, against `peak_allocated_bytes` of real runs of five steps."""
+    """Presets in one process."""
     for preset, settings, batches in MEASURED:
         for batch in batches:
-            chosen = [*settings, f"batch_size={batch}", "steps=5"]
-            spec = resolve(preset, chosen)
-            with _empty_home():
-                predicted, measured = trace_model(spec).predict(spec).total_bytes, _run(preset, chosen)
-            yield _row(f"{preset} b{batch}", predicted, measured, MEASURED_WITHIN)
+            yield _row(f"{preset} b{batch}", preset, [*settings, f"batch_size={batch}", "steps=5"], MEASURED_WITHIN)
 
 
 def rank_rows() -> Iterator[Row]:
     """The fullest process, for each way of sharing."""
     for settings in RANKS:
-        chosen = [*WIDE, *settings, "steps=3", "timing_warmup=2"]
-        spec = resolve("tiny-llama", chosen)
         words = " ".join(setting.partition("=")[2] for setting in settings if "degree" not in setting)
-        with _empty_home():
-            predicted = trace_model(spec).predict(spec, int(str(spec.knobs["devices"]))).total_bytes
-            measured = _run("tiny-llama", chosen)
-        yield _row(words, predicted, measured, RANKS_WITHIN)
+        yield _row(words, "tiny-llama", [*WIDE, *settings, "steps=3", "timing_warmup=2"], RANKS_WITHIN)
 
 
 def speed_rows() -> Iterator[Row]:
@@ -89,19 +80,6 @@ def speed_rows() -> Iterator[Row]:
     yield at_most("after a knob", 1000 * max(again_s), AFTER_A_KNOB_MS, "ms", digits=1)
 
 
-@contextmanager
-def _empty_home() -> Iterator[None]:
-    """Nothing measured earlier corrects what is predicted in here, and runs teach nothing that outlives it."""
-    before = dict(os.environ)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRAINFAST_HOME"] = folder
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
-
 def _first_answer_s(preset: str, settings: Sequence[str]) -> float:
     """Seconds that `predict` takes with an empty cache, its own start and that of the training Python in it."""
     with tempfile.TemporaryDirectory() as cache:
@@ -110,19 +88,21 @@ def _first_answer_s(preset: str, settings: Sequence[str]) -> float:
         return time.monotonic() - began_s
 
 
-def _row(what: str, predicted: int, actual: int, bound: float) -> Row:
-    off = predicted / actual - 1
-    sizes = f"{predicted / 2**20:,.1f} for {actual / 2**20:,.1f} MiB ({100 * off:+.2f} %)"
-    return what, sizes, f"within {100 * bound:g} %", abs(off) <= bound
+def _row(what: str, preset: str, settings: Sequence[str], bound: float) -> Row:
+    """A prediction before any run of the machine is known, against `peak_allocated_bytes` of a real run.
 
-
-def _run(preset: str, settings: Sequence[str]) -> int:
-    """The peak of a run. Raises RuntimeError when it does not finish."""
-    result = cli("run", preset, "--wait", *settings_of(settings))
+    Raises RuntimeError when the run does not finish.
+    """
+    spec = resolve(preset, settings)
+    with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, TRAINFAST_HOME=home):
+        predicted = trace_model(spec).predict(spec, int(str(spec.knobs["devices"] or 1))).total_bytes
+        result = cli("run", preset, "--wait", *settings_of(settings))
     if result.get("state") != "finished":
         raise RuntimeError(f"{preset}: {result.get('reason') or result}")
-    peak: int = result["memory"]["peak_allocated_bytes"]
-    return peak
+    measured = result["memory"]["peak_allocated_bytes"]
+    off = predicted / measured - 1
+    sizes = f"{predicted / 2**20:,.1f} for {measured / 2**20:,.1f} MiB ({100 * off:+.2f} %)"
+    return what, sizes, f"within {100 * bound:g} %", abs(off) <= bound
 
 
 def main() -> int:

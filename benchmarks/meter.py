@@ -1,6 +1,6 @@
 """Measure a program in a pseudo-terminal, and what every benchmark shares: the product's command, budgets, options.
 
-    python -m benchmarks.meter [--seconds 10] [--settle 2] [--until TEXT] [--key 1:m] [--json] -- trainfast-tui
+    python -m benchmarks.meter [--seconds 10] [--settle 2] [--key 1:m] [--json] -- trainfast-tui
 
 Linux only: the figures come from `/proc`. CPU counts the program itself and not its children.
 """
@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 Row = tuple[str, str, str, bool]
@@ -47,7 +46,8 @@ PAINT_WITHIN_S, GRACE_S, STEPS_WITHIN_S = 30.0, 5.0, 180.0
 _CONTROL = re.compile(
     r"\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]|[\x00-\x1f\x7f]"
 )
-_QUERY = re.compile(rb"\x1b\[(?:\?(\d+)\$p|(\?u)|(>?)c|(6n)|(1[468])t)|\x1b\](1[01]);\?(?:\x07|\x1b\\)")
+_MODE_QUERY = re.compile(rb"\x1b\[\?(\d+)\$p")
+SYNCHRONIZED_OUTPUT = b"2026"
 # A query or a character may be cut in two by the reads; no query is longer than this.
 _LONGEST_QUERY = 16
 
@@ -118,13 +118,10 @@ class Ended(RuntimeError):
 class Program:
     """A program in a terminal of its own, whose output is counted and whose questions are answered.
 
-    Times are seconds of the monotonic clock. The first paint is when `until` stands in the output (control sequences
-    removed; a text that crosses a line or a colour is not found), or without it a frame of `PAINTED_CHARACTERS`.
+    Times are seconds of the monotonic clock. The first paint is a frame of `PAINTED_CHARACTERS`.
     """
 
-    def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: str | Path | None = None, until: str = ""
-    ) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | Path | None = None) -> None:
         environment = {**os.environ, **env, "TERM": "xterm-256color"}
         for name in ("COLUMNS", "LINES"):
             # They would overrule the size of the terminal.
@@ -135,7 +132,7 @@ class Program:
         self.frames: list[tuple[float, int]] = []
         """The begin of each frame and its bytes."""
         self.tail = b""
-        self._until, self._frame_text, self._last_s, self._queries = until, b"", 0.0, b""
+        self._frame_text, self._last_s, self._queries = b"", 0.0, b""
         self.pid, self._terminal = pty.fork()
         if self.pid == 0:
             try:
@@ -225,32 +222,17 @@ class Program:
         self.tail = (self.tail + chunk)[-65536:]
         if self.painted_s is None:
             self._frame_text += chunk
-            source = self.tail if self._until else self._frame_text
-            text = _CONTROL.sub("", source.decode("utf-8", "replace"))
-            if self._until in text if self._until else len(text) > PAINTED_CHARACTERS:
+            if len(_CONTROL.sub("", self._frame_text.decode("utf-8", "replace"))) > PAINTED_CHARACTERS:
                 self.painted_s, self.painted_frame = now_s, len(self.frames) - 1
 
     def _answers(self, chunk: bytes) -> bytes:
-        """The terminal's answers to the queries in a chunk."""
-        pending, answers, end = self._queries + chunk, b"", 0
-        for query in _QUERY.finditer(pending):
+        """The terminal's answers to the modes asked for in a chunk: as current terminals do, it has but one of them."""
+        pending, end = self._queries + chunk, 0
+        answers = b""
+        for query in _MODE_QUERY.finditer(pending):
             end = query.end()
-            mode, keyboard, secondary, position, window, colour = query.groups()
-            if mode is not None:
-                # Synchronized output is offered, as current terminals do; nothing else is.
-                answers += b"\x1b[?%s;%d$y" % (mode, 2 if mode == b"2026" else 0)
-            elif keyboard is not None:
-                answers += b"\x1b[?0u"
-            elif position is not None:
-                answers += b"\x1b[1;1R"
-            elif colour is not None:
-                level = b"ffff" if colour == b"10" else b"0000"
-                answers += b"\x1b]%s;rgb:%s\x07" % (colour, b"/".join([level] * 3))
-            elif window is None:
-                answers += b"\x1b[>0;276;0c" if secondary else b"\x1b[?62;22c"
-        rest = pending[end:]
-        start = rest.rfind(b"\x1b", max(0, len(rest) - _LONGEST_QUERY))
-        self._queries = rest[start:] if start >= 0 else b""
+            answers += b"\x1b[?%s;%d$y" % (query[1], 2 if query[1] == SYNCHRONIZED_OUTPUT else 0)
+        self._queries = pending[end:][-_LONGEST_QUERY:]
         return answers
 
 
@@ -282,15 +264,13 @@ def measure(
     seconds: float = 10.0,
     settle: float = 2.0,
     keys: Sequence[tuple[float, str]] = (),
-    until: str = "",
     env: Mapping[str, str] | None = None,
-    cwd: str | Path | None = None,
 ) -> Measurement:
     """Run a program in a terminal and measure it for `seconds`, from `settle` seconds after its first paint on.
 
     `keys` are (seconds after the first paint, text) to type; `env` is added to the environment. Raises `Ended`.
     """
-    with Program(command, env or {}, cwd, until) as program:
+    with Program(command, env or {}) as program:
         program.read(program.started_s + PAINT_WITHIN_S, until_painted=True)
         origin_s = program.painted_s or time.monotonic()
         typed = program.read(origin_s + settle, sorted((origin_s + at, text) for at, text in keys))
@@ -325,12 +305,8 @@ def live_run(environment: Mapping[str, str], settings: Sequence[str], steps: int
     `environment` names a TRAINFAST_HOME of the benchmark's own, of which every run is stopped at the end, and when a
     signal ends the benchmark. Raises RuntimeError when the run takes no steps.
     """
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    endings = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, leave) for number in endings}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     runs = Path(environment["TRAINFAST_HOME"]) / "runs"
     try:
         directory = runs / cli("run", "tiny-llama", *settings_of(settings), "--detach", env=environment)["run_id"]
@@ -341,13 +317,9 @@ def live_run(environment: Mapping[str, str], settings: Sequence[str], steps: int
             time.sleep(0.2)
         yield directory
     finally:
-        for number in endings:
-            signal.signal(number, signal.SIG_IGN)
         # By the home and not by its id: a signal may come before the id is known.
         for directory in runs.glob("*"):
             subprocess.run([*app(), "stop", directory.name, "--now"], env=environment, capture_output=True, check=False)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _timed_key(text: str) -> tuple[float, str]:
@@ -357,12 +329,12 @@ def _timed_key(text: str) -> tuple[float, str]:
 
 def main() -> int:
     """The command line; the exit status."""
-    parser = options(__doc__, seconds=10.0, settle=2.0, until="", key=[], json=False)
+    parser = options(__doc__, seconds=10.0, settle=2.0, key=[], json=False)
     parser.add_argument("command", nargs="+", help="the program and its arguments, after --")
     asked = parser.parse_args()
     keys = [_timed_key(text) for text in asked.key]
     try:
-        seen = measure(asked.command, seconds=asked.seconds, settle=asked.settle, until=asked.until, keys=keys)
+        seen = measure(asked.command, seconds=asked.seconds, settle=asked.settle, keys=keys)
     except Ended as error:
         print(error, file=sys.stderr)
         return 1

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.meter import Json, Row, at_most, options
 
-from trainfast_runner.machine.telemetry import binding, throttle
+from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.binding import NvmlError, NvmlFailure, call
 from trainfast_runner.machine.telemetry.device import Device
 from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
@@ -91,7 +91,7 @@ def judge(report: Json) -> list[Row]:
             if apart:
                 worst = max(apart, key=apart.__getitem__)
                 rows.append(at_most(f"{where}: {worst} beside the sampled reasons", apart[worst], APART, "", digits=3))
-            power_j, energy_j = watched.get("integrated_j", {}).get("power_w"), watched.get("energy_j")
+            power_j, energy_j = watched.get("integrated_power_j"), watched.get("energy_j")
             if power_j and energy_j is not None:
                 off = abs(energy_j / power_j - 1)
                 rows.append(at_most(f"{where}: energy beside integrated power", off, APART, "", digits=3))
@@ -129,7 +129,7 @@ def _watch(nv: ModuleType, devices: Sequence[Device], seconds: float) -> list[Js
 
 
 def _summary(readings: Sequence[Any]) -> Json:
-    """Counters against the sampled reasons, energy against integrated power."""
+    """Counters against the sampled reasons, energy against power integrated by the trapezoid rule."""
     first, last = readings[0], readings[-1]
     wall_ns, counters = last.t_ns - first.t_ns, {}
     for name, reasons in REASONS_OF_COUNTER.items():
@@ -138,24 +138,15 @@ def _summary(readings: Sequence[Any]) -> Json:
         shown = [bool(reasons & set(r.throttle_reasons or ())) for r in readings]
         by_counter = None if before is None or after is None else (after - before) / wall_ns
         counters[name] = {"share_by_counter": by_counter, "share_of_samples": sum(shown) / len(shown)}
+    powers = [(r.t_ns / 1e9, r.power_w) for r in readings if r.power_w is not None]
     energy_mj = None if first.energy_mj is None or last.energy_mj is None else last.energy_mj - first.energy_mj
     return {
         "seconds": wall_ns / 1e9,
         "samples": len(readings),
         "counters": counters,
-        "reasons_seen": sorted({throttle.cause_text(name) for r in readings for name in r.throttle_reasons or ()}),
         "energy_j": None if energy_mj is None else energy_mj / 1e3,
-        "integrated_j": {name: _integral(readings, name) for name in ("power_w", "power_average_w", "power_instant_w")},
-        "temperature_c": [first.temperature_c, last.temperature_c],
+        "integrated_power_j": math.fsum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in itertools.pairwise(powers)),
     }
-
-
-def _integral(readings: Sequence[Any], name: str) -> float | None:
-    """Joules by the trapezoid rule over the samples' own moments."""
-    points: list[tuple[float, Any]] = [(r.t_ns / 1e9, getattr(r, name)) for r in readings]
-    pairs = itertools.pairwise(point for point in points if point[1] is not None)
-    areas = [(t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairs]
-    return math.fsum(areas) if areas else None
 
 
 if __name__ == "__main__":
