@@ -8,7 +8,7 @@ One app is attached all the time; without it means that it is suspended, as by C
 at once. A pair is four slices a few seconds long, without, with, with, without the app, and the other way round in
 every second pair: so a machine that grows slower or faster all the time does so for both. The time of all steps in a
 slice is compared, not their median: the app works a few milliseconds at a time, and most steps do not notice. The
-budget is held where the whole interval is within it, on a machine that others left alone.
+budget is held where the whole interval is within it: on a machine that others use, too, it is too wide for that.
 """
 
 import itertools
@@ -27,8 +27,6 @@ from pathlib import Path
 from benchmarks.meter import Program, Row, app, live_run, options, print_table
 from benchmarks.sampler_cost import stand_in
 
-from trainfast_runner.machine.telemetry.host import ProcessTree, read_cores
-
 GPU_PERCENT = 0.3
 CPU_PERCENT_BEYOND_SHARE = 1.0
 PAIRS = 30
@@ -41,8 +39,6 @@ FIRST_SETTLE_S = 8.0
 ORDER = (False, True, True, False)
 """True for slices with the app, in every second pair; the others are the other way round."""
 RESAMPLES = 2000
-QUIET_PERCENT = 5.0
-"""If others take more of the machine than this, the pairs measure the others rather than the app."""
 SETTINGS = ("steps=10000000", "batch_size=1", "seq_len=32", "watch=0")
 
 
@@ -55,8 +51,6 @@ class Slice:
     end_ns: int
     app_percent: float
     """CPU of the app, of the whole machine."""
-    others_percent: float
-    """CPU of all that is neither the app nor the run, of the whole machine."""
 
 
 def rows(pairs: int = PAIRS, window_s: float = WINDOW_S, settings: Sequence[str] = SETTINGS) -> list[Row]:
@@ -68,9 +62,7 @@ def rows(pairs: int = PAIRS, window_s: float = WINDOW_S, settings: Sequence[str]
         wanted = [setting for setting in settings if not (real_gpu and setting.startswith("watch"))]
         with live_run(variables, wanted, steps=20) as directory, Program(app(), env=variables) as attached:
             attached.read(time.monotonic() + FIRST_SETTLE_S)
-            events = map(json.loads, (directory / "events.jsonl").read_text().splitlines())
-            run = ProcessTree(next(event["pid"] for event in events if event["kind"] == "supervisor"))
-            measured = [_pair(attached, run, window_s, app_first=bool(number % 2)) for number in range(pairs)]
+            measured = [_pair(attached, window_s, app_first=bool(number % 2)) for number in range(pairs)]
             ends_ns = [json.loads(line)["t_ns"] for line in (directory / "steps.jsonl").read_bytes().split(b"\n")[:-1]]
     return [_slowdown(measured, ends_ns, on_gpu=real_gpu)]
 
@@ -82,25 +74,19 @@ def _slowdown(pairs: Sequence[Sequence[Slice]], ends_ns: Sequence[int], *, on_gp
     # The percentile bootstrap of the median (Efron 1979).
     medians = sorted(statistics.median(draw(changes, k=len(changes))) for _ in range(RESAMPLES))
     low, high = medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
-    slices = [part for pair in pairs for part in pair]
-    without, beside = (
-        statistics.mean(part.others_percent for part in slices if part.attached is wanted) for wanted in (False, True)
-    )
-    share = statistics.mean(part.app_percent for part in slices if part.attached)
-    quiet = max(without, beside) <= QUIET_PERCENT
+    share = statistics.mean(part.app_percent for pair in pairs for part in pair if part.attached)
     allowed = GPU_PERCENT if on_gpu else CPU_PERCENT_BEYOND_SHARE + share
     shown = "within" if high <= allowed else "beyond" if low > allowed else "on both sides of"
     words = (
         f"{statistics.median(changes):+.2f} % (95 %: {low:+.2f} to {high:+.2f}, {shown} the bound; "
-        f"the app's share {share:.2f} %; others' {without:.1f} % without and {beside:.1f} % with it"
-        f"{'' if quiet else ': too much to tell'})"
+        f"the app's share {share:.2f} %)"
     )
     what = f"a training on the {'GPU' if on_gpu else 'cpu'} slowed by the app, {len(pairs)} pairs"
     beyond = "" if on_gpu else f", {CPU_PERCENT_BEYOND_SHARE:g} % beyond its share"
-    return what, words, f"<= {allowed:.2f} %{beyond}", high <= allowed and quiet
+    return what, words, f"<= {allowed:.2f} %{beyond}", high <= allowed
 
 
-def _pair(app: Program, run: ProcessTree, window_s: float, *, app_first: bool) -> list[Slice]:
+def _pair(app: Program, window_s: float, *, app_first: bool) -> list[Slice]:
     """Four slices, in the order asked for."""
     slices = []
     # One suspension for slices in a row: stopped while it is still coming back, Textual ends the app.
@@ -109,24 +95,17 @@ def _pair(app: Program, run: ProcessTree, window_s: float, *, app_first: bool) -
             app.signal(signal.SIGTSTP)
         for _ in alike:
             app.read(time.monotonic() + SETTLE_S)
-            slices.append(_slice(app, run, window_s, attached=attached))
+            slices.append(_slice(app, window_s, attached=attached))
         app.signal(signal.SIGCONT)
     return slices
 
 
-def _slice(app: Program, run: ProcessTree, window_s: float, *, attached: bool) -> Slice:
-    run.read()
-    cores, app_s, begin_ns = read_cores(), app.cpu_s, time.monotonic_ns()
+def _slice(app: Program, window_s: float, *, attached: bool) -> Slice:
+    app_s, begin_ns = app.cpu_s, time.monotonic_ns()
     app.read(time.monotonic() + window_s)
-    now, used_s, end_ns, reading = read_cores(), app.cpu_s - app_s, time.monotonic_ns(), run.read()
-    busy, idle = (
-        sum(getattr(after, kind) - getattr(before, kind) for before, after in zip(cores, now, strict=True))
-        for kind in ("busy", "idle")
-    )
-    run_percent = (reading.cpu_percent or 0.0) / len(now) if reading else 0.0
-    app_percent = 100 * used_s / ((end_ns - begin_ns) * 1e-9) / len(now)
-    others_percent = 100 * busy / max(0.01, busy + idle) - run_percent - app_percent
-    return Slice(attached, begin_ns, end_ns, app_percent, others_percent)
+    used_s, end_ns = app.cpu_s - app_s, time.monotonic_ns()
+    app_percent = 100 * used_s / ((end_ns - begin_ns) * 1e-9) / (os.cpu_count() or 1)
+    return Slice(attached, begin_ns, end_ns, app_percent)
 
 
 def _change(pair: Sequence[Slice], ends_ns: Sequence[int]) -> float:

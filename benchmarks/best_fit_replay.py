@@ -152,11 +152,7 @@ class FakeConductor:
 
 
 def question(
-    name: str,
-    space: Space,
-    objective: str = "samples_per_s",
-    for_steps: int | None = None,
-    budget_s: float = 1e9,
+    name: str, space: Space, objective: str = "samples_per_s", for_steps: int | None = None, budget_s: float = 1e9
 ) -> BestQuestion:
     """The question that a space is searched for."""
     baseline = space.candidates[space.baseline_number]

@@ -72,9 +72,8 @@ class Session:
     def write(self) -> None:
         """Write the file whole, one row a line: a machine that is taken away leaves what was checked so far."""
         rows = ",\n  ".join(json.dumps(row) for row in self.rows)
-        head = json.dumps(self.head)[1:-1]
         temporary = self.file.with_suffix(".part")
-        temporary.write_text(f'{{{head},\n "rows": [\n  {rows}\n ]}}\n')
+        temporary.write_text(f'{{{json.dumps(self.head)[1:-1]},\n "rows": [\n  {rows}\n ]}}\n')
         temporary.replace(self.file)
 
 
@@ -229,15 +228,9 @@ def why_left_out(check: Check, gpus: int) -> str | None:
 def run(command: Sequence[str], limit_s: float, variables: Mapping[str, str], stopped: threading.Event) -> Json:
     """Run a command in a session of its own until it ends, the limit is reached or `stopped` is set."""
     began_s = time.monotonic()
+    env = {**os.environ, **variables}
     process = subprocess.Popen(
-        command,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        env={**os.environ, **variables},
+        command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, errors="replace", start_new_session=True, env=env
     )
     ladder = [(limit_s, signal.SIGINT), (limit_s + LADDER_S, signal.SIGINT), (limit_s + 2 * LADDER_S, signal.SIGKILL)]
     timed_out = False
@@ -299,9 +292,8 @@ def print_plan(planned: Sequence[Planned], recorded: Mapping[str, float]) -> Non
         print(f"{where:6}  {expected:>6}  {check.name:28}  {check.expect}  {check.words}")
     alone_s = in_lanes.pop(ALONE, 0.0)
     side_by_side_s = max(in_lanes.values(), default=0.0)
-    print(
-        f"{side_by_side_s + alone_s:.0f} s in all: {side_by_side_s:.0f} s in {LANES} lanes, then {alone_s:.0f} s alone"
-    )
+    parts = f"{side_by_side_s:.0f} s in {LANES} lanes, then {alone_s:.0f} s alone"
+    print(f"{side_by_side_s + alone_s:.0f} s in all: {parts}")
 
 
 def print_table(session: Session, not_run: Sequence[str]) -> None:

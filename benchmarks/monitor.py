@@ -61,8 +61,9 @@ def beside_nvitop(cpu_percent: float, environment: Mapping[str, str], seconds: f
     command = measure([*app(), "monitor", "--interval", "0.5"], seconds=seconds, settle=4, env=environment)
     for name, percent in (("monitor view", cpu_percent), ("trainfast-tui monitor", command.cpu_percent)):
         more = f" ({percent:.2f} and {its.cpu_percent:.2f} % of a core; nvitop {its.bytes_per_s / 1e3:.1f} kB/s)"
-        ratio = percent / its.cpu_percent
-        table.append(at_most(f"CPU, {name}, of nvitop's", ratio, CPU_OF_NVITOP, "x", digits=2, more=more))
+        table.append(
+            at_most(f"CPU, {name}, of nvitop's", percent / its.cpu_percent, CPU_OF_NVITOP, "x", digits=2, more=more)
+        )
     return table
 
 

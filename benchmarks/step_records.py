@@ -14,6 +14,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.meter import Row, at_most, options, print_table
@@ -30,15 +31,6 @@ BUDGET_PERCENT = 1.0
 BLOCK_STEPS = 10
 
 
-class NoRecorder:
-    """Records nothing."""
-
-    def begin_step(self, *_: Any) -> None:
-        """Do nothing."""
-
-    enter = end_step = begin_step
-
-
 def rows(pairs: int = 30) -> list[Row]:
     """The share by which records lengthen a step of tiny-llama: what, measured, budget, held."""
     recorder = importlib.import_module("trainfast_worker.records.step_log")
@@ -49,7 +41,7 @@ def rows(pairs: int = 30) -> list[Row]:
         clock_of_device = recorder.make_clock(prepared.device)
         recorders = {
             "with": recorder.StepRecorder(clock_of_device, prepared.memory, step_log, prepared.log),
-            "without": NoRecorder(),
+            "without": SimpleNamespace(begin_step=_nothing, enter=_nothing, end_step=_nothing),
         }
 
         def seconds(name: str) -> float:
@@ -70,6 +62,9 @@ def rows(pairs: int = 30) -> list[Row]:
     what = f"step records, {pairs} pairs of {BLOCK_STEPS} steps of {step_ms:.1f} ms"
     more = f" of a step (quartiles {low:+.2f} to {high:+.2f})"
     return [at_most(what, middle, BUDGET_PERCENT, "%", digits=2, more=more)]
+
+
+def _nothing(*_: object) -> None: ...
 
 
 def _training(folder: Path, steps: int) -> Any:
