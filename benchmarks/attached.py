@@ -32,10 +32,8 @@ CPU_PERCENT_BEYOND_SHARE = 1.0
 PAIRS = 30
 WINDOW_S = 3.0
 """Whole seconds, or a slice would have more of the app's ticks than another."""
-SETTLE_S = 1.0
-"""After the app was suspended or went on: its first repaint is of the whole screen."""
-FIRST_SETTLE_S = 8.0
-"""After its start."""
+SETTLE_S, FIRST_SETTLE_S = 1.0, 8.0
+"""After the app was suspended or went on, as its first repaint is of the whole screen; after its start."""
 ORDER = (False, True, True, False)
 """True for slices with the app, in every second pair; the others are the other way round."""
 RESAMPLES = 2000

@@ -3,8 +3,7 @@
     python -m benchmarks.monitor [--seconds 20]
 
 The GPUs are the tests' compiled stand-in with readings that change all the time. nvitop is installed into an
-environment of its own, kept below the user's cache directory; without a registry its bounds are left out. The figures
-are of a machine with nothing else to do: beside other work first paints are late and CPU shares a little high.
+environment of its own below the user's cache directory; without a registry its bounds are left out.
 """
 
 import subprocess
