@@ -24,10 +24,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from benchmarks.meter import Program, Row, app, live_run, options, print_table
 from benchmarks.sampler_cost import stand_in
 
-from trainfast_runner.machine.telemetry.host import ProcessTree, read_cores
+from trainfast_runner.machine.telemetry.host import ProcessTree, busy_and_idle_s
 
 GPU_PERCENT = 0.3
 CPU_PERCENT_BEYOND_SHARE = 1.0
@@ -119,13 +120,11 @@ def _pair(app: Program, run: ProcessTree, window_s: float, *, app_first: bool) -
 
 def _slice(app: Program, run: ProcessTree, window_s: float, *, attached: bool) -> Slice:
     run.read()
-    cores, app_s, begin_ns = read_cores(), app.cpu_s, time.monotonic_ns()
+    cores, app_s, begin_ns = psutil.cpu_times(percpu=True), app.cpu_s, time.monotonic_ns()
     app.read(time.monotonic() + window_s)
-    now, used_s, end_ns, reading = read_cores(), app.cpu_s - app_s, time.monotonic_ns(), run.read()
-    busy, idle = (
-        sum(getattr(after, kind) - getattr(before, kind) for before, after in zip(cores, now, strict=True))
-        for kind in ("busy", "idle")
-    )
+    now, used_s, end_ns, reading = psutil.cpu_times(percpu=True), app.cpu_s - app_s, time.monotonic_ns(), run.read()
+    before, after = ([sum(seconds) for seconds in zip(*map(busy_and_idle_s, one), strict=True)] for one in (cores, now))
+    busy, idle = (late - early for early, late in zip(before, after, strict=True))
     run_percent = (reading.cpu_percent or 0.0) / len(now) if reading else 0.0
     app_percent = 100 * used_s / ((end_ns - begin_ns) * 1e-9) / len(now)
     others_percent = 100 * busy / max(0.01, busy + idle) - run_percent - app_percent
