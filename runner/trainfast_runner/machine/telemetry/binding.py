@@ -334,12 +334,14 @@ def possible_count(name: str, ask: Callable[[], int]) -> int:
 IMPOSSIBLE: Final = "the driver's answer is impossible"
 _TEN_YEARS_S: Final = 10 * 365 * 86400
 _RANGES: Final[dict[str, tuple[float, float]]] = {
-    "percent": (0, 120),
+    "percent": (0, 100),
+    "fan_percent": (0, 120),
     "c": (0, 150),
     "degrees_to_slowdown_c": (-50, 150),
     "w": (0, 5_000),
     "mj": (0, 5_000_000 * _TEN_YEARS_S),
-    "mhz": (0, 30_000),
+    "mhz": (0, 5_000),
+    **dict.fromkeys(("memory_clock_mhz", "memory_clock_max_mhz"), (0, 30_000)),
     "ns": (0, _TEN_YEARS_S * 1_000_000_000),
     "errors": (0, 1_000_000_000),
     "count": (0, 1_024),
