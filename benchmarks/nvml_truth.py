@@ -73,7 +73,7 @@ def examine(nv: ModuleType, seconds: float) -> Json:
     with _load() as why_not:
         report["load_missing"] = why_not
         report["loaded"] = None if why_not is not None else _watch(nv, devices, seconds)
-    report["gpus"] = [{"index": device.index, "name": device.name, "absent": device.absent} for device in devices]
+    report["gpus"] = [{"index": device.index, "name": device.name, "absent": device.reasons} for device in devices]
     return report
 
 

@@ -234,9 +234,9 @@ def test_sizes_that_the_model_cannot_have_get_the_nearest(settings, config, near
 
 
 def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all():
-    assert [one.index for one in TWO.default_gpus("single").gpus] == [1]
-    assert [one.index for one in TWO.default_gpus("ddp").gpus] == [0, 1]
-    assert [one.index for one in TWO.named_or_counted_gpus("0+").gpus] == [0]
+    assert [one.index for one in TWO.default_gpus("single")] == [1]
+    assert [one.index for one in TWO.default_gpus("ddp")] == [0, 1]
+    assert [one.index for one in TWO.named_or_counted_gpus("0+")] == [0]
 
 
 def test_launcher_and_worker_cut_the_same_families():

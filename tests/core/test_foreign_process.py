@@ -9,9 +9,8 @@ import pytest
 
 from on_disk import put
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import process_list as listing
-from trainfast_runner.machine.process_list import ProcessList, check_endable, end_process
-from trainfast_runner.machine.processes import Identity, identify, is_running
+from trainfast_runner.machine import processes as listing
+from trainfast_runner.machine.processes import Identity, ProcessList, check_endable, end_process, identify, is_running
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading

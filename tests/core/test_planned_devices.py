@@ -1,4 +1,4 @@
-"""The devices that a launch gives its processes, by UUID, with the reason for the choice."""
+"""The devices that a launch gives its processes, by UUID."""
 
 import shlex
 
@@ -76,17 +76,6 @@ def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_until_it_is_
         ({"GPU-aa11": 0}, True),
         ({"GPU-aa11": 1 << 30}, False),
     ]
-
-
-def test_a_linked_pair_is_recorded_with_its_reason(python):
-    ends, used = {0: 1, 1: 0, 2: 3, 3: 2}, (4, 1, 0, 6)
-    gpus = [
-        Gpu(uuid=f"GPU-{index}", bus=index + 1, links=(ends[index] + 1,) * 4, memory_used=used[index] << 30)
-        for index in range(4)
-    ]
-    made = planned(python, gpus, "strategy=ddp", "devices=2")
-    assert made.device_uuids == ["GPU-0", "GPU-1"]
-    assert made.devices_reason.startswith("GPUs 0 and 1: linked by NVLink (NV4), instead of GPUs 1 and 2, which have")
 
 
 def test_the_exported_command_of_a_script_is_planned_on_the_gpus_that_it_names(python, tmp_path, monkeypatch):

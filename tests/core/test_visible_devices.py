@@ -1,4 +1,4 @@
-"""A run may use what CUDA_VISIBLE_DEVICES leaves, and of several GPUs takes those joined by NVLink."""
+"""A run may use what CUDA_VISIBLE_DEVICES leaves, and takes the GPUs with most free memory."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from stand_in import Gpu, Machine
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import devices
-from trainfast_runner.machine.devices import GpuChoice, detect_machine
 from trainfast_runner.machine.devices import Machine as Seen
+from trainfast_runner.machine.devices import detect_machine
 
 CUDA = {"torch": "2.13.0", "torch.version.cuda": "13.0", "torch.version.hip": None}
 CPU = {"torch": "2.13.0", "torch.version.cuda": None, "torch.version.hip": None}
@@ -121,7 +121,7 @@ def test_a_build_without_cuda_has_no_gpu_whatever_its_version_is_called():
 def test_a_mig_instance_named_by_uuid_or_number_is_what_a_run_gets(variable):
     machine = seen(variable, CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
     assert (machine.device, machine.refusal) == ("cuda", None)
-    (instance,) = machine.default_gpus("single").gpus
+    (instance,) = machine.default_gpus("single")
     assert (instance.uuid, instance.name) == (MIG, "A100 MIG 1g.10gb")
     assert (instance.memory_total_bytes, instance.memory_used_bytes) == (9728 * stand_in.MIB, 64)
     assert instance.compute_capability == "8.0"
@@ -144,11 +144,9 @@ def test_a_mig_name_that_does_not_exist_names_those_that_do():
 
 def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent():
     machine = seen(None, CUDA, cut("GPU-aa11", MIG), Gpu(name="A100", uuid="GPU-bb22", memory_used=2**34))
-    assert [gpu.uuid for gpu in machine.default_gpus("single").gpus] == ["GPU-bb22"]
-    assert [gpu.uuid for gpu in machine.default_gpus("ddp").gpus] == ["GPU-bb22"]
-    assert [gpu.uuid for gpu in machine.named_or_counted_gpus("1+").gpus] == ["GPU-bb22"], (
-        "places are those of the variable"
-    )
+    assert [gpu.uuid for gpu in machine.default_gpus("single")] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.default_gpus("ddp")] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.named_or_counted_gpus("1+")] == ["GPU-bb22"], "places are those of the variable"
     with pytest.raises(UserError, match=r"devices=2, but there is 1 \(GPU 0 in MIG mode not counted\)"):
         machine.named_or_counted_gpus(2)
     with pytest.raises(UserError, match=f"GPU 0 is in MIG mode.* try CUDA_VISIBLE_DEVICES={MIG}"):
@@ -174,56 +172,11 @@ def test_numbers_on_mixed_cards_need_an_order():
     assert [gpu.uuid for gpu in seen("GPU-fast", CUDA, *MIXED).gpus] == ["GPU-fast"]
 
 
-GIB = 2**30
-PAIRS = ((0, 1), (2, 3))
-
-
-def chosen(free_gib: list[float], count: int, pairs: tuple[tuple[int, int], ...] = PAIRS, links: int = 4) -> GpuChoice:
-    """The choice among GPUs with that much free memory, joined in pairs by NVLinks."""
-    ends = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
-    gpus = [
-        Gpu(
-            uuid=f"GPU-{index}",
-            bus=index + 1,
-            memory_used=80 * GIB - int(free * GIB),
-            memory_total=80 * GIB,
-            memory_reserved=0,
-            links=(ends[index] + 1,) * links if index in ends else (),
-        )
-        for index, free in enumerate(free_gib)
-    ]
-    with stand_in.installed(Machine(gpus)):
-        machine = detect_machine({"torch": "2.13.0", "torch.version.cuda": "13.0"}, environment={})
-    return machine.named_or_counted_gpus(count)
-
-
-def indexes(choice: GpuChoice) -> list[int]:
-    return [gpu.index for gpu in choice.gpus]
-
-
-def test_a_linked_pair_is_taken_instead_of_the_freest_within_ten_percent():
-    choice = chosen([76, 79, 80, 74], 2)
-    assert indexes(choice) == [0, 1]
-    assert choice.reason == (
-        "GPUs 0 and 1: linked by NVLink (NV4), instead of GPUs 1 and 2, which have 4 % more free memory"
-    )
-
-
 @pytest.mark.parametrize(
-    ("free_gib", "count", "taken"),
-    [
-        ([60, 79, 80, 60], 2, [1, 2]),
-        ([80, 79, 70, 60], 2, [0, 1]),
-        ([80, 80, 80, 80], 2, [0, 1]),
-        ([76, 79, 80, 74], 3, [0, 1, 2]),
-        ([76, 79, 80, 74], 1, [2]),
-    ],
+    ("free_gib", "count", "taken"), [([60, 79, 80, 60], 2, [1, 2]), ([80, 80, 80, 80], 2, [0, 1]), ([76, 79], 1, [1])]
 )
-def test_the_freest_are_taken_where_they_are_linked_or_no_linked_set_is_nearly_as_free(free_gib, count, taken):
-    choice = chosen(free_gib, count)
-    assert indexes(choice) == taken
-    assert choice.reason is None
-
-
-def test_without_nvlink_the_freest_are_taken():
-    assert indexes(chosen([76, 79, 80, 74], 2, links=0)) == [1, 2]
+def test_the_gpus_with_most_free_memory_are_taken(free_gib, count, taken):
+    gpus = [
+        Gpu(uuid=f"GPU-{n}", memory_used=(80 - free) << 30, memory_total=80 << 30) for n, free in enumerate(free_gib)
+    ]
+    assert [gpu.index for gpu in seen(None, CUDA, *gpus).named_or_counted_gpus(count)] == taken

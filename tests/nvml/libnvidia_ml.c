@@ -53,7 +53,8 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = gpu_count(); return librar
 static int answers_of_a_part(const char *name) {
     static const char *known[] = {"nvmlDeviceGetName", "nvmlDeviceGetUUID",
                                   "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGpuInstanceId",
-                                  "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetComputeRunningProcesses_v3"};
+                                  "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetComputeRunningProcesses_v3",
+                                  "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"};
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i])) return 1;
     return 0;
@@ -100,6 +101,7 @@ GPU_CALL(nvmlDeviceGetUUID, (Gpu *d, char *out, unsigned size),
 GPU_CALL(nvmlDeviceGetMaxMigDeviceCount, (Gpu *d, unsigned *out), *out = s.script->mig ? MAX_INSTANCES : 0)
 GPU_CALL(nvmlDeviceGetMigDeviceHandleByIndex, (Gpu *d, unsigned place, Gpu **out),
          if (place >= s.script->part_count) return NOT_FOUND; *out = &instances[d->index][place])
+GPU_CALL(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (Gpu *d, Gpu **out), *out = &gpus[d->index])
 GPU_CALL(nvmlDeviceGetGpuInstanceId, (Gpu *d, unsigned *out), if (!d->part) return NOT_SUPPORTED;
          *out = s.script->parts[d->part - 1].gpu_instance)
 GPU_CALL(nvmlDeviceGetComputeInstanceId, (Gpu *d, unsigned *out), if (!d->part) return NOT_SUPPORTED;

@@ -37,17 +37,6 @@ def test_a_gpu_lost_and_back_is_two_events_and_only_of_this_run():
     assert (events.concerns(1), events.concerns(0)) == (True, False)
 
 
-def test_a_gpu_lost_before_the_first_look_gives_an_event():
-    dead = DeviceReading(index=1, error="gone")
-    events = DeviceEvents(["GPU-0", "GPU-1"])
-    assert kinds_and_details(events.since_last(tick(gpu(0), dead))) == [("gpu_lost", 1, "gone")]
-    assert events.since_last(tick(gpu(0), dead, second=1)) == []
-    assert kinds_and_details(events.since_last(tick(gpu(0), gpu(1), second=2))) == [("gpu_back", 1, None)]
-    others = DeviceEvents(["GPU-0"])
-    assert others.since_last(tick(gpu(0), dead)) == [], "it is not of this run"
-    assert DeviceEvents(["GPU-1"]).since_last(tick(dead, DeviceReading(index=0, error="gone"))) == [], "one of the two"
-
-
 def test_throttling_begins_and_ends_by_reason_and_idle_is_none():
     events = DeviceEvents(["GPU-0"])
     assert events.since_last(tick(gpu(throttle_reasons=["idle"]))) == []

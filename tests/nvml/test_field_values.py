@@ -56,18 +56,11 @@ def test_a_field_query_that_fails_loses_only_its_fields(watch):
     assert missing["gpu0.pcie_tx_bytes"] == "not supported by this GPU and driver"
 
 
-def test_why_mig_unified_memory_and_no_ecc_take_readings_away(watch):
+def test_why_unified_memory_has_no_size(watch):
     memory = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
-    machine = Machine(gpus(3))
-    machine.gpus[0].mig, machine.gpus[0].unsupported = True, frozenset({"nvmlDeviceGetUtilizationRates"})
-    machine.gpus[1].unsupported = frozenset(memory)
-    machine.gpus[2].unsupported = frozenset({"field 3", "field 4"})
-    (mig, unified, _), missing = watch(machine)(0)
-    assert mig.mig_mode is True
-    assert "MIG is on" in missing["gpu0.gpu_utilization_percent"]
+    [unified], missing = watch(Machine(gpus(1, unsupported=frozenset(memory))))(0)
     assert unified.memory_total_bytes is None
-    assert "shares the host's memory" in missing["gpu1.memory_used_bytes"]
-    assert "ECC is switched off" in missing["gpu2.ecc_uncorrected_errors"]
+    assert "shares the host's memory" in missing["gpu0.memory_used_bytes"]
 
 
 def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch):

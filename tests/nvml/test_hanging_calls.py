@@ -8,7 +8,6 @@ import stand_in
 from stand_in import Machine, gpus
 
 from trainfast_runner.machine.telemetry import binding
-from trainfast_runner.machine.telemetry import nvml as nvml_module
 from trainfast_runner.machine.telemetry.nvml import Job, Nvml, TimedCalls
 
 
@@ -36,9 +35,9 @@ def test_where_all_calls_hang_the_wait_for_all_of_them_is_little_more_than_for_t
     given = []
 
     class Noted(TimedCalls):
-        def _wait(self, begun, timeout_s):
+        def _ends(self, begun, timeout_s):
             given.append(timeout_s)
-            return super()._wait(begun, timeout_s)
+            return super()._ends(begun, timeout_s)
 
     calls = Noted()
     jobs = [Job(gate.wait) for _ in range(4)]
@@ -48,16 +47,6 @@ def test_where_all_calls_hang_the_wait_for_all_of_them_is_little_more_than_for_t
     assert not any(job.ended for job in jobs)
     assert began[1] - began[0] >= 0.4
     assert given == [0.4, 0.2, 0.1, 0.1]
-
-
-def test_once_the_sampling_stops_a_call_that_hangs_is_given_up(gate):
-    stopping = threading.Event()
-    calls = TimedCalls(stopping)
-    hung = Job(gate.wait)
-    threading.Timer(0.05, stopping.set).start()
-    calls.run([hung], 3600)
-    assert not hung.ended
-    calls.close()
 
 
 def test_a_gpu_that_hangs_says_so_rests_and_comes_back_and_the_others_have_every_tick(gate):
@@ -107,32 +96,6 @@ def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate, monk
         gate.set()
         until(lambda: [gpu.temperature_c for gpu in nvml.sample(2 * 10**9)[0]] == [50])
         assert "nvml" not in nvml.sample(3 * 10**9)[1]
-        nvml.close()
-
-
-def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate, monkeypatch):
-    machine = Machine(gpus(2))
-    with stand_in.installed(machine):
-        nvml = Nvml(timeout_s=60)
-        nvml.sample(0)
-        machine.gpus[1].hangs = gate
-        nvml.timeout_s = SHORT_S
-        assert binding.takes_long(nvml.sample(10**9)[0][1].error or "")
-        gate.set()
-        until(lambda: all(hang.job.ended for hang in nvml._hangs.values()))
-        gate.clear()
-        waited = []
-        nvml.timeout_s = 3600
-        monkeypatch.setattr(nvml_module, "HUNG_TIMEOUT_S", 0.05)
-        run = nvml._calls.run
-        monkeypatch.setattr(
-            nvml._calls, "run", lambda jobs, timeout_s: (waited.append(timeout_s), run(jobs, timeout_s))
-        )
-        readings, _ = nvml.sample(30 * 10**9)
-        assert [gpu.error is None for gpu in readings] == [True, False]
-        assert waited == [3600, 0.05]
-        assert "the NVIDIA driver is slow with it" in (readings[1].error or ""), "it may yet come back"
-        gate.set()
         nvml.close()
 
 

@@ -53,10 +53,10 @@ def test_no_tick_comes_early(monkeypatch):
     assert last.host.cpu_percent is not None
 
 
-def test_what_a_tick_takes_does_not_shift_the_next():
-    cadence = Cadence(3600.0)
-    due_s = time.monotonic() - 100
-    assert cadence.next_due_s(due_s) == due_s + 3600
+@pytest.mark.parametrize(("late_s", "periods"), [(100, 1), (3.5 * 3600, 4)])
+def test_what_a_tick_takes_does_not_shift_the_next_and_a_late_one_is_not_made_up_for(late_s, periods):
+    due_s = time.monotonic() - late_s
+    assert Cadence(3600.0).next_due_s(due_s) == due_s + periods * 3600
 
 
 def test_a_tick_is_one_json_line_that_reads_back_the_same():
@@ -77,15 +77,6 @@ def test_a_last_tick_is_taken_on_the_way_out():
     with sampling(Machine(gpus(1)), 3600) as (sampler, collected):
         assert sampler.stop(timeout_s=60, last_tick=True)
         assert [len(tick.devices) for tick in collected.ticks] == [1, 1]
-
-
-def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost():
-    machine, gate = Machine(gpus(2)), threading.Event()
-    with sampling(machine, 3600) as (sampler, collected):
-        machine.gpus[1].hangs = gate
-        assert sampler.stop(timeout_s=60, last_tick=True)
-        gate.set()
-    assert [gpu.error for tick in collected.ticks for gpu in tick.devices] == [None, None]
 
 
 def test_the_run_can_be_named_and_dropped_while_sampling(monkeypatch):
@@ -131,12 +122,6 @@ def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ti
     assert after(1, 1).missing == {}
     cadence.set_period(0.5)
     assert cadence.period_s == 0.5
-
-
-def test_a_late_tick_is_not_made_up_for():
-    cadence = Cadence(3600.0)
-    due_s = time.monotonic() - 3.5 * 3600
-    assert cadence.next_due_s(due_s) == due_s + 4 * 3600
 
 
 def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch):

@@ -28,8 +28,3 @@ def test_every_bit_gets_its_name_and_unknown_bits_stay_visible(bits, names):
 def test_idle_is_no_throttling_the_power_cap_is_information_and_heat_is_a_warning():
     severities = [throttle.severity(name) for name in ("idle", "sw_power_cap", "sw_thermal", "hw_thermal", "0x200")]
     assert severities == ["none", "info", "warning", "warning", "warning"]
-
-
-def test_hardware_slowdown_is_believed_the_second_time():
-    assert throttle.decode(throttle.believed(0x2C, 0x20)) == ["sw_power_cap", "sw_thermal"]
-    assert throttle.decode(throttle.believed(0x2C, 0x08)) == ["sw_power_cap", "hw_slowdown", "sw_thermal"]

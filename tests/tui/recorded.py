@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from trainfast_runner.machine.process_list import ProcessRow
-from trainfast_runner.machine.processes import Identity, identify
+from trainfast_runner.machine.processes import Identity, ProcessRow, identify
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.memory.oom import explain_run, out_of_memory_of
 from trainfast_runner.records.home import Home

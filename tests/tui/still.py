@@ -35,7 +35,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.process_list import ProcessRow
+from trainfast_runner.machine.processes import ProcessRow
 from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
 from trainfast_runner.memory.model import Prediction
 from trainfast_runner.records.home import Home

@@ -14,8 +14,7 @@ from recorded import MIB, START_NS, a_run, write_lines
 from still import Lock, StillPilot, has, running, the_machine
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.process_list import ProcessRow
-from trainfast_runner.machine.processes import identify
+from trainfast_runner.machine.processes import ProcessRow, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
 

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from recorded import RAMP, START_NS, S, a_full_tick, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
 from still import Lock, a_live_run, a_snapshot, has, running, the_machine
 
-from trainfast_runner.machine.process_list import ProcessRow
-from trainfast_runner.machine.processes import Identity
+from trainfast_runner.machine.processes import Identity, ProcessRow
 from trainfast_runner.machine.telemetry.binding import library_failure
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.reader import Reader

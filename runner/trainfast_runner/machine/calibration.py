@@ -72,11 +72,7 @@ def read(home: Home) -> dict[str, Ceiling]:
 
 def read_ceiling(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] | None:
     """The ceiling of the CPU, or of a GPU of this name, as a dictionary for `run.json`; None when not measured."""
-    ceilings = read(home)
-    if not ceilings:
-        return None
-    name = (gpu_name or "") if device == "cuda" else cpu_name()
-    ceiling = ceilings.get(name)
+    ceiling = read(home).get((gpu_name or "") if device == "cuda" else cpu_name())
     return None if ceiling is None else msgspec.to_builtins(ceiling)
 
 
@@ -94,7 +90,7 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
     machine = detect_machine(versions)
     if machine.refusal is not None:
         raise machine.refusal
-    gpus = machine.default_gpus("single").gpus if machine.device == "cuda" else ()
+    gpus = machine.default_gpus("single") if machine.device == "cuda" else ()
     return machine.device, visible_gpus(gpus)
 
 

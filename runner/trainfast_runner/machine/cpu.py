@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from trainfast_runner.machine.telemetry.host import UNREADABLE, read_cores
+from trainfast_runner.machine.telemetry.host import UNREADABLE, busy_and_idle_s
 from trainfast_runner.records.run_file import LaunchThreads
 from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.shared.host import DEFAULT, PASSIVE, PASSIVE_SETTINGS, WAIT_SETTINGS, wait_policy
@@ -74,14 +74,11 @@ class CpuWindow:
         return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, MIN_S))
 
 
-def others_cores(seconds: float, windows: int = 3) -> float | None:
-    """Cores that others keep busy over the next `seconds`; None when no window gives a figure."""
-    for _ in range(windows):
-        window = CpuWindow()
-        time.sleep(seconds)
-        if (cores := window.others_cores()) is not None:
-            return cores
-    return None
+def others_cores(seconds: float) -> float | None:
+    """Cores that others keep busy over the next `seconds`; None when the window gives no figure."""
+    window = CpuWindow()
+    time.sleep(seconds)
+    return window.others_cores()
 
 
 def others_percent(seconds: float) -> float | None:
@@ -93,13 +90,13 @@ def others_percent(seconds: float) -> float | None:
 def _busy_s() -> float | None:
     """Seconds that the cores of this process have been busy since boot."""
     try:
-        cores = read_cores()
+        cores = psutil.cpu_times(percpu=True)
     except UNREADABLE:
         return None
     allowed = os.sched_getaffinity(0)
     if max(allowed) < len(cores):
         cores = [cores[number] for number in allowed]
-    return sum(core.busy for core in cores)
+    return sum(busy_and_idle_s(core)[0] for core in cores)
 
 
 def _own_s() -> float:

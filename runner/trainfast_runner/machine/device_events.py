@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-from trainfast_runner.machine.processes import own_pids, sees_host_pids
+from trainfast_runner.machine.processes import own_pids, read_stat, sees_host_pids
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.throttle import degrees_left, severity
 from trainfast_runner.records.run_lines import Event
@@ -75,39 +73,6 @@ def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
         yield Defect(f"at its temperature limit{at}: it is about to slow down", COOLING_CURE)
 
 
-class DeviceChanges:
-    """Compares each reading of a device with the one before it."""
-
-    def __init__(self) -> None:
-        self._lost: set[int] = set()
-        self._throttled: dict[str, frozenset[str]] = {}
-
-    def lost_or_back(self, device: DeviceReading, t_ns: int) -> list[Event]:
-        """Return the event of a device that no longer answers, or answers again; empty without a change."""
-        if (device.error is not None) == (device.index in self._lost):
-            return []
-        self._lost ^= {device.index}
-        kind = "gpu_back" if device.error is None else "gpu_lost"
-        return [Event(t_ns=t_ns, kind=kind, device=device.index, detail=device.error)]
-
-    def throttling(self, device: DeviceReading, t_ns: int) -> list[Event]:
-        """Return an event for each reason of throttling that began or ended; empty without a reading of reasons."""
-        if device.throttle_reasons is None:
-            return []
-        key = device.uuid or str(device.index)
-        reasons = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
-        previous_reasons = self._throttled.get(key, frozenset())
-        self._throttled[key] = reasons
-        return [
-            Event(t_ns=t_ns, kind=kind, device=device.index, detail=name)
-            for kind, names in (
-                ("throttle_on", reasons - previous_reasons),
-                ("throttle_off", previous_reasons - reasons),
-            )
-            for name in sorted(names)
-        ]
-
-
 class DeviceEvents:
     """Compares each tick with the one before it, for the devices in `watched` (UUIDs).
 
@@ -119,10 +84,11 @@ class DeviceEvents:
     def __init__(self, watched: Iterable[str], *, all_foreign: bool = False) -> None:
         self._watched = frozenset(watched)
         self._all_foreign = all_foreign
-        self._changes = DeviceChanges()
-        self._processes: dict[str, dict[int, DeviceProcess]] = {}
-        """The processes of the last tick, by UUID."""
-        self._foreign: dict[str, set[int]] = {}
+        self._lost: set[int] = set()
+        self._throttled: dict[int, frozenset[str]] = {}
+        self._processes: dict[int, dict[int, DeviceProcess]] = {}
+        """The processes of the last tick, by the GPU's index."""
+        self._foreign: dict[int, set[int]] = {}
         self._slowed = False
         self._indexes: frozenset[int] | None = None
 
@@ -134,67 +100,63 @@ class DeviceEvents:
         """Events since the last tick: throttling began or ended, a device was lost or came back, a foreign process
         appeared or left, the sampling slowed itself."""
         watched = [device for device in tick.devices if device.uuid in self._watched]
-        all_of_ours = [*watched, *self._never_seen(tick)]
-        self._indexes = frozenset(device.index for device in all_of_ours)
-        events = self._sampling(tick)
-        for device in all_of_ours:
-            events += self._changes.lost_or_back(device, tick.t_ns)
+        self._indexes = frozenset(device.index for device in watched)
+        events = []
+        sentence = tick.missing.get("sampler.period")
+        if sentence is not None and not self._slowed:
+            events.append(Event(t_ns=tick.t_ns, kind="trouble", detail=sentence))
+        self._slowed = sentence is not None
         for device in watched:
-            events += self._changes.throttling(device, tick.t_ns)
-            events += self._foreigners(device, device.uuid or "", tick.t_ns)
+            if (device.error is not None) != (device.index in self._lost):
+                self._lost ^= {device.index}
+                kind = "gpu_back" if device.error is None else "gpu_lost"
+                events.append(Event(t_ns=tick.t_ns, kind=kind, device=device.index, detail=device.error))
+            events += [*self._throttling(device, tick.t_ns), *self._foreigners(device, tick.t_ns)]
         return events
 
-    def _sampling(self, tick: Tick) -> list[Event]:
-        sentence = tick.missing.get("sampler.period")
-        was, self._slowed = self._slowed, sentence is not None
-        return [Event(t_ns=tick.t_ns, kind="trouble", detail=sentence)] if sentence is not None and not was else []
+    def _throttling(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
+        """An event for each reason of throttling that began or ended; none without a reading of reasons."""
+        if device.throttle_reasons is None:
+            return
+        reasons = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
+        before = self._throttled.get(device.index, frozenset())
+        self._throttled[device.index] = reasons
+        for kind, names in (("throttle_on", reasons - before), ("throttle_off", before - reasons)):
+            for name in sorted(names):
+                yield Event(t_ns=t_ns, kind=kind, device=device.index, detail=name)
 
-    def _never_seen(self, tick: Tick) -> list[DeviceReading]:
-        """Devices of the run that were lost before their UUID was read; empty when they may be another run's."""
-        unknown = [device for device in tick.devices if device.uuid is None and device.error is not None]
-        missing = self._watched - {device.uuid for device in tick.devices}
-        return unknown if len(unknown) == len(missing) else []
-
-    def _foreigners(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
+    def _foreigners(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
         if device.processes is None:
-            return []
+            return
         processes = {process.pid: process for process in device.processes}
-        previous = self._processes.get(uuid)
-        self._processes[uuid] = processes
-        foreign = self._foreign.setdefault(uuid, set())
-        appeared = processes.keys() - (previous or {}).keys()
+        is_first = device.index not in self._processes
+        previous = self._processes.get(device.index, {})
+        self._processes[device.index] = processes
+        foreign = self._foreign.setdefault(device.index, set())
+        appeared = processes.keys() - previous.keys()
         if not self._all_foreign:
-            appeared = appeared - own_pids() if appeared and (previous is None or sees_host_pids()) else set()
-        foreign |= appeared
-        gone = foreign - processes.keys()
-        foreign -= gone
-        event = partial(process_event, device.index, t_ns, kind="foreign_process")
-        return [
-            *(event("appeared", processes[pid]) for pid in sorted(appeared)),
-            *(event("left", (previous or {})[pid]) for pid in sorted(gone)),
-        ]
+            appeared = appeared - own_pids() if appeared and (is_first or sees_host_pids()) else set()
+        gone = (foreign | appeared) - processes.keys()
+        self._foreign[device.index] = (foreign | appeared) - gone
+        for change, pids, known in (("appeared", appeared, processes), ("left", gone, previous)):
+            for pid in sorted(pids):
+                yield _process_event(device.index, t_ns, change, known[pid])
 
 
-def process_event(index: int, t_ns: int, change: str, process: DeviceProcess, *, kind: str) -> Event:
+def _process_event(index: int, t_ns: int, change: str, process: DeviceProcess) -> Event:
     """The event of a process that appeared on a GPU or left it, with its name; `change` is appeared or left."""
     used_bytes = process.memory_used_bytes
     memory = "" if used_bytes is None else f" with {process_memory(used_bytes)}"
-    is_visible = sees_host_pids()
-    label = f"{_process_name(process.pid)} (pid {process.pid})" if is_visible else f"process {process.pid} of the host"
+    label = f"process {process.pid} of the host"
+    if sees_host_pids():
+        stat = read_stat(process.pid)
+        label = f"{stat.name if stat else 'a process'} (pid {process.pid})"
     return Event(
         t_ns=t_ns,
-        kind=kind,
+        kind="foreign_process",
         device=index,
         pid=process.pid,
         state=change,
         detail=f"{label}{memory} {change}",
         memory_used_bytes=used_bytes,
     )
-
-
-def _process_name(pid: int) -> str:
-    """The kernel's name of the process; "a process" when it has ended or is hidden."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "a process"
-    except OSError:
-        return "a process"

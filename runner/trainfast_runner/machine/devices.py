@@ -5,29 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, gpu_indexes
 from trainfast_runner.machine.telemetry.binding import NO_DEVICES, NvmlFailure, comes_from_a_driver
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.topology import (
-    Instance,
-    Topology,
-    read_instances,
-    read_topology,
-)
 from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
 from trainfast_runner.units import gpus_text
 from trainfast_runner.worker.catalog import STRATEGIES
 
 CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
+Gpus = tuple[DeviceReading, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,20 +26,16 @@ class Machine:
 
     device: str
     """cuda or cpu."""
-    gpus: tuple[DeviceReading, ...]
+    gpus: Gpus
     """The GPUs available to a run, in the order of CUDA_VISIBLE_DEVICES."""
-    nvml_gpus: tuple[DeviceReading, ...]
-    """All GPUs that the driver lists."""
+    nvml_gpus: Gpus
+    """All GPUs that the driver lists, and after them the MIG instances."""
     cores: int
     driver_version: str | None = None
     no_gpu_reason: str | None = None
     """The reason that `gpus` is empty, in a few words for use inside another sentence; `doctor` prints the cure."""
     refusal: UserError | None = None
     """The refusal of every run that does not ask for the CPU, when the choice among the GPUs is unknown."""
-    instances: tuple[Instance, ...] = ()
-    """The MIG instances of the GPUs in MIG mode."""
-    topology: Topology | None = None
-    """The links between the GPUs; read only if a run can choose among three or more."""
 
     def used_by(self, devices: object) -> Machine:
         """The machine as a run with this `devices` knob uses it: without its GPUs if that asks for the CPU."""
@@ -65,16 +51,17 @@ class Machine:
             raise UserError(f"GPU {gone_uuid} is not available any more", key="devices")
         return dataclasses.replace(self, gpus=gpus)
 
-    def default_gpus(self, strategy: str) -> GpuChoice:
-        """The GPUs of a run without a `devices` knob: one or all, with the reason. Raises UserError without any."""
+    def default_gpus(self, strategy: str) -> Gpus:
+        """The GPUs of a run without a `devices` knob: the one with most free memory, or all. Raises UserError without
+        any."""
         usable = self._usable_gpus()
-        return choose_count(usable, 1, None) if STRATEGIES[strategy].one_device else GpuChoice(tuple(usable))
+        return _freest(usable, 1) if STRATEGIES[strategy].one_device else tuple(usable)
 
-    def named_or_counted_gpus(self, devices: int | str) -> GpuChoice:
-        """The GPUs of a run for its `devices` knob, with the reason. Raises UserError naming the GPUs."""
+    def named_or_counted_gpus(self, devices: int | str) -> Gpus:
+        """The GPUs of a run for its `devices` knob; of a count, those with most free memory. Raises UserError."""
         usable = self._usable_gpus()
         if isinstance(devices, str):
-            return GpuChoice(tuple(self._gpu_at(index) for index in gpu_indexes(devices) or ()))
+            return tuple(self._gpu_at(index) for index in gpu_indexes(devices) or ())
         if devices > len(usable):
             raise UserError(
                 f"devices={devices}, but there {_count_phrase(len(usable))}{self._mig_note()}",
@@ -82,9 +69,9 @@ class Machine:
                 allowed=[f"1 to {len(usable)}"],
                 advice=f"devices={len(usable)}",
             )
-        return choose_count(usable, devices, self.topology)
+        return _freest(usable, devices)
 
-    def watched(self, watch: object, used_gpus: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
+    def watched(self, watch: object, used_gpus: Gpus) -> Gpus:
         """The GPUs whose readings are joined to a run with this `watch` knob, by NVML index. Raises UserError."""
         if watch is None:
             return used_gpus
@@ -110,7 +97,7 @@ class Machine:
         if gpu.error is not None:
             raise UserError(f"devices={index}+: that GPU does not answer: {gpu.error}", key="devices")
         if self._is_in_mig_mode(gpu):
-            raise _mig_mode_error([gpu], self.instances, f"devices={index}+: ")
+            raise _mig_mode_error([gpu], self.nvml_gpus, f"devices={index}+: ")
         return gpu
 
     def _mig_note(self) -> str:
@@ -132,23 +119,21 @@ def detect_machine(versions: Mapping[str, str | None], *, environment: Mapping[s
     Raises nothing: an obstacle between a run and its GPUs is the machine's `refusal`.
     """
     environment = os.environ if environment is None else environment
-    sampled = sample_gpus()
-    readings, failure = sampled.readings, sampled.failure
-    instances = tuple(read_instances()) if any(gpu.mig_mode for gpu in readings) else ()
+    nvml = Nvml()
+    readings, failure = sample_gpus(nvml), nvml.failure
     machine = Machine(
         device=CPU,
         gpus=(),
         nvml_gpus=tuple(readings),
         cores=len(os.sched_getaffinity(0)),
-        driver_version=sampled.driver_version,
+        driver_version=nvml.driver_version,
         no_gpu_reason="torch is a CPU build" if failure is None else failure.reason,
-        instances=instances,
     )
     if versions.get(HIP_BUILD) is not None:
         return dataclasses.replace(machine, no_gpu_reason="torch is a ROCm build", refusal=_rocm_error(versions))
     if versions.get(CUDA_BUILD) is None:
         return machine
-    if hides_all(environment):
+    if (visible_entries(environment) or ["0"])[0] in HIDE_ALL:
         hidden_reason = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]} leaves none"
         return dataclasses.replace(machine, no_gpu_reason=hidden_reason) if readings else machine
     try:
@@ -157,21 +142,11 @@ def detect_machine(versions: Mapping[str, str | None], *, environment: Mapping[s
         return dataclasses.replace(machine, no_gpu_reason=error.message, refusal=error)
 
 
-class SampledGpus(NamedTuple):
-    """One reading of each GPU, the reason for none, and the driver's version."""
-
-    readings: list[DeviceReading]
-    failure: NvmlFailure | None
-    driver_version: str | None
-
-
-def sample_gpus(instances: Collection[str] = ()) -> SampledGpus:
-    """Read every GPU, and these MIG instances, once."""
-    nvml = Nvml(instances=instances)
+def sample_gpus(nvml: Nvml) -> list[DeviceReading]:
+    """Read every GPU and MIG instance once, and close NVML."""
     readings, _ = nvml.sample(time.monotonic_ns())
-    failure = nvml.failure
     nvml.close()
-    return SampledGpus(readings, failure, nvml.driver_version)
+    return readings
 
 
 def _without_readings(machine: Machine, failure: NvmlFailure | None) -> Machine:
@@ -186,22 +161,16 @@ def _without_readings(machine: Machine, failure: NvmlFailure | None) -> Machine:
 
 def _with_gpus(machine: Machine, environment: Mapping[str, str]) -> Machine:
     """The machine with the devices that CUDA_VISIBLE_DEVICES leaves. Raises UserError if none can be chosen."""
-    instance = named_instance(environment, machine.instances)
-    if instance is not None:
-        readings = sample_gpus([instance.uuid]).readings
-        parent_gpu = next((gpu for gpu in readings if gpu.uuid == instance.gpu_uuid), None)
-        # The part has the architecture of the whole.
-        gpus = [
-            msgspec.structs.replace(gpu, compute_capability=parent_gpu.compute_capability if parent_gpu else None)
-            for gpu in readings
-            if gpu.uuid == instance.uuid
-        ]
-        return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
     gpus = visible_devices(machine.nvml_gpus, environment)
     if all(gpu.mig_mode is True for gpu in gpus):
-        raise _mig_mode_error(gpus, machine.instances)
-    topology = read_topology() if len(gpus) > 2 else None
-    return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus), topology=topology)
+        raise _mig_mode_error(gpus, machine.nvml_gpus)
+    return dataclasses.replace(machine, device="cuda", gpus=tuple(gpus))
+
+
+def _freest(gpus: Sequence[DeviceReading], count: int) -> Gpus:
+    """The `count` GPUs with most free memory, in the order of their indexes."""
+    freest = sorted(gpus, key=lambda gpu: -(gpu.memory_free_bytes or 0))[:count]
+    return tuple(sorted(freest, key=lambda gpu: gpu.index))
 
 
 def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
@@ -214,10 +183,10 @@ def _rocm_error(versions: Mapping[str, str | None]) -> UserError:
     )
 
 
-def _mig_mode_error(gpus: Sequence[DeviceReading], instances: Sequence[Instance], setting: str = "") -> UserError:
+def _mig_mode_error(gpus: Sequence[DeviceReading], listed: Gpus, setting: str = "") -> UserError:
     """The refusal of GPUs in MIG mode, with the instances to name instead; `setting` begins the message."""
     indexes = [gpu.index for gpu in gpus]
-    names = [instance.uuid for instance in instances if instance.gpu_index in indexes]
+    names = _instances(listed)
     verb = "is" if len(gpus) == 1 else "are"
     return UserError(
         f"{setting}{gpus_text(indexes)} {verb} in MIG mode, where runs use an instance by its name"
@@ -243,53 +212,6 @@ def _count_phrase(count: int) -> str:
     return "is 1" if count == 1 else f"are {count}" if count else "is none"
 
 
-NEARLY_AS_FREE = 0.9
-"""Chosen, not measured: GPUs joined by NVLink are taken if the fullest of them has this share of the free memory of the
-fullest GPU in the freest set."""
-
-
-@dataclass(frozen=True)
-class GpuChoice:
-    """The GPUs of a run. `reason` is None if they are the GPUs with the most free memory."""
-
-    gpus: tuple[DeviceReading, ...]
-    reason: str | None = None
-
-
-def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology | None) -> GpuChoice:
-    """The `count` GPUs with the most free memory, or a set joined by NVLink that has nearly as much free."""
-    by_free = sorted(usable, key=lambda gpu: -_free_bytes(gpu))[:count]
-    freest = tuple(sorted(by_free, key=lambda gpu: gpu.index))
-    if topology is None or count < 2 or count == len(usable) or _weakest_link(freest, topology):
-        return GpuChoice(freest)
-    enough_bytes = NEARLY_AS_FREE * min(map(_free_bytes, freest))
-    linked_sets = [
-        (min(map(_free_bytes, gpus)), links, gpus)
-        for gpus in combinations(sorted(usable, key=lambda gpu: gpu.index), count)
-        if min(map(_free_bytes, gpus)) >= enough_bytes and (links := _weakest_link(gpus, topology))
-    ]
-    if not linked_sets:
-        return GpuChoice(freest)
-    # Equally free sets rank by links, then by lower indexes.
-    free_bytes, links, gpus = max(linked_sets, key=lambda choice: choice[:2])
-    more_percent = 100 * (min(map(_free_bytes, freest)) / free_bytes - 1) if free_bytes else 0
-    than = f", which have {more_percent:.0f} % more free memory" if more_percent >= 1 else ""
-    chosen, instead = (gpus_text([gpu.index for gpu in group]) for group in (gpus, freest))
-    return GpuChoice(gpus, f"{chosen}: linked by NVLink (NV{links}), instead of {instead}{than}")
-
-
-def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:
-    """The fewest NVLinks between two of these GPUs; 0 if a pair has none."""
-    index_of = {device.uuid: index for index, device in enumerate(topology.devices)}
-    pairs = [(index_of.get(a.uuid), index_of.get(b.uuid)) for a, b in combinations(gpus, 2)]
-    signs = ["" if a is None or b is None else topology.matrix[a][b] for a, b in pairs]
-    return min((int(sign[2:]) if sign.startswith("NV") else 0 for sign in signs), default=0)
-
-
-def _free_bytes(gpu: DeviceReading) -> int:
-    return gpu.memory_free_bytes or 0
-
-
 VISIBLE_DEVICES, DEVICE_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 PCI_ORDER = "PCI_BUS_ID"
 HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")
@@ -301,12 +223,6 @@ def visible_entries(environment: Mapping[str, str]) -> list[str] | None:
     """The entries of CUDA_VISIBLE_DEVICES; None when it is not set."""
     variable = environment.get(VISIBLE_DEVICES)
     return None if variable is None else [entry.strip() for entry in variable.split(",")]
-
-
-def hides_all(environment: Mapping[str, str]) -> bool:
-    """True if CUDA_VISIBLE_DEVICES asks for no GPU at all."""
-    named_entries = visible_entries(environment)
-    return named_entries is not None and named_entries[0] in HIDE_ALL
 
 
 def visible_to(uuids: Iterable[str]) -> dict[str, str]:
@@ -330,23 +246,9 @@ def visible_gpus(gpus: Sequence[DeviceReading], *, by_index: bool = False) -> di
     return visible_to(str(gpu.index) for gpu in gpus)
 
 
-def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]) -> Instance | None:
-    """The MIG instance that CUDA_VISIBLE_DEVICES names; None if it names none.
-
-    CUDA gives a process one instance, the first. Raises UserError for a name that no instance has.
-    """
-    named = next((entry for entry in visible_entries(environment) or () if entry.startswith(MIG_PREFIX)), None)
-    if named is None:
-        return None
-    matching_instances = [instance for instance in instances if instance.uuid.startswith(named)]
-    if len(matching_instances) == 1:
-        return matching_instances[0]
-    raise UserError(
-        f"{VISIBLE_DEVICES}={named} names no MIG instance here" + ("" if instances else ", and NVML lists none"),
-        key=VISIBLE_DEVICES,
-        allowed=[instance.uuid for instance in instances] or None,
-        advice=f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
-    )
+def _instances(devices: Iterable[DeviceReading]) -> list[str]:
+    """The UUIDs of the MIG instances among these."""
+    return [device.uuid for device in devices if device.uuid is not None and is_instance(device.uuid)]
 
 
 def visible_devices(devices: Sequence[DeviceReading], environment: Mapping[str, str]) -> list[DeviceReading]:
@@ -354,12 +256,23 @@ def visible_devices(devices: Sequence[DeviceReading], environment: Mapping[str, 
 
     If a GPU is named twice, torch sees none (`_parse_visible_devices` in torch/cuda/__init__.py). CUDA counts the
     fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Raises UserError for numbers where that order may differ from
-    NVML's, among GPUs of several models, and if no GPU is left.
+    NVML's, among GPUs of several models, and if no GPU is left. CUDA gives a process one MIG instance, the first named.
     """
     gpus = [gpu for gpu in devices if not is_instance(gpu.uuid)]
     named_entries = visible_entries(environment)
     if named_entries is None:
         return gpus
+    if named := next((entry for entry in named_entries if entry.startswith(MIG_PREFIX)), None):
+        instances = _instances(devices)
+        matching_gpus = [gpu for gpu in devices if gpu.uuid is not None and gpu.uuid.startswith(named)]
+        if len(matching_gpus) == 1:
+            return matching_gpus
+        raise UserError(
+            f"{VISIBLE_DEVICES}={named} names no MIG instance here" + ("" if instances else ", and NVML lists none"),
+            key=VISIBLE_DEVICES,
+            allowed=instances or None,
+            advice=f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
+        )
     is_numbered = any(entry.isdecimal() for entry in named_entries)
     if is_numbered and environment.get(DEVICE_ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
         raise UserError(

@@ -64,24 +64,25 @@ def _judged(name: str, is_well: bool, finding: str, cure: str) -> Finding:
 def examine(home: Home, python: str | None = None) -> list[Finding]:
     """All findings, the essential ones first. Takes about a second."""
     executable = python or sys.executable
+    versions: dict[str, str | None] = {}
     try:
         executable = find_python(python)
-        packages = ask_worker(executable, "inspect_model.py", ["{}"], task="list its packages")
+        answer = ask_worker(executable, "inspect_model.py", ["{}"], task="list its packages")
     except UserError as error:
-        packages = {"versions": {}}
         training = [Finding("training Python", "fail", error.line(), "give another one with --python PATH")]
     else:
-        training = list(_packages(executable, packages["python"], packages["versions"], python))
+        versions = answer["versions"]
+        training = [*_packages(executable, answer["python"], versions, python)]
     nvml = Nvml()
     tick = take_tick(settle_s=SETTLE_S, nvml=nvml)
     return [
         *training,
         *_home(home),
-        *_memory(),
-        *gpu_findings(tick, packages["versions"], detect_machine(packages["versions"]).refusal, nvml.failure),
+        _memory(),
+        *gpu_findings(tick, versions, detect_machine(versions).refusal, nvml.failure),
         *_compiler(executable),
-        *_shared_memory(),
-        *_logout(),
+        _shared_memory(),
+        _logout(),
         *_terminal(os.environ),
     ]
 
@@ -96,11 +97,9 @@ def _packages(
 ) -> Iterator[Finding]:
     """The Python that trains, and its packages; `python` is the one asked for."""
     yield Finding("training Python", "ok", f"{executable}, Python {python_version}")
-    missing = [name for name in NEEDED_PACKAGES if not versions.get(name)]
-    installed = ", ".join(
-        f"{name} {versions[name]}" for name in (*NEEDED_PACKAGES, *OPTIONAL_PACKAGES) if versions.get(name)
-    )
-    if missing:
+    installed = [f"{name} {versions[name]}" for name in (*NEEDED_PACKAGES, *OPTIONAL_PACKAGES) if versions.get(name)]
+    optional = [name for name in OPTIONAL_PACKAGES if not versions.get(name)]
+    if missing := [name for name in NEEDED_PACKAGES if not versions.get(name)]:
         packages = '"trainfast-tui[train]"' if python is None else " ".join(missing)
         yield Finding(
             "training stack",
@@ -108,10 +107,9 @@ def _packages(
             f"no {', '.join(missing)}; runs cannot be started with this Python",
             f"{executable} -m pip install {packages}; or train with another Python: --python PATH",
         )
-    else:
-        yield Finding("training stack", "ok", installed)
-    optional = [name for name in OPTIONAL_PACKAGES if not versions.get(name)]
-    if optional and not missing:
+        return
+    yield Finding("training stack", "ok", ", ".join(installed))
+    if optional:
         yield Finding(
             "optional packages",
             "ok" if optional == ["datasets"] else "warn",
@@ -148,18 +146,17 @@ def _home(home: Home) -> Iterator[Finding]:
         )
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Finding:
     """The tightest memory limit of this process's control groups."""
     limit, group = tightest_group_limit()
     if limit is None:
-        yield Finding("memory limit", "ok", "no control group limits this session's memory")
-    else:
-        yield _judged(
-            "memory limit",
-            limit >= ENOUGH_MEMORY_BYTES,
-            f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
-            "raise the container's limit, or set memory_limit below it",
-        )
+        return Finding("memory limit", "ok", "no control group limits this session's memory")
+    return _judged(
+        "memory limit",
+        limit >= ENOUGH_MEMORY_BYTES,
+        f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
+        "raise the container's limit, or set memory_limit below it",
+    )
 
 
 def _compiler(executable: str) -> Iterator[Finding]:
@@ -178,42 +175,36 @@ def _compiler(executable: str) -> Iterator[Finding]:
     )
 
 
-def _shared_memory() -> Iterator[Finding]:
+def _shared_memory() -> Finding:
     """DataLoader workers hand their batches over through /dev/shm."""
+    name = "/dev/shm"
     try:
-        size = shutil.disk_usage("/dev/shm").total
+        size = shutil.disk_usage(name).total
     except OSError:
-        yield Finding(
-            "/dev/shm", "warn", "not mounted: workers above 0 cannot pass batches", "mount -t tmpfs tmpfs /dev/shm"
-        )
-        return
-    enough = size >= ENOUGH_SHM_BYTES
-    yield _judged(
-        "/dev/shm",
-        enough,
-        f"{gibibytes(size)}" + ("" if enough else ": DataLoader workers and NCCL may end with a bus error"),
-        "start the container with --shm-size=8g or --ipc=host",
-    )
+        return Finding(name, "warn", "not mounted: workers above 0 cannot pass batches", f"mount -t tmpfs tmpfs {name}")
+    is_enough = size >= ENOUGH_SHM_BYTES
+    consequence = "" if is_enough else ": DataLoader workers and NCCL may end with a bus error"
+    cure = "start the container with --shm-size=8g or --ipc=host"
+    return _judged(name, is_enough, f"{gibibytes(size)}{consequence}", cure)
 
 
-def _logout() -> Iterator[Finding]:
-    """A finding if logind ends a user's processes at logout, and so a detached run."""
+def _logout() -> Finding:
+    """A warning if logind ends a user's processes at logout, and so a detached run."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # as in a container that runs under any uid
         user = str(os.getuid())
-    lingers = Path("/var/lib/systemd/linger", user).exists()
     if not Path("/run/systemd/seats").exists() or not ends_at_logout(user):
-        yield Finding("logout", "ok", "runs go on when this session ends")
-        return
+        return Finding("logout", "ok", "runs go on when this session ends")
     # Lingering keeps the user's manager, not the session's scope: a run has to be started inside the former.
-    cure = "sudo loginctl enable-linger " + user + ", then systemd-run --user --scope trainfast-tui"
+    lingers = Path("/var/lib/systemd/linger", user).exists()
     lingering = "lingering is on, but only for what systemd-run --user starts" if lingers else "lingering is off"
-    yield Finding(
+    return Finding(
         "logout",
         "warn",
         f"logind has KillUserProcesses=yes: runs end when you log out ({lingering})",
-        f"{cure}; or set KillUserProcesses=no in /etc/systemd/logind.conf",
+        f"sudo loginctl enable-linger {user}, then systemd-run --user --scope trainfast-tui; or set"
+        " KillUserProcesses=no in /etc/systemd/logind.conf",
     )
 
 
@@ -238,16 +229,15 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("terminal", "ok", "stdout is not a terminal: the app is not opened here, all commands work")
         return
     columns, lines = shutil.get_terminal_size()
+    true_colour = environment.get("COLORTERM", "") in ("truecolor", "24bit")
     if not can_move_cursor(environment):
         yield Finding("terminal", "warn", f"TERM={term or 'unset'} cannot move a cursor", "export TERM=xterm-256color")
     else:
-        true_colour = environment.get("COLORTERM", "") in ("truecolor", "24bit")
         colours = "24-bit colour" if true_colour else "256 colours" if "256" in term else "16 colours or fewer"
-        multiplexer = ", in tmux" if environment.get("TMUX") else ", in screen" if environment.get("STY") else ""
-        small = columns < SMALLEST_TERMINAL[0] or lines < SMALLEST_TERMINAL[1]
-        poor = "256" not in term and not true_colour
-        cure = "make the window at least 80x24" if small else "export TERM=xterm-256color, in tmux tmux-256color"
-        yield _judged("terminal", not (small or poor), f"{term}, {colours}, {columns}x{lines}{multiplexer}", cure)
+        is_small = columns < SMALLEST_TERMINAL[0] or lines < SMALLEST_TERMINAL[1]
+        is_well = not is_small and (true_colour or "256" in term)
+        cure = "make the window at least 80x24" if is_small else "export TERM=xterm-256color, in tmux tmux-256color"
+        yield _judged("terminal", is_well, f"{term}, {colours}, {columns}x{lines}", cure)
     encoding = (sys.stdout.encoding or locale.getpreferredencoding(False)).lower().replace("-", "")
     if encoding != "utf8":
         yield Finding(

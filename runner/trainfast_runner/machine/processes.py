@@ -1,4 +1,4 @@
-"""Processes of this machine: their fields, identity and families, the children of this one, and signals.
+"""Processes of this machine: their fields, identity and families, signals, and the list of those that use the machine.
 
 Fields come from `/proc/PID/stat` (proc_pid_stat(5)). psutil gives start times in seconds since 1970; records name a
 process by its start in clock ticks. psutil also takes 87 to 135 µs a process for these fields, this 14 to 22: 6 to
@@ -8,14 +8,21 @@ process by its start in clock ticks. psutil also takes 87 to 135 µs a process f
 from __future__ import annotations
 
 import ctypes
+import heapq
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.tick import DeviceReading
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -51,24 +58,6 @@ class Stat:
 def read_stat(pid: int) -> Stat | None:
     """The process's fields; None when it does not exist or is hidden. Raises OSError when files cannot be opened."""
     return _read_stat(f"{pid}/stat")
-
-
-def read_threads(pid: int) -> list[Stat]:
-    """The threads of a process, the main one first; empty when the process does not exist."""
-    try:
-        threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []
-    return [stat for thread in threads if (stat := _read_stat(f"{pid}/task/{thread}/stat")) is not None]
-
-
-def read_storage_bytes(pid: int) -> tuple[int, int] | None:
-    """Bytes read from and written to storage; None for an ended or foreign process, or without kernel accounting."""
-    try:
-        counters = dict(line.split(b": ") for line in read_proc(f"{pid}/io").splitlines())
-        return int(counters[b"read_bytes"]), int(counters[b"write_bytes"])
-    except (OSError, LookupError, ValueError):
-        return None
 
 
 def _read_stat(name: str) -> Stat | None:
@@ -115,21 +104,13 @@ def is_running(identity: Identity) -> bool:
 
 def send(identity: Identity, signum: int) -> bool:
     """Signal that very process. False when it has ended or belongs to another user."""
-    try:
-        fd = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
+    # A pid could change hands between these two calls, in theory.
+    if not is_running(identity):
         return False
-    except OSError:
-        # Kernels before 5.3 have no pidfd: a pid could change hands between these two calls, in theory.
-        return is_running(identity) and _kill(identity.pid, signum)
     try:
-        if not is_running(identity):
-            return False
-        signal.pidfd_send_signal(fd, signum)
+        os.kill(identity.pid, signum)
     except (ProcessLookupError, PermissionError):
         return False
-    finally:
-        os.close(fd)
     return True
 
 
@@ -159,14 +140,6 @@ def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
         return False
 
 
-def _kill(pid: int, signum: int) -> bool:
-    try:
-        os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class UnkillableProcess:
     """A process that did not end; `state` is the kernel's letter. State D takes no signal."""
@@ -194,8 +167,11 @@ def unended_below(root_pid: int) -> list[UnkillableProcess]:
 
 def _worst_state(pid: int, stat: Stat) -> str:
     """The state of the thread that keeps the process from ending: its main thread may have ended before."""
-    states = [thread.state for thread in read_threads(pid) if not thread.ended]
-    return "D" if "D" in states else next(iter(states), stat.state)
+    with suppress(OSError):
+        threads = [_read_stat(f"{pid}/task/{thread}/stat") for thread in os.listdir(f"/proc/{pid}/task")]
+        states = [thread.state for thread in threads if thread is not None and not thread.ended]
+        return "D" if "D" in states else next(iter(states), stat.state)
+    return stat.state
 
 
 def _all_processes() -> Iterator[tuple[int, Stat]]:
@@ -260,7 +236,7 @@ def collect_orphans() -> bool:
 
 
 _MOST_BYTES = 1 << 12
-"""More than any `stat` or `io` has; the kernel gives it in one piece."""
+"""More than any `stat` has; the kernel gives it in one piece."""
 
 
 def read_proc(name: str) -> bytes:
@@ -270,3 +246,147 @@ def read_proc(name: str) -> bytes:
         return os.read(fd, _MOST_BYTES)
     finally:
         os.close(fd)
+
+
+KERNEL_THREADS_PARENT = 2
+MIN_CPU_PERCENT = 1.0
+MIN_RSS_BYTES = 32 << 20
+"""Least memory, and least CPU percent, of a listed process that holds no GPU: one of the two is enough."""
+SCAN_EVERY_S = 2.0
+SCAN_SHARE = 0.01
+"""Share of a core that looking at all processes may take."""
+MAX_ROWS = 200
+"""The most processes in a list."""
+COMMAND_CHARACTERS = 4096
+"""The beginning of a command line that is kept: more than a screen shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process. `identity` is None when it cannot be seen from here, as from inside a container."""
+
+    pid: int
+    identity: Identity | None = None
+    owner: str | None = None
+    is_own: bool = False
+    """True if the process belongs to this user."""
+    command: str = ""
+    """The command line, untrusted text."""
+    cpu_percent: float | None = None
+    """100 is one core kept busy; None until it was seen twice."""
+    memory_rss_bytes: int | None = None
+    age_s: float | None = None
+    devices: tuple[tuple[int, int | None], ...] = ()
+    """The GPUs on which the process has a context, by index, with the bytes held there."""
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """Bytes held on all GPUs together; None when the driver does not list them."""
+        readings = [used_bytes for _, used_bytes in self.devices if used_bytes is not None]
+        return sum(readings) if readings else None
+
+
+class ProcessList:
+    """Reads /proc every few seconds; use it from one thread."""
+
+    def __init__(self) -> None:
+        self._pids_are_ours = sees_host_pids()
+        """True if the driver lists ids as in /proc."""
+        self._cpu_s: dict[Identity, float] = {}
+        """The processor time of each process at the last scan."""
+        self._scanned_s = 0.0
+        self._rows: dict[int, ProcessRow] = {}
+        self._next_scan_s = 0.0
+        self._looked_for: frozenset[int] = frozenset()
+        """Processes on GPUs that the last scan looked for; those it did not find are hidden, or have ended."""
+
+    def read(self, devices: Sequence[DeviceReading]) -> tuple[ProcessRow, ...]:
+        """The processes on the GPUs of a tick, and those that keep the host busy or fill its memory."""
+        devices_by_pid: dict[int, list[tuple[int, int | None]]] = {}
+        for device in devices:
+            for process in device.processes or ():
+                devices_by_pid.setdefault(process.pid, []).append((device.index, process.memory_used_bytes))
+        began_s = time.monotonic()
+        if began_s >= self._next_scan_s or (self._pids_are_ours and not devices_by_pid.keys() <= self._looked_for):
+            self._looked_for = frozenset(devices_by_pid) if self._pids_are_ours else frozenset()
+            self._scan(self._looked_for)
+            self._next_scan_s = began_s + max(SCAN_EVERY_S, (time.monotonic() - began_s) / SCAN_SHARE)
+        rows_without_gpu = dict(self._rows)
+        rows_on_gpus = []
+        for pid, held_on in devices_by_pid.items():
+            # In a container the driver's id may be that of an unrelated process here: both are listed.
+            scanned = rows_without_gpu.pop(pid, None) if self._pids_are_ours else None
+            rows_on_gpus.append(replace(scanned or ProcessRow(pid), devices=tuple(held_on)))
+        # A driver may list thousands; those that hold most are the ones a person looks for.
+        rows = (*rows_without_gpu.values(), *rows_on_gpus)
+        return rows if len(rows) <= MAX_ROWS else tuple(heapq.nlargest(MAX_ROWS, rows, key=_weight))
+
+    def _scan(self, gpu_pids: frozenset[int]) -> None:
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        since_s, self._scanned_s = now_s - self._scanned_s, now_s
+        cpu_s_before, self._cpu_s = self._cpu_s, {}
+        self._rows = {}
+        for pid in psutil.pids():
+            stat = read_stat(pid)
+            if stat is None or stat.ended or KERNEL_THREADS_PARENT in (pid, stat.parent_pid):
+                continue
+            identity = Identity(pid, stat.start_ticks)
+            self._cpu_s[identity] = stat.cpu_s
+            before_s = cpu_s_before.get(identity)
+            cpu_percent = None if before_s is None or since_s <= 0 else 100 * (stat.cpu_s - before_s) / since_s
+            rss_bytes = stat.memory_rss_bytes
+            if pid in gpu_pids or rss_bytes >= MIN_RSS_BYTES or (cpu_percent or 0) >= MIN_CPU_PERCENT:
+                owner, is_own = owner_of(pid) or (None, False)
+                command = command_line(pid) or f"[{stat.name}]"
+                age_s = max(0.0, now_s - stat.start_ticks / TICKS_PER_S)
+                self._rows[pid] = ProcessRow(pid, identity, owner, is_own, command, cpu_percent, rss_bytes, age_s)
+
+
+def _weight(row: ProcessRow) -> tuple[bool, int, float, int]:
+    device_bytes = row.device_memory_bytes or 0
+    return (bool(row.devices), device_bytes, row.cpu_percent or 0.0, row.memory_rss_bytes or 0)
+
+
+def owner_of(pid: int) -> tuple[str, bool] | None:
+    """The name of a process's owner, and True if that is this user; None when it has ended or is hidden."""
+    try:
+        process = psutil.Process(pid)
+        return process.username(), int(process.uids().real) == os.getuid()
+    except psutil.Error:
+        return None
+
+
+def command_line(pid: int) -> str:
+    """The command line, joined by spaces; empty when the process has ended or is hidden."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:COMMAND_CHARACTERS]
+    except psutil.Error:
+        return ""
+
+
+def check_endable(identity: Identity) -> None:
+    """Raise UserError if this process must not be signalled: another user's, this program, or a later one with its
+    pid."""
+    pid = identity.pid
+    current = identify(pid)
+    if current is None:
+        raise UserError(f"process {pid} has ended already", key="pid")
+    if current != identity:
+        raise UserError(f"pid {pid} belongs to another process by now: nothing was signalled", key="pid")
+    if pid in (1, os.getpid()):
+        raise UserError(
+            "this is trainfast-tui itself" if pid == os.getpid() else "process 1 runs the machine",
+            key="pid",
+        )
+    name, is_own = owner_of(pid) or ("an unknown user", False)
+    if not is_own:
+        raise UserError(f"process {pid} belongs to {name}, not to you: ask them to end it", key="pid")
+
+
+def end_process(identity: Identity, *, kill: bool = False) -> str:
+    """Send SIGTERM, or SIGKILL with `kill`; returns a sentence about it. Raises UserError when `check_endable` does."""
+    check_endable(identity)
+    signum = signal.SIGKILL if kill else signal.SIGTERM
+    if not send(identity, signum):
+        raise UserError(f"process {identity.pid} could not be signalled: it has ended meanwhile", key="pid")
+    return f"{signum.name} sent to process {identity.pid}."

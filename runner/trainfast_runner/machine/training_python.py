@@ -9,12 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
+
+import msgspec
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
@@ -25,16 +26,16 @@ from trainfast_runner.records.json_lines import read_cached, write_cached
 NEEDED_PACKAGES = ("torch", "transformers", "tokenizers")
 
 
-@dataclass(frozen=True)
-class Inspection:
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of `inspect`."""
 
     executable: str
-    python_version: str
-    versions: dict[str, str | None]
-    config: dict[str, Any]
+    python: str = ""
+    """Its version."""
+    versions: dict[str, str | None] = {}
+    config: dict[str, Any] = {}
     """The model's whole configuration."""
-    parameters: int | None
+    parameters: int | None = None
     """None unless asked for."""
     attentions: tuple[str, ...] | None = None
     """Values of `attention` that the model has; None unless asked for."""
@@ -50,7 +51,7 @@ def inspect(
     """
     executable = find_python(python)
     request = json.dumps({"model": model, "objective": training_objective}, sort_keys=True)
-    flags = [*(["--count"] if count else []), *(["--attention"] if attention else [])]
+    flags = [flag for flag, is_asked in (("--count", count), ("--attention", attention)) if is_asked]
     cache_file = cache_directory() / "inspected" / f"{request_hash(executable, request, ' '.join(flags))}.json"
     answer = read_cached(cache_file, dict[str, Any])
     if answer is None:
@@ -66,14 +67,7 @@ def inspect(
         )
     if answer.get("error"):
         raise model_error(answer["error"])
-    return Inspection(
-        executable=executable,
-        python_version=answer.get("python", ""),
-        versions=versions,
-        config=answer.get("config") or {},
-        parameters=answer.get("parameters"),
-        attentions=tuple(answer["attentions"]) if "attentions" in answer else None,
-    )
+    return msgspec.convert({**answer, "executable": executable}, Inspection)
 
 
 def torch_build(executable: str) -> dict[str, str | None]:
@@ -149,8 +143,6 @@ def _sibling(path: Path) -> str | None:
 WORKER_FOLDER = Path(__file__).parents[1] / "worker"
 PROGRAMS = WORKER_FOLDER / "programs"
 ANSWER_TIMEOUT_S = 120
-ENDED_EVERY_S = 0.01
-"""Seconds between two polls for a program's end."""
 JOB_VARIABLES = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
@@ -258,19 +250,17 @@ def start_worker_program(
 
 def _output_of(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
-    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     # Files, not pipes: a fork that outlives the program keeps a pipe open.
     with open_temporary_file() as printed, open_temporary_file() as errors:
         process = start_worker_program(executable, command, errors, environment, stdout=printed)
         try:
-            # Do not collect the process yet: until then no other process group gets its pid.
-            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                if time.monotonic() >= deadline_s:
-                    raise timeout_error(executable)
-                time.sleep(ENDED_EVERY_S)
+            process.wait(ANSWER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise timeout_error(executable) from None
         finally:
             # The whole group: forks outlive a program, and a Ctrl-C does not reach its session.
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         return whole_text(printed), whole_text(errors)
 
@@ -342,16 +332,9 @@ def missing_tool(python: str) -> tuple[str, str] | None:
 
 def has_libaio(python: str) -> bool:
     """True if a program with libaio's header compiles and links, as DeepSpeed's async_io must."""
-    compiler_path = compiler(python)
-    if compiler_path is None:
-        return False
+    command = [compiler(python) or "c++", "-x", "c++", "-", "-o", os.devnull, "-laio"]
     try:
-        result = subprocess.run(
-            [compiler_path, "-x", "c++", "-", "-o", os.devnull, "-laio"],
-            input=USES_LIBAIO,
-            capture_output=True,
-            timeout=COMPILED_WITHIN_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        subprocess.run(command, input=USES_LIBAIO, capture_output=True, timeout=COMPILED_WITHIN_S, check=True)
+    except (OSError, subprocess.SubprocessError):
         return False
-    return result.returncode == 0
+    return True

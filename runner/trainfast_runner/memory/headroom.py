@@ -71,7 +71,7 @@ def available_memory(
 
 
 def _free_memory(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> AvailableMemory | None:
-    gpus = chosen_gpus(spec.knobs, machine).gpus
+    gpus = chosen_gpus(spec.knobs, machine)
     if gpus:
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in gpus if gpu.memory_free_bytes is not None]
         if free:

@@ -240,8 +240,6 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """True if memory was back to its level before the last run on the same devices, plus 64 MiB."""
     link: str | None = None
     """The slowest path between two of the run's GPUs, as `topo` signs it; None for fewer than two."""
-    devices_reason: str | None = None
-    """The reason for these GPUs, if it is not their free memory."""
     role: str | None = None
     """`probe` for the process in which a search tries batch sizes, `proof` for its last run, `trial` for a process in
     which it tries settings, `cold` for a run of one setting; None for any other."""

@@ -158,10 +158,6 @@ class RunReading(RunSample, frozen=True, kw_only=True):
 
     memory_rss_bytes: int | None = None
     """Resident memory; pages that processes share are counted once for each of them."""
-    read_bytes: int | None = None
-    """Read from storage by the tree, processes that ended since it was first seen included; refreshed every few
-    ticks."""
-    write_bytes: int | None = None
     processes: int
     threads: int
 
@@ -181,7 +177,6 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
 class HostReading(HostSample, frozen=True, kw_only=True):
     """The whole machine at one tick. Counters only grow; take differences."""
 
-    cpu_percent_per_core: list[float] | None = None
     load_1m: float | None = None
     memory_used_bytes: int | None = None
     disk_read_bytes: int | None = None

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import msgspec
 
 from trainfast_runner.errors import highest
-from trainfast_runner.machine.telemetry.plausible import energy_doubt
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, Cause
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.tick import DeviceReading, DeviceSample
@@ -33,6 +32,13 @@ LATE_NS, ROUNDING_NS = 1_000_000_000, 1_000_000
 back by, since it is kept in coarser units or in floating point (chosen, not measured)."""
 _ANSWERS = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes")
 """Readings that change from tick to tick: a GPU that answers gives at least one, or a duration counter."""
+
+_MAX_APART, _MIN_JOULES = 2.0, 10.0
+"""Chosen, not measured: the factor between the energy counter and power times time from which neither is believed, and
+the energy below which they are not compared: half a second of a GPU at rest."""
+_STILL_S, _MIN_GROWING_S = 0.5, 10.0
+"""Seconds after which a counter is judged: the driver updates one that stands still several times as often, and the
+power beside a growing one is an average over a second at best."""
 
 
 @dataclass(frozen=True)
@@ -294,10 +300,20 @@ class DeviceTrack:
         return [*self._ended_outages, Outage(self.times[-1], self._silent_ns, self._newest_ns, back=False)]
 
     def _energy_doubt(self) -> str | None:
-        """The reason to believe the energy counter nowhere: all samples together refute it, where a few may not."""
+        """The reason to distrust the energy counter: it and power times time are far apart over all samples together.
+
+        Then neither is a measurement. None if both agree, or if too little was measured.
+        """
         totals = (self._counted.sums, self._integrated.sums, self._counted.known_ns)
         counted_j, integrated_j, known_ns = (sums[-1] - sums[0] for sums in totals)
-        return energy_doubt(counted_j, integrated_j, known_ns / 1e9)
+        seconds, (smaller_j, larger_j) = known_ns / 1e9, sorted((counted_j, integrated_j))
+        enough_s = _STILL_S if counted_j == 0 else _MIN_GROWING_S
+        if seconds < enough_s or larger_j < _MIN_JOULES or larger_j <= _MAX_APART * smaller_j:
+            return None
+        return (
+            f"the energy counter shows {counted_j:,.0f} J in {seconds:.1f} s,"
+            f" but {integrated_j / seconds:,.0f} W over that time are {integrated_j:,.0f} J"
+        )
 
     def conditions_between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
         """The conditions between two moments, at least one answer known."""

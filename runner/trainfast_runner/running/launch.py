@@ -23,13 +23,13 @@ from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.machine.processes import boot_id, reap_when_ended
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
+from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import read_links_among
 from trainfast_runner.memory.headroom import cached_prediction
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file, shared_lock
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
-from trainfast_runner.records.tick import is_instance
 from trainfast_runner.running.planning import RunPlan, refuse_busy
 from trainfast_runner.running.scripts.contained import SANDBOX_FOLDER, sandbox
 from trainfast_runner.running.scripts.script_plan import RUN_VARIABLE
@@ -140,7 +140,6 @@ def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
         ],
         clean=clean,
         link=links.slowest if (links := read_links_among(plan.device_uuids)) else None,
-        devices_reason=plan.devices_reason,
         role=plan.role,
         search_id=plan.search_id,
         calibration=read_ceiling(home, plan.device, plan.gpus[0].name if plan.gpus else None),
@@ -202,8 +201,7 @@ def _wait_for_memory(plan: RunPlan, home: Home, on_wait: OnWait) -> tuple[RunPla
     freed_limits = _freed_limits(plan, home)
     deadline_s = time.monotonic() + MEMORY_SETTLES_S
     while True:
-        readings = sample_gpus([uuid for uuid in plan.device_uuids if is_instance(uuid)]).readings
-        gpu_by_uuid = {gpu.uuid: gpu for gpu in readings if gpu.uuid}
+        gpu_by_uuid = {gpu.uuid: gpu for gpu in sample_gpus(Nvml()) if gpu.uuid}
         clean = all(
             (gpu_by_uuid[uuid].memory_used_bytes or 0) <= limit_bytes
             for uuid, limit_bytes in freed_limits.items()

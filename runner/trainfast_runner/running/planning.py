@@ -12,7 +12,7 @@ from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu import ThreadPolicy, thread_variables
-from trainfast_runner.machine.devices import GpuChoice, Machine, detect_machine, visible_gpus
+from trainfast_runner.machine.devices import Gpus, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.training_python import extensions_directory, search_path
 from trainfast_runner.memory.model_size import limit_below_weights_error
 from trainfast_runner.records.home import (
@@ -40,16 +40,14 @@ class RunPlan:
     spec: RunSpec
     device: str
     world_size: int
-    gpus: tuple[DeviceReading, ...]
-    watched: tuple[DeviceReading, ...]
+    gpus: Gpus
+    watched: Gpus
     memory_limit_bytes: tuple[int, ...] | None
     python: str
     versions: dict[str, str | None]
     env: dict[str, str]
     threads: ThreadPolicy | None = None
     """The wait policy of a CPU run's threads; chosen at the start."""
-    devices_reason: str | None = None
-    """The reason for these GPUs, if not their free memory."""
     predicted_speed: PredictedSpeed | None = None
     """Predicted speed of the run; None without a prediction."""
     role: str | None = None
@@ -107,15 +105,15 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     if (too_small := limit_below_weights_error(spec, inspection.parameters, devices)) is not None:
         raise too_small
     ranks = device_counts.world_size(spec, machine)
-    choice = device_counts.chosen_gpus(spec.knobs, machine)
-    versions = {"python": inspection.python_version, **inspection.versions}
-    env = _worker_variables(spec, machine, ranks, choice.gpus, inspection)
-    return plan_on(machine, choice, _as_recorded(spec, machine), ranks, inspection.executable, versions, env)
+    gpus = device_counts.chosen_gpus(spec.knobs, machine)
+    versions = {"python": inspection.python, **inspection.versions}
+    env = _worker_variables(spec, machine, ranks, gpus, inspection)
+    return plan_on(machine, gpus, _as_recorded(spec, machine), ranks, inspection.executable, versions, env)
 
 
 def plan_on(
     machine: Machine,
-    choice: GpuChoice,
+    gpus: Gpus,
     spec: RunSpec,
     ranks: int,
     python: str,
@@ -127,13 +125,12 @@ def plan_on(
         spec=spec,
         device=machine.device,
         world_size=ranks,
-        gpus=choice.gpus,
-        watched=machine.watched(spec.knobs.get("watch"), choice.gpus),
+        gpus=gpus,
+        watched=machine.watched(spec.knobs.get("watch"), gpus),
         memory_limit_bytes=bytes_of_ranks(spec.knobs.get("memory_limit"), ranks),
         python=python,
         versions={"trainfast-tui": __version__, "driver": machine.driver_version, **versions},
         env=env,
-        devices_reason=choice.reason,
     )
 
 

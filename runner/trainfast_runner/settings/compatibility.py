@@ -119,7 +119,7 @@ def _devices(facts: Facts) -> Refusals:
     asked, machine, strategy = devices_asked(facts.knobs), facts.machine, facts.strategy
     if machine.refusal is not None:
         yield machine.refusal
-    gpus = chosen_gpus(facts.knobs, machine).gpus
+    gpus = chosen_gpus(facts.knobs, machine)
     machine.watched(facts.knobs["watch"], gpus)
     allowed = [f"1 to {MAX_CPU_PROCESSES}"]
     if facts.on_cpu and isinstance(asked, str) and not asks_for_cpu(asked):
@@ -145,7 +145,7 @@ def _hardware(facts: Facts) -> Refusals:
     """A precision or a strategy that the devices asked for do not have."""
     strategy, asked = facts.strategy, facts.knobs["devices"]
     precision = PRECISIONS[str(facts.knobs["precision"])]
-    gpus = chosen_gpus(facts.knobs, facts.machine).gpus
+    gpus = chosen_gpus(facts.knobs, facts.machine)
     if facts.on_cpu and precision.name == "tf32":
         sentence = "precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU"
         yield refusal("precision", sentence, "precision=fp32 or precision=bf16")

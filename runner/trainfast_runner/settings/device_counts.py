@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainfast_runner.machine.devices import GpuChoice, Machine
+from trainfast_runner.machine.devices import Gpus, Machine
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu, count_asked
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_values import MAX_CPU_PROCESSES, KnobValue, KnobValues, whole_number
@@ -26,7 +26,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
     if entry.one_device:
         return 1
     if machine.device == "cuda":
-        return len(chosen_gpus(spec.knobs, machine).gpus)
+        return len(chosen_gpus(spec.knobs, machine))
     if (processes := count_asked(devices)) is not None:
         return processes
     if entry.model_axis is not None:
@@ -43,12 +43,12 @@ def devices_asked(knobs: KnobValues) -> KnobValue:
     return devices
 
 
-def chosen_gpus(knobs: KnobValues, machine: Machine) -> GpuChoice:
+def chosen_gpus(knobs: KnobValues, machine: Machine) -> Gpus:
     """The GPUs that a run takes, none on a CPU. Raises UserError when the machine lacks them."""
     devices = devices_asked(knobs)
     machine = machine.used_by(devices)
     if machine.device != "cuda":
-        return GpuChoice(())
+        return ()
     if isinstance(devices, int | str):
         return machine.named_or_counted_gpus(devices)
     return machine.default_gpus(strategy_or_single(knobs).name)
@@ -56,7 +56,7 @@ def chosen_gpus(knobs: KnobValues, machine: Machine) -> GpuChoice:
 
 def first_gpu_name(spec: RunSpec, machine: Machine) -> str | None:
     """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that do not exist."""
-    gpus = chosen_gpus(spec.knobs, machine).gpus
+    gpus = chosen_gpus(spec.knobs, machine)
     return gpus[0].name if gpus else None
 
 

@@ -12,8 +12,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.device_events import defects
-from trainfast_runner.machine.process_list import command_line, owner_of
-from trainfast_runner.machine.processes import sees_host_pids
+from trainfast_runner.machine.processes import command_line, owner_of, sees_host_pids
 from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
@@ -45,6 +44,7 @@ HEADER = ("GPU", "NAME", *FIGURES, "THROTTLED")
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
 FIRST_INTERVAL_S = 0.2
 """Seconds between the first two readings: enough for rates."""
+CLEAR_SCREEN = "\x1b[H\x1b[J"
 OPEN_DRIVER_S = 1.0
 """Seconds that a slow driver may delay the first reading."""
 
@@ -66,28 +66,21 @@ def monitor(arguments: argparse.Namespace) -> int:
         )
     if arguments.once:
         _print(take_tick(), arguments.json)
-    else:
-        _stream(arguments.interval, arguments.json)
-    return 0
-
-
-def _stream(interval_s: float, as_json: bool) -> None:
-    """Print a tick every `interval_s` seconds until Ctrl-C; readers stay open, so rates cover the whole interval."""
+        return 0
     # A slow driver does not delay the host's readings; later ticks have its GPUs.
-    nvml, host, cadence = Nvml(opening_s=OPEN_DRIVER_S), HostReader(), Cadence(interval_s)
-    redraws = can_redraw(sys.stdout) and not as_json
-    begin = "\x1b[H\x1b[J" if redraws else ""
+    nvml, host, cadence = Nvml(opening_s=OPEN_DRIVER_S), HostReader(), Cadence(arguments.interval)
+    redraws = can_redraw(sys.stdout) and not arguments.json
     try:
         tick = read_tick(nvml, host)
-        due = time.monotonic() + min(FIRST_INTERVAL_S, interval_s)
+        due = time.monotonic() + min(FIRST_INTERVAL_S, arguments.interval)
         if redraws:
             # A screen need not wait for the rates, which the second reading has.
-            _print(tick, as_json, begin=begin)
+            _print(tick, as_json=False, begin=CLEAR_SCREEN)
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
             tick = read_tick(nvml, host)
             cadence.adapt_to(tick)
-            _print(tick, as_json, begin=begin)
+            _print(tick, arguments.json, begin=CLEAR_SCREEN if redraws else "")
             due = cadence.next_due_s(due)
     finally:
         nvml.close()
@@ -161,28 +154,22 @@ def ecc_errors(gpu: DeviceReading) -> str:
 
 
 def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:
-    """Return the lines below the table: the processes on the GPUs, then each problem with its cure."""
-    answering = [gpu for gpu in gpus if not gpu.error]
-    processes = [row for gpu in answering for row in _processes(gpu)]
-    lines = []
-    if processes:
-        lines = ["", *table(("GPU", "PID", "OWNER", FigureHeading("MEMORY"), "COMMAND"), processes, max_cells=48)]
-    wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
-    return [*lines, *([""] if lines and wrong else []), *wrong]
-
-
-def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
-    """Return a GPU's processes.
+    """Return the lines below the table: the processes on the GPUs, then each problem with its cure.
 
     Inside a container the driver gives host process ids, whose owner and command are unknown.
     """
+    answering = [gpu for gpu in gpus if not gpu.error]
     rows: list[tuple[str, ...]] = []
-    for process in gpu.processes or ():
-        seen = owner_of(process.pid) if sees_host_pids() else None
-        owner = ABSENT if seen is None else seen[0]
-        command = ABSENT if seen is None else command_line(process.pid) or ABSENT
-        rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
-    return rows
+    for gpu in answering:
+        for process in gpu.processes or ():
+            seen = owner_of(process.pid) if sees_host_pids() else None
+            owner, command = (ABSENT, ABSENT) if seen is None else (seen[0], command_line(process.pid) or ABSENT)
+            rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
+    lines = (
+        ["", *table(("GPU", "PID", "OWNER", FigureHeading("MEMORY"), "COMMAND"), rows, max_cells=48)] if rows else []
+    )
+    wrong = [f"GPU {gpu.index}: {defect.finding}. Cure: {defect.cure}" for gpu in answering for defect in defects(gpu)]
+    return [*lines, *([""] if lines and wrong else []), *wrong]
 
 
 def topo_arguments(parser: argparse.ArgumentParser) -> None:

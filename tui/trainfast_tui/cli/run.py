@@ -82,9 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     with run_started_when_free(plan, home, prepare, wait=arguments.wait) as (directory, signals):
         if arguments.detach:
             return _print_detached(directory, arguments.json)
-        reason_words = f", {plan.devices_reason}" if plan.devices_reason else ""
         number = Home.of_run(directory).launch_numbers().get(directory.name)
-        print_notice(f"{directory.name}, run {number}, is starting{reason_words}")
+        print_notice(f"{directory.name}, run {number}, is starting")
         result = follow(directory, signals, interrupt_stops=True, printed="starting")
     if result is None:
         return EXIT_HUNG_UP

@@ -77,10 +77,7 @@ class RunControl:
         plan = plan_spec(spec, self._python)
         if run_to_stop is not None:
             self.stop_and_wait(run_to_stop)
-        notices = list(script_notices(plan))
-        if plan.devices_reason is not None:
-            notices.append(plan.devices_reason)
-        if notices:
+        if notices := list(script_notices(plan)):
             # One message: the status line shows only the newest.
             self._post(messages.Notified("; ".join(notices)))
 

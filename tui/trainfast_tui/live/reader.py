@@ -18,7 +18,7 @@ from trainfast_runner.records.run_directory import is_alive, is_listed, is_unfin
 from trainfast_tui.live.snapshot import SearchKind, SearchSnapshotT, Snapshot
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.process_list import ProcessList, ProcessRow
+    from trainfast_runner.machine.processes import ProcessList, ProcessRow
     from trainfast_runner.machine.telemetry.sampler import Sampler
     from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
@@ -166,7 +166,7 @@ class Reader(threading.Thread):
 
     def _read_processes(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
         if self._processes is None:
-            from trainfast_runner.machine.process_list import ProcessList
+            from trainfast_runner.machine.processes import ProcessList
 
             self._processes = ProcessList()
         return self._processes.read(snapshot.tick.devices if snapshot.tick is not None else ())

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trainfast_tui.text.keys import key_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.process_list import ProcessRow
+    from trainfast_runner.machine.processes import ProcessRow
     from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot

@@ -10,8 +10,7 @@ from textual.app import ComposeResult
 from textual.geometry import Size
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.process_list import ProcessRow, check_endable, end_process
-from trainfast_runner.machine.processes import Identity, is_running
+from trainfast_runner.machine.processes import Identity, ProcessRow, check_endable, end_process, is_running
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_runner.running.present_state import Membership, run_of_process
 from trainfast_tui.charts.chart_column import ChartColumn

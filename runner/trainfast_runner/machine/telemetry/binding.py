@@ -1,13 +1,14 @@
-"""NVML's binding `pynvml`: one guarded call, the failures of NVML in plain words with the cure, and its opening.
+"""NVML's binding `pynvml`: one guarded call, its failures in plain words with the cure, and its impossible values.
 
 The codes are `nvmlReturn_t` of nvml.h. A binding may lack functions; each missing function loses one reading.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import functools
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +16,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from trainfast_runner.machine.telemetry.plausible import refusal
-from trainfast_runner.records.tick import MIG_PREFIX
+from trainfast_runner.machine.telemetry import throttle
+from trainfast_runner.records.tick import MIG_PREFIX, DeviceProcess
 
 T = TypeVar("T")
 
@@ -124,10 +125,8 @@ UNIFIED_MEMORY: Final = (
     "not supported by this GPU and driver: a GPU that shares the host's memory (GB10, Jetson) has none of its own; "
     "the host's memory is its limit"
 )
-UNDER_MIG: Final = "not given while MIG is on: its instances share the GPU. Switch MIG off to see it"
 OF_THE_WHOLE_GPU: Final = "NVML reports this only for a whole GPU, not for a MIG instance"
 UNREPORTED: Final = "this GPU does not report this reason, so it is never seen here"
-NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
 TOO_OLD_REASONS: Final = frozenset((BINDING_TOO_OLD, _READING_FAILURES[FUNCTION_NOT_FOUND]))
 VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmesg`; a reboot usually brings it back"
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
@@ -174,11 +173,6 @@ def _loader_error() -> str | None:
     return None
 
 
-def is_fatal(code: int) -> bool:
-    """True if the GPU or the library is gone, not only one reading."""
-    return code in DEVICE_FAILURES or code in LIBRARY_FAILURES
-
-
 def comes_from_a_driver(sentence: str) -> bool:
     """True if a failure of NVML is the answer of a driver, which a machine without a GPU seldom has.
 
@@ -204,14 +198,9 @@ def reading_text(error: NvmlError) -> str:
 
 def reading_failure(error: NvmlError) -> str:
     """As `reading_text`. Raises the error if the GPU or the library is gone."""
-    if is_fatal(error.value):
+    if error.value in DEVICE_FAILURES or error.value in LIBRARY_FAILURES:
         raise error
     return reading_text(error)
-
-
-def field_failure(error: NvmlError) -> str:
-    """As `reading_failure`, of a field value: an unknown field number counts as not supported."""
-    return UNSUPPORTED if error.value in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else reading_failure(error)
 
 
 def _coded(text: str, code: int) -> str:
@@ -293,8 +282,7 @@ def ask_once(read: Callable[[ModuleType], T]) -> T | NvmlFailure:
 
 def shut_down(nv: ModuleType) -> None:
     """Close NVML. The end of the process does that too, so a failure is no matter."""
-    with contextlib.suppress(NvmlError):
-        call(lambda: nv.nvmlShutdown())
+    answer_or_none(lambda: nv.nvmlShutdown())
 
 
 def answer_or_none(ask: Callable[..., T], *arguments: Any) -> T | None:
@@ -305,17 +293,8 @@ def answer_or_none(ask: Callable[..., T], *arguments: Any) -> T | None:
         return None
 
 
-def text_or_reason(ask: Callable[..., str], *arguments: Any) -> tuple[str | None, str | None]:
-    """The text, or None and the reason. Raises NvmlError when the GPU or the library is gone."""
-    try:
-        return call(ask, *arguments), None
-    except NvmlError as error:
-        return None, reading_failure(error)
-
-
-def _text(value: str | bytes) -> str:
-    """A string of NVML; bindings before 11.515 return bytes. Raises ValueError for one that is no text."""
-    text = value.decode() if isinstance(value, bytes) else value
+def _text(text: str) -> str:
+    """A string of NVML. Raises ValueError for one that is no text."""
     if not text.strip() or not text.isprintable():
         raise ValueError(f"{text!r} is no text")
     return text
@@ -350,3 +329,80 @@ def possible_count(name: str, ask: Callable[[], int]) -> int:
     if (reason := refusal(name, count)) is not None:
         raise NvmlError(UNREADABLE, reason)
     return count
+
+
+IMPOSSIBLE: Final = "the driver's answer is impossible"
+_TEN_YEARS_S: Final = 10 * 365 * 86400
+_RANGES: Final[dict[str, tuple[float, float]]] = {
+    "percent": (0, 100),
+    "fan_percent": (0, 120),
+    "c": (0, 150),
+    "degrees_to_slowdown_c": (-50, 150),
+    "w": (0, 5_000),
+    "mj": (0, 5_000_000 * _TEN_YEARS_S),
+    "mhz": (0, 5_000),
+    **dict.fromkeys(("memory_clock_mhz", "memory_clock_max_mhz"), (0, 30_000)),
+    "ns": (0, _TEN_YEARS_S * 1_000_000_000),
+    "errors": (0, 1_000_000_000),
+    "count": (0, 1_024),
+    "power_limit_w": (1, 5_000),
+    "sm_clock_max_mhz": (1, 5_000),
+    **dict.fromkeys(("memory_used_bytes", "memory_total_bytes", "memory_free_bytes"), (0, 1 << 50)),
+    **dict.fromkeys(("slowdown_temperature_c", "gpu_max_temperature_c"), (1, 150)),
+    **dict.fromkeys(("corrected", "uncorrected"), (0, 100_000)),
+    **dict.fromkeys(("pending", "failed"), (0, 1)),
+    **dict.fromkeys(("pcie_generation", "pcie_generation_max"), (1, 10)),
+    **dict.fromkeys(("pcie_width", "pcie_width_max"), (1, 32)),
+}
+"""The lowest and the highest value of a reading by its name, else by its unit, the last word of the name.
+
+Chosen, not measured, well beyond any product, since only garbage must fall out: boards of 2026 take up to 1,400 W and
+have up to 288 GB and 32 lanes, NVML's manual has fans above 100 %, and 512 rows of a memory can be remapped. Counters
+may grow for ten years.
+"""
+_MOST_UNKNOWN_REASONS: Final = 4
+"""Chosen, not measured: throttle bits without a name at once. Drivers have added one at a time."""
+_MAX_PID: Final = 1 << 22
+"""PID_MAX_LIMIT of Linux with 64 bits (include/linux/threads.h)."""
+_KNOWN_REASONS: Final = sum(reason.bit for reason in throttle.REASONS)
+
+
+@functools.cache
+def _limits(name: str) -> tuple[float, float] | None:
+    return _RANGES.get(name) or _RANGES.get(name.rpartition("_")[2])
+
+
+def refusal(name: str, value: Any) -> str | None:
+    """The reason that a value of this reading is impossible; None for any other, and for a reading without a range."""
+    if value is None:
+        return None
+    if (limits := _limits(name)) is not None:
+        low, high = limits
+        return None if low <= value <= high else f"{IMPOSSIBLE}: {value:,} is not between {low:,} and {high:,}"
+    if name == "throttle_reasons" and (value & ~_KNOWN_REASONS).bit_count() > _MOST_UNKNOWN_REASONS:
+        return f"{IMPOSSIBLE}: {value:#x}"
+    if name == "compute_capability" and not re.fullmatch(r"[1-9]\d?\.\d", value):
+        return f"{IMPOSSIBLE}: {value}"
+    return None
+
+
+def drop_impossible(values: dict[str, Any]) -> dict[str, str]:
+    """Set the impossible values to None, by field of `DeviceReading`; return the reasons by field.
+
+    The driver answers with success and an impossible value too.
+    """
+    reasons = {name: reason for name, value in values.items() if (reason := refusal(name, value)) is not None}
+    total_bytes = values.get("memory_total_bytes") or 1 << 50
+    for name in ("memory_used_bytes", "memory_free_bytes"):
+        if (values.get(name) or 0) > total_bytes:
+            reasons.setdefault(name, f"{IMPOSSIBLE}: {values[name]:,} of {total_bytes:,} bytes")
+    values.update(dict.fromkeys(reasons))
+    if listed := values.get("processes"):
+        values["processes"] = [
+            process if (process.memory_used_bytes or 0) <= total_bytes else DeviceProcess(pid=process.pid)
+            for process in listed
+            if 0 < process.pid <= _MAX_PID
+        ]
+        if wrong_pids := [str(process.pid) for process in listed if not 0 < process.pid <= _MAX_PID]:
+            reasons["processes.pid"] = f"{IMPOSSIBLE} for process {', '.join(wrong_pids[:3])}"
+    return reasons

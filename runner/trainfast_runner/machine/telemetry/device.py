@@ -1,37 +1,32 @@
-"""One GPU seen through NVML: its identity, whether it answers, and its reading a tick.
+"""One GPU seen through NVML: the table of its readings, its identity, whether it answers, and its reading a tick.
 
-Readings come by function, each with its calls in order of preference, and as field values. One
-nvmlDeviceGetFieldValues a tick reads all field values (`NVML_FI_*`): it takes the driver's lock once, where a function
-for each reading would take it a dozen times.
+Readings come as field values (`NVML_FI_*`) where the driver has them, else by function. One nvmlDeviceGetFieldValues a
+tick reads all field values: it takes the driver's lock once, where a function for each would take it a dozen times.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from functools import partial
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 from trainfast_runner.machine.telemetry import binding, throttle
-from trainfast_runner.machine.telemetry.binding import (
-    NvmlError,
-    call,
-    field_failure,
-    gpu_count,
-    reading_failure,
-    text_or_reason,
-)
-from trainfast_runner.machine.telemetry.plausible import drop_impossible
-from trainfast_runner.machine.telemetry.throttle import degrees_by_limits
+from trainfast_runner.machine.telemetry.binding import NvmlError, call, drop_impossible, gpu_count, reading_failure
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, is_instance
 
 Handle = Any
 """An opaque `nvmlDevice_t` of the binding."""
 Ask = Callable[[ModuleType, Handle], tuple[Any, ...]]
 """Asks NVML and returns one value for each field of its query."""
+Values = dict[str, Any]
+"""Values by field of `DeviceReading`, None where the GPU gives none now."""
+Reasons = dict[str, str]
+"""The reasons of missing values by field."""
 
 
 class Pace(Enum):
@@ -43,12 +38,10 @@ class Pace(Enum):
 
 
 class Query:
-    """Fields of `DeviceReading` that one NVML call fills, and that call, the preferred one first."""
+    """Fields of `DeviceReading` that one NVML function fills, and that function, the preferred one first."""
 
-    def __init__(self, fields: str, pace: Pace, *asks: Ask) -> None:
-        self.fields = fields.split()
-        self.pace = pace
-        self.asks = asks
+    def __init__(self, names: str, pace: Pace, *asks: Ask) -> None:
+        self.names, self.pace, self.asks = names.split(), pace, asks
 
 
 def _value(function: str, *arguments: int, divisor: int = 1) -> Ask:
@@ -59,30 +52,11 @@ def _value(function: str, *arguments: int, divisor: int = 1) -> Ask:
     return ask
 
 
-def _memory(nv: ModuleType, handle: Handle, **version: int) -> tuple[int, int, int]:
-    memory = nv.nvmlDeviceGetMemoryInfo(handle, **version)
-    return memory.used, memory.total, memory.free
+_USED_TOTAL_FREE = attrgetter("used", "total", "free")
 
 
-def _memory_v2(nv: ModuleType, handle: Handle) -> tuple[int, int, int]:
-    return _memory(nv, handle, version=nv.nvmlMemory_v2)
-
-
-def _utilization(nv: ModuleType, handle: Handle) -> tuple[int, int]:
-    rates = nv.nvmlDeviceGetUtilizationRates(handle)
-    return rates.gpu, rates.memory
-
-
-def _slowdown_from_margin(nv: ModuleType, handle: Handle) -> tuple[int]:
-    return (nv.nvmlDeviceGetTemperature(handle, 0) + nv.nvmlDeviceGetMarginTemperature(handle),)
-
-
-def _compute_capability(nv: ModuleType, handle: Handle) -> tuple[str]:
+def _capability(nv: ModuleType, handle: Handle) -> tuple[str]:
     return ("{}.{}".format(*nv.nvmlDeviceGetCudaComputeCapability(handle)),)
-
-
-def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
-    return (nv.nvmlDeviceGetMigMode(handle)[0] == 1,)
 
 
 MAX_PROCESSES = 256
@@ -106,7 +80,7 @@ def _processes(function: str) -> Ask:
     return ask
 
 
-def unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
+def _unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
     """The throttle reasons that this GPU cannot report; empty when it does not list its reasons."""
     for function in ("nvmlDeviceGetSupportedClocksEventReasons", "nvmlDeviceGetSupportedClocksThrottleReasons"):
         if (bits := binding.answer_or_none(lambda name: getattr(nv, name)(handle), function)) is not None:
@@ -117,50 +91,66 @@ def unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
 # Arguments below are enums of nvml.h: temperature sensor 0 is the GPU; threshold 0 is shutdown, 1 slowdown,
 # 2 the memory's and 3 the GPU's highest in operation; clock 1 is SM, 2 memory. Power is in milliwatts.
 _THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
-MEMORY = Query("memory_used_bytes memory_total_bytes memory_free_bytes", Pace.TICK, _memory_v2, _memory)
-PROCESSES = Query(
+_MEMORY = Query(
+    "memory_used_bytes memory_total_bytes memory_free_bytes",
+    Pace.TICK,
+    lambda nv, gpu: _USED_TOTAL_FREE(nv.nvmlDeviceGetMemoryInfo(gpu, version=nv.nvmlMemory_v2)),
+    lambda nv, gpu: _USED_TOTAL_FREE(nv.nvmlDeviceGetMemoryInfo(gpu)),
+)
+_PROCESSES = Query(
     "processes",
     Pace.SPARSE,
     _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
     _processes("nvmlDeviceGetComputeRunningProcesses_v2"),
 )
+_INSTANCES_CAPABILITY = Query(
+    "compute_capability",
+    Pace.ONCE,
+    lambda nv, instance: _capability(nv, nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)),
+)
+INSTANCE_QUERIES = (_MEMORY, _PROCESSES, _INSTANCES_CAPABILITY)
+"""The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
 QUERIES = (
-    MEMORY,
-    Query("gpu_utilization_percent memory_utilization_percent", Pace.TICK, _utilization),
+    _MEMORY,
+    _PROCESSES,
+    Query(
+        "gpu_utilization_percent memory_utilization_percent",
+        Pace.TICK,
+        lambda nv, gpu: attrgetter("gpu", "memory")(nv.nvmlDeviceGetUtilizationRates(gpu)),
+    ),
     Query("temperature_c", Pace.TICK, _value("nvmlDeviceGetTemperatureV", 0), _value("nvmlDeviceGetTemperature", 0)),
-    Query("slowdown_temperature_c", Pace.ONCE, _value(_THRESHOLD, 1), _slowdown_from_margin),
-    Query("shutdown_temperature_c", Pace.ONCE, _value(_THRESHOLD, 0)),
-    Query("gpu_max_temperature_c", Pace.ONCE, _value(_THRESHOLD, 3)),
-    Query("memory_max_temperature_c", Pace.ONCE, _value(_THRESHOLD, 2)),
-    Query("degrees_to_slowdown_c", Pace.SPARSE, _value("nvmlDeviceGetMarginTemperature")),
-    Query("compute_capability", Pace.ONCE, _compute_capability),
     Query("sm_clock_mhz", Pace.TICK, _value("nvmlDeviceGetClockInfo", 1)),
-    Query("memory_clock_mhz", Pace.SPARSE, _value("nvmlDeviceGetClockInfo", 2)),
-    Query("sm_clock_max_mhz", Pace.ONCE, _value("nvmlDeviceGetMaxClockInfo", 1)),
-    Query("memory_clock_max_mhz", Pace.ONCE, _value("nvmlDeviceGetMaxClockInfo", 2)),
     Query(
         "throttle_reasons",
         Pace.TICK,
         _value("nvmlDeviceGetCurrentClocksEventReasons"),
         _value("nvmlDeviceGetCurrentClocksThrottleReasons"),
     ),
-    Query("mig_mode", Pace.SPARSE, _mig_mode),
-    Query("fan_percent", Pace.SPARSE, _value("nvmlDeviceGetFanSpeed")),
+    Query("energy_mj", Pace.TICK, _value("nvmlDeviceGetTotalEnergyConsumption")),
+    Query("power_w", Pace.TICK, _value("nvmlDeviceGetPowerUsage", divisor=1000)),
     Query("power_limit_w", Pace.SPARSE, _value("nvmlDeviceGetEnforcedPowerLimit", divisor=1000)),
+    Query("degrees_to_slowdown_c", Pace.SPARSE, _value("nvmlDeviceGetMarginTemperature")),
+    Query("memory_clock_mhz", Pace.SPARSE, _value("nvmlDeviceGetClockInfo", 2)),
+    Query("mig_mode", Pace.SPARSE, lambda nv, gpu: (nv.nvmlDeviceGetMigMode(gpu)[0] == 1,)),
+    Query("fan_percent", Pace.SPARSE, _value("nvmlDeviceGetFanSpeed")),
     Query("pcie_generation", Pace.SPARSE, _value("nvmlDeviceGetCurrPcieLinkGeneration")),
     Query("pcie_width", Pace.SPARSE, _value("nvmlDeviceGetCurrPcieLinkWidth")),
     Query("pcie_generation_max", Pace.ONCE, _value("nvmlDeviceGetMaxPcieLinkGeneration")),
     Query("pcie_width_max", Pace.ONCE, _value("nvmlDeviceGetMaxPcieLinkWidth")),
-    PROCESSES,
+    Query(
+        "slowdown_temperature_c",
+        Pace.ONCE,
+        _value(_THRESHOLD, 1),
+        lambda nv, gpu: (nv.nvmlDeviceGetTemperature(gpu, 0) + nv.nvmlDeviceGetMarginTemperature(gpu),),
+    ),
+    Query("shutdown_temperature_c", Pace.ONCE, _value(_THRESHOLD, 0)),
+    Query("gpu_max_temperature_c", Pace.ONCE, _value(_THRESHOLD, 3)),
+    Query("memory_max_temperature_c", Pace.ONCE, _value(_THRESHOLD, 2)),
+    Query("compute_capability", Pace.ONCE, _capability),
+    Query("sm_clock_max_mhz", Pace.ONCE, _value("nvmlDeviceGetMaxClockInfo", 1)),
+    Query("memory_clock_max_mhz", Pace.ONCE, _value("nvmlDeviceGetMaxClockInfo", 2)),
 )
 """Left out on purpose: nvmlDeviceGetPcieThroughput (blocks 20 ms a direction) and the graphics processes."""
-INSTANCE_QUERIES = (MEMORY, PROCESSES)
-"""The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
-IN_PLACE_OF_FIELDS = (
-    Query("energy_mj", Pace.TICK, _value("nvmlDeviceGetTotalEnergyConsumption")),
-    Query("power_w", Pace.TICK, _value("nvmlDeviceGetPowerUsage", divisor=1000)),
-)
-"""Asked only of a driver that does not give these readings as field values."""
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of the NVLink counters that sums over the GPU's links."""
@@ -193,13 +183,15 @@ class NvmlField:
         self.pace, self.scope, self.scale, self.wraps, self.ullong = pace, scope, scale, wraps, ullong
 
 
+_FIRST_CAUSE = NvmlField("sw_thermal_slowdown_ns", 269, 251, ullong=True)
+"""The first of the three counters of single causes, whose numbers follow one another: from 269 since R580, from 251 in
+R575. In R570 and since R580 the numbers 251 to 253 are settings of power smoothing, which answer with success and 32
+bits."""
 FIELDS = (
     NvmlField("power_violation_ns", 74, ullong=True),
     NvmlField("thermal_violation_ns", 75, ullong=True),
     NvmlField("sync_boost_violation_ns", 76, ullong=True),
-    # From 269 since R580, from 251 in R575. In R570 and since R580 the numbers 251 to 253 are settings of power
-    # smoothing, which answer with success and 32 bits.
-    NvmlField("sw_thermal_slowdown_ns", 269, 251, ullong=True),
+    _FIRST_CAUSE,
     NvmlField("hw_thermal_slowdown_ns", 270, 252, ullong=True),
     NvmlField("hw_power_brake_ns", 271, 253, ullong=True),
     NvmlField("memory_temperature_c", 82),
@@ -218,14 +210,8 @@ FIELDS = (
     NvmlField("remapped_rows_pending", 144, pace=Pace.SPARSE),
     NvmlField("remapped_rows_failed", 145, pace=Pace.SPARSE),
 )
-FIELD_READINGS = [name for field in FIELDS for name in field.names]
-_FIRST_CAUSE = "sw_thermal_slowdown_ns"
-"""The first of the three counters of single causes, whose numbers follow one another."""
+_READINGS = {name for source in (*QUERIES, *FIELDS) for name in source.names}
 
-Values = dict[str, Any]
-"""Values by field of `DeviceReading`, None where the GPU gives none now."""
-Reasons = dict[str, str]
-"""The reasons of missing values by field."""
 Entry = tuple[int, int, int]
 """The driver's answer about one field: the type of the value, NVML's code, the value's bits."""
 
@@ -233,11 +219,11 @@ Entry = tuple[int, int, int]
 class FieldCall:
     """One call for some fields: the array that the driver fills is made once, which takes as long as the call."""
 
-    def __init__(self, nv: ModuleType, asked: Sequence[tuple[NvmlField, int]]) -> None:
+    def __init__(self, nv: ModuleType, asked: Iterable[tuple[NvmlField, int]]) -> None:
         """`asked` are fields, each with the number to ask for."""
-        self.asked = asked
-        self._answers = (nv.c_nvmlFieldValue_t * len(asked))()
-        for entry, (field, number) in zip(self._answers, asked, strict=True):
+        self.asked = list(asked)
+        self._answers = (nv.c_nvmlFieldValue_t * len(self.asked))()
+        for entry, (field, number) in zip(self._answers, self.asked, strict=True):
             entry.fieldId, entry.scopeId = number, field.scope
         self._blank = bytes(self._answers)
 
@@ -252,70 +238,6 @@ class FieldCall:
         return list(_ENTRY_LAYOUT.iter_unpack(self._answers))
 
 
-class FieldBatch:
-    """The fields that one GPU answers, found by asking for all of them once, and their values each tick."""
-
-    def __init__(self, nv: ModuleType, handle: Handle) -> None:
-        """Raises NvmlError when the GPU is gone."""
-        self.absent: Reasons = {}
-        """Readings that the GPU does not give as field values, with the reasons."""
-        self.cause_numbers: str | None = None
-        """The field numbers of the counters of single causes; None without any."""
-        self._calls: dict[bool, FieldCall] = {}
-        """The call of a tick without (False) and with (True) the sparse fields; empty if no field is answered."""
-        self._wrapping: dict[int, Unwrapped] = {}
-        """The counters that wrap around, by field number."""
-        asked = [(field, number) for field in FIELDS for number in field.numbers]
-        try:
-            entries = call(FieldCall(nv, asked).ask, nv, handle)
-        except NvmlError as error:
-            self.absent = dict.fromkeys(("throttle_counters", *FIELD_READINGS), field_failure(error))
-            return
-        numbers: dict[NvmlField, int] = {}
-        for (field, number), entry in zip(asked, entries, strict=True):
-            if field not in numbers and _is_usable(field, entry):
-                numbers[field] = number
-        for (field, number), entry in zip(asked, entries, strict=True):
-            if field not in numbers:
-                self.absent |= {name: self.absent.get(name, _failure_text(number, entry)) for name in field.names}
-            elif field.names == [_FIRST_CAUSE]:
-                self.cause_numbers = f"{numbers[field]}-{numbers[field] + 2}"
-        if self.cause_numbers is None:
-            # Without counters their field numbers are missing for the same reason.
-            self.absent["throttle_counters"] = self.absent[_FIRST_CAUSE]
-        for sparse in (False, True):
-            due = [(field, number) for field, number in numbers.items() if sparse or field.pace is Pace.TICK]
-            if due:
-                self._calls[sparse] = FieldCall(nv, due)
-
-    def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> tuple[Values, Reasons]:
-        """The values of the due fields, by one call. Raises NvmlError when the GPU or the library is gone."""
-        values: Values = {}
-        reasons: Reasons = {}
-        if (due := self._calls.get(sparse)) is None:
-            return values, reasons
-        try:
-            entries = call(due.ask, nv, handle)
-        except NvmlError as error:
-            names = [name for field, _ in due.asked for name in field.names]
-            return dict.fromkeys(names), dict.fromkeys(names, field_failure(error))
-        for (field, number), entry in zip(due.asked, entries, strict=True):
-            kind, code, raw = entry
-            if code != 0 or kind not in _BITS_BY_TYPE:
-                reasons |= dict.fromkeys(field.names, _failure_text(number, entry))
-                values |= dict.fromkeys(field.names)
-                continue
-            value: float = raw & ((1 << _BITS_BY_TYPE[kind]) - 1)
-            if field.wraps:
-                value = self._wrapping.setdefault(number, Unwrapped()).follow(raw, _BITS_BY_TYPE[kind])
-            elif field.scale != 1:
-                # The driver's thousandths, without the dust of their product.
-                value = round(value * field.scale, 3)
-            for name in field.names:
-                values[name] = value
-        return values, reasons
-
-
 class Unwrapped:
     """A counter that continues when the driver's wraps around to 0.
 
@@ -328,7 +250,6 @@ class Unwrapped:
 
     def follow(self, raw: int, bits: int) -> int:
         """The running total after this reading of a counter of `bits` bits; the first reading is its start."""
-        raw &= (1 << bits) - 1
         if raw >= self._last:
             self._total += raw - self._last
         elif self._last < 1 << 32:
@@ -345,10 +266,12 @@ def _is_usable(field: NvmlField, entry: Entry) -> bool:
     return kind == UNSIGNED_LONG_LONG if field.ullong else kind in _BITS_BY_TYPE
 
 
-def _failure_text(number: int, entry: Entry) -> str:
-    """The reason that an entry holds no value. Raises NvmlError when the GPU or the library is gone."""
-    _, code, _ = entry
-    return field_failure(NvmlError(code)) if code != 0 else f"this driver means something else by field {number}"
+def _field_failure(error: NvmlError, number: int = 0) -> str:
+    """The reason that a field holds no value. Raises the error when the GPU or the library is gone."""
+    if error.value == 0:
+        return f"this driver means something else by field {number}"
+    is_unknown = error.value in (binding.INVALID_ARGUMENT, binding.FUNCTION_NOT_FOUND)
+    return binding.UNSUPPORTED if is_unknown else reading_failure(error)
 
 
 class Device:
@@ -366,46 +289,52 @@ class Device:
         """True while initializing NVML again may bring the GPU back."""
         self.handle: Handle = None
         """NVML's, valid until the next initialization."""
-        self.batch: FieldBatch | None = None
-        """None until the GPU was probed, and for a MIG instance."""
         self.is_probed = False
+        self._field_calls: dict[bool, FieldCall] = {}
+        """The call of a tick without (False) and with (True) the sparse fields; none if no field is answered."""
+        self._wrapping: dict[NvmlField, Unwrapped] = {}
         self._queries: list[tuple[Query, Ask]] = []
         """The queries with an answer that holds for a while only, each with the call that gives it."""
-        self.absent: Reasons = {}
-        """The fields that the GPU never gives, with the reasons."""
         self._values: Values = {}
         """The last value of each reading."""
-        self._failures: Reasons = {}
-        """The reasons of the values that the last reading did not get."""
+        self.reasons: Reasons = {}
+        """The reasons of the readings without a value, for ever or for now."""
         self._last_reason_bits = 0
 
     def attach(self, nv: ModuleType, handle: Handle) -> None:
         """Take a fresh handle, and probe the GPU's readings."""
         self.handle, self.is_probed = handle, False
-        self._queries, self.absent, self._values, self._failures = [], {}, {}, {}
+        self._field_calls, self._wrapping, self._queries, self._values, self.reasons = {}, {}, [], {}, {}
         if is_instance(self.uuid):
-            whole_gpu = [query for query in QUERIES if query not in INSTANCE_QUERIES]
-            names = [*FIELD_READINGS, *(name for query in whole_gpu for name in query.fields)]
-            self.absent = dict.fromkeys(names, binding.OF_THE_WHOLE_GPU)
+            self.reasons = dict.fromkeys(_READINGS, binding.OF_THE_WHOLE_GPU)
             self._probe(nv, INSTANCE_QUERIES)
         else:
-            self.batch = FieldBatch(nv, handle)
-            self.absent = self.batch.absent
-            by_function = [query for query in IN_PLACE_OF_FIELDS if self.absent.pop(query.fields[0], None) is not None]
-            self._take(*self.batch.read(nv, handle, sparse=True))
-            self._probe(nv, [*QUERIES, *by_function])
-            if "throttle_reasons" not in self.absent:
-                for name in unreported_reasons(nv, handle):
-                    self.absent[f"throttle_reasons.{name}"] = binding.UNREPORTED
-            self._explain()
-        self.name, name_failure = text_or_reason(binding.name_of, nv, handle)
-        unknown = {"uuid": self.uuid_failure, "name": name_failure}
-        self.absent |= {name: reason for name, reason in unknown.items() if reason is not None}
+            self._probe_fields(nv)
+            self._take(*self._read_fields(nv, sparse=True))
+            self._probe(nv, [query for query in QUERIES if query.names[0] not in self._values])
+            if "throttle_reasons" not in self.reasons:
+                names = [f"throttle_reasons.{name}" for name in _unreported_reasons(nv, handle)]
+                self.reasons |= dict.fromkeys(names, binding.UNREPORTED)
+            for name in _MEMORY.names:
+                if self.reasons.get(name) == binding.UNSUPPORTED:
+                    self.reasons[name] = binding.UNIFIED_MEMORY
+        try:
+            self.name = call(binding.name_of, nv, handle)
+        except NvmlError as error:
+            self.reasons["name"] = reading_failure(error)
+        if self.uuid_failure is not None:
+            self.reasons["uuid"] = self.uuid_failure
         self.is_probed, self.error, self.lost = True, None, False
 
     def fail(self, sentence: str, *, lost: bool) -> None:
         """Mark the GPU as not answering; `lost` when it may come back."""
         self.error, self.lost = sentence, lost
+
+    def fail_by(self, error: NvmlError) -> None:
+        """Mark the GPU as not answering for NVML's error. Raises the error if the library as a whole failed."""
+        if error.value in binding.LIBRARY_FAILURES:
+            raise error
+        self.fail(binding.device_failure(error.value, str(error)), lost=error.value in binding.DEVICE_FAILURES)
 
     def failed_reading(self, sentence: str) -> DeviceReading:
         """The reading of a GPU that does not answer: its identity and the error."""
@@ -413,44 +342,91 @@ class Device:
 
     def read(self, nv: ModuleType, t_ns: int, *, sparse: bool) -> tuple[DeviceReading, Reasons]:
         """The reading at `t_ns`, with `sparse` its slow parts too, and the reasons of the missing parts by field."""
-        values, failures = ({}, {}) if self.batch is None else self.batch.read(nv, self.handle, sparse=sparse)
+        values, failures = self._read_fields(nv, sparse=sparse)
         for query, ask in self._queries:
             if sparse or query.pace is Pace.TICK:
                 try:
-                    values.update(zip(query.fields, call(ask, nv, self.handle), strict=True))
+                    values.update(zip(query.names, call(ask, nv, self.handle), strict=True))
                 except NvmlError as error:
-                    values.update(dict.fromkeys(query.fields))
-                    failures |= dict.fromkeys(query.fields, reading_failure(error))
+                    failures |= dict.fromkeys(query.names, reading_failure(error))
         self._take(values, failures)
-        values = dict(self._values)
-        reasons = self.absent | self._failures
+        values, reasons = dict(self._values), dict(self.reasons)
         if (bits := values.get("throttle_reasons")) is not None:
             values["throttle_reasons"] = throttle.decode(throttle.believed(bits, self._last_reason_bits))
             self._last_reason_bits = bits
-        if values.get("degrees_to_slowdown_c") is None:
-            values["degrees_to_slowdown_c"] = degrees_by_limits(values)
-            if values["degrees_to_slowdown_c"] is not None:
+        if values.get("temperature_c") is None and "temperature_c" in reasons:
+            # The margin is of no use either.
+            values["degrees_to_slowdown_c"] = None
+            reasons.setdefault("degrees_to_slowdown_c", reasons["temperature_c"])
+        elif values.get("degrees_to_slowdown_c") is None:
+            values["degrees_to_slowdown_c"] = degrees_c = throttle.degrees_by_limits(values)
+            if degrees_c is not None:
                 reasons.pop("degrees_to_slowdown_c", None)
-            elif "temperature_c" in reasons:
-                # The limits are known, and only the temperature is missing from the margin.
-                reasons.setdefault("degrees_to_slowdown_c", reasons["temperature_c"])
-        reading = DeviceReading(
-            index=self.index,
-            uuid=self.uuid,
-            name=self.name,
-            t_ns=t_ns,
-            throttle_counters=None if self.batch is None else self.batch.cause_numbers,
-            **values,
-        )
-        return reading, reasons
+        return DeviceReading(index=self.index, uuid=self.uuid, name=self.name, t_ns=t_ns, **values), reasons
 
     def _take(self, values: Values, failures: Reasons) -> None:
         """Keep fresh values, without the impossible ones, and the reasons of the missing ones."""
         failures = failures | drop_impossible(values)
         self._values |= values
-        if self._failures or failures:
-            kept = {name: why for name, why in self._failures.items() if name.partition(".")[0] not in values}
-            self._failures = kept | failures
+        self._values.update(dict.fromkeys(failures.keys() & _READINGS))
+        if self.reasons:
+            if "processes" in values:
+                self.reasons.pop("processes.pid", None)
+            for name in self.reasons.keys() & values.keys():
+                del self.reasons[name]
+        self.reasons |= failures
+
+    def _probe_fields(self, nv: ModuleType) -> None:
+        """Ask for all fields, to know those that the GPU answers."""
+        numbers: dict[NvmlField, int] = {}
+        try:
+            everything = FieldCall(nv, ((field, number) for field in FIELDS for number in field.numbers))
+            for (field, number), entry in zip(everything.asked, call(everything.ask, nv, self.handle), strict=True):
+                if field not in numbers and _is_usable(field, entry):
+                    numbers[field] = number
+                elif field not in numbers:
+                    reason = _field_failure(NvmlError(entry[1]), number)
+                    self.reasons |= {name: self.reasons.get(name, reason) for name in field.names}
+        except NvmlError as error:
+            names = [name for field in FIELDS for name in field.names]
+            self.reasons |= dict.fromkeys(names, _field_failure(error))
+        for field in numbers:
+            for name in field.names:
+                self.reasons.pop(name, None)
+        first = numbers.get(_FIRST_CAUSE)
+        if first is None:
+            self.reasons["throttle_counters"] = self.reasons[_FIRST_CAUSE.names[0]]
+        else:
+            self._values["throttle_counters"] = f"{first}-{first + 2}"
+        for sparse in (False, True):
+            due = [(field, number) for field, number in numbers.items() if sparse or field.pace is Pace.TICK]
+            if due:
+                self._field_calls[sparse] = FieldCall(nv, due)
+
+    def _read_fields(self, nv: ModuleType, *, sparse: bool) -> tuple[Values, Reasons]:
+        """The values of the due fields, by one call. Raises NvmlError when the GPU or the library is gone."""
+        values: Values = {}
+        failures: Reasons = {}
+        if (due := self._field_calls.get(sparse)) is None:
+            return values, failures
+        try:
+            entries = call(due.ask, nv, self.handle)
+        except NvmlError as error:
+            names = [name for field, _ in due.asked for name in field.names]
+            return values, dict.fromkeys(names, _field_failure(error))
+        for (field, number), (kind, code, raw) in zip(due.asked, entries, strict=True):
+            if code != 0 or kind not in _BITS_BY_TYPE:
+                failures |= dict.fromkeys(field.names, _field_failure(NvmlError(code), number))
+                continue
+            value: float = raw & ((1 << _BITS_BY_TYPE[kind]) - 1)
+            if field.wraps:
+                value = self._wrapping.setdefault(field, Unwrapped()).follow(int(value), _BITS_BY_TYPE[kind])
+            elif field.scale != 1:
+                # The driver's thousandths, without the dust of their product.
+                value = round(value * field.scale, 3)
+            for name in field.names:
+                values[name] = value
+        return values, failures
 
     def _probe(self, nv: ModuleType, queries: Collection[Query]) -> None:
         """Make each call once, to know those that the GPU answers."""
@@ -460,7 +436,7 @@ class Device:
             reasons: list[str] = []
             for ask in query.asks:
                 try:
-                    values.update(zip(query.fields, call(ask, nv, self.handle), strict=True))
+                    values.update(zip(query.names, call(ask, nv, self.handle), strict=True))
                 except NvmlError as error:
                     reasons.append(reading_failure(error))
                     is_absent = error.value in binding.LASTING
@@ -473,31 +449,15 @@ class Device:
             if reasons:
                 # A reason about the reading is worth more than one about an unknown call.
                 telling = [reason for reason in reasons if reason not in binding.TOO_OLD_REASONS]
-                failed = self.absent if is_absent else failures
-                failed |= dict.fromkeys(query.fields, [*telling, *reasons][0])
+                failures |= dict.fromkeys(query.names, [*telling, *reasons][0])
         self._take(values, failures)
-
-    def _explain(self) -> None:
-        """Replace "not supported" by the cause where it is known."""
-        for name, reason in self.absent.items():
-            if reason == binding.UNSUPPORTED:
-                if name in MEMORY.fields:
-                    self.absent[name] = binding.UNIFIED_MEMORY
-                elif name.startswith("ecc_"):
-                    self.absent[name] = binding.NO_ECC
-                elif "utilization" in name and self._values.get("mig_mode"):
-                    self.absent[name] = binding.UNDER_MIG
-        if degrees_by_limits(self._values | {"temperature_c": 0}) is not None:
-            self.absent.pop("degrees_to_slowdown_c", None)
 
 
 class DeviceList:
-    """Every GPU that was ever listed: a known one never vanishes silently."""
+    """Every GPU that was ever listed, the MIG instances after the GPUs: a known one never vanishes silently."""
 
-    def __init__(self, instances: Collection[str]) -> None:
-        """`instances` are UUIDs of MIG instances that follow the GPUs."""
+    def __init__(self) -> None:
         self.devices: list[Device] = []
-        self._instances = tuple(instances)
 
     def find(self, nv: ModuleType) -> dict[Device, Handle]:
         """Ask for the driver's list, add new GPUs and mark missing ones; return the handles of those that answer.
@@ -506,25 +466,31 @@ class DeviceList:
         """
         handles: dict[Device, Handle] = {}
         seen_indexes: set[int] = set()
-        asks = [partial(call, lambda n: nv.nvmlDeviceGetHandleByIndex(n), n) for n in range(gpu_count(nv))]
-        asks += [partial(_handle_of, nv, uuid) for uuid in self._instances]
-        for position, ask in enumerate(asks):
-            device = None
+
+        def add(position: int, ask: Callable[[int], Handle]) -> None:
+            uuid = reason = None
             try:
-                handle = ask()
-                uuid, reason = text_or_reason(binding.uuid_of, nv, handle)
+                handle = call(ask, position)
+                try:
+                    uuid = call(binding.uuid_of, nv, handle)
+                except NvmlError as error:
+                    reason = reading_failure(error)
                 if uuid is not None and uuid in (known.uuid for known in handles):
                     uuid, reason = None, f"the driver gives {uuid} to two GPUs"
                 device = self._identify(position, uuid)
                 device.uuid_failure = None if device.uuid else reason
                 handles[device] = handle
             except NvmlError as error:
-                if error.value in binding.LIBRARY_FAILURES:
-                    raise
-                device = device or self._identify(position, None)
-                lost = error.value in binding.DEVICE_FAILURES
-                device.fail(binding.device_failure(error.value, str(error)), lost=lost)
+                device = self._identify(position, None)
+                device.fail_by(error)
             seen_indexes.add(device.index)
+
+        count = gpu_count(nv)
+        for position in range(count):
+            add(position, lambda index: nv.nvmlDeviceGetHandleByIndex(index))
+        instances = [instance for gpu in tuple(handles.values()) for instance in _instances(nv, gpu)]
+        for position in range(count, count + len(instances)):
+            add(position, lambda index: instances[index - count])
         for device in self.devices:
             if device.index not in seen_indexes:
                 device.fail(binding.VANISHED, lost=True)
@@ -532,10 +498,8 @@ class DeviceList:
 
     def find_lost(self, nv: ModuleType) -> dict[Device, Handle]:
         """The handles of the lost GPUs, without another initialization; empty if not all of them have one."""
-        try:
-            return {device: _handle_of(nv, device.uuid or "") for device in self.devices if device.lost}
-        except NvmlError:
-            return {}
+        lost = [device for device in self.devices if device.lost]
+        return binding.answer_or_none(lambda: {gpu: _handle_of(nv, gpu.uuid or "") for gpu in lost}) or {}
 
     def _identify(self, position: int, uuid: str | None) -> Device:
         """The GPU known by this UUID, else the one last seen at this position without one, else a new one."""
@@ -551,6 +515,15 @@ class DeviceList:
         return gpu
 
 
+def _instances(nv: ModuleType, gpu: Handle) -> list[Handle]:
+    """The MIG instances of a GPU; empty when it is not in MIG mode."""
+    ask = partial(binding.possible_count, "mig_slot_count", lambda: nv.nvmlDeviceGetMaxMigDeviceCount(gpu))
+    # A slot without an instance answers NotFound.
+    slots = range(binding.answer_or_none(ask) or 0)
+    handles = [binding.answer_or_none(lambda slot: nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot), n) for n in slots]
+    return [handle for handle in handles if handle is not None]
+
+
 def _handle_of(nv: ModuleType, uuid: str) -> Handle:
-    """The handle of a GPU or MIG instance. Raises NvmlError."""
-    return call(lambda: nv.nvmlDeviceGetHandleByUUID(uuid.encode()))
+    """The handle of a GPU or MIG instance."""
+    return nv.nvmlDeviceGetHandleByUUID(uuid.encode())

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
-from trainfast_runner.machine.processes import Stat, read_stat, read_storage_bytes
-from trainfast_runner.machine.telemetry.plausible import refusal
+from trainfast_runner.machine.processes import Stat, read_stat
+from trainfast_runner.machine.telemetry.binding import refusal
 from trainfast_runner.records.tick import HostReading, RunReading
 
 SEARCH_EVERY = 3
-"""Ticks between two searches for new descendants, which list all of /proc; also between two readings of the storage
-counters, which are in a file for each process."""
+"""Ticks between two searches for new descendants, which list all of /proc."""
 _ALL_AGAIN_EVERY = 20
 """Searches between two that read every process: meanwhile a known pid may have passed to a new process."""
-
-
-@dataclass
-class _Member:
-    """A process of the tree, its processor time and its last storage counters (None when the system gives none)."""
-
-    start_ticks: int
-    cpu_s: float
-    storage: tuple[int, int] | None = None
 
 
 class ProcessTree:
@@ -41,52 +30,40 @@ class ProcessTree:
     def __init__(self, root_pid: int) -> None:
         self.root_pid = root_pid
         self._ticks = 0
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, Stat] = {}
+        """Each process as it was read last."""
         self._seen_pids: set[int] = set()
         """Every pid of the last search, whose parents need no second look."""
         self._read_s: float | None = None
-        self._ended_read_bytes = 0
-        self._ended_write_bytes = 0
         root = read_stat(root_pid)
         if root is not None and not root.ended:
-            self._add(root_pid, root)
+            self._members[root_pid] = root
 
     def read(self) -> RunReading:
         """The sums at this moment; the first has no `cpu_percent`. Raises ProcessLookupError once no process is left.
 
         Raises another OSError when files cannot be opened.
         """
-        turn = self._ticks % SEARCH_EVERY
-        if turn == 0:
+        if self._ticks % SEARCH_EVERY == 0:
             self._search(everyone=self._ticks % (SEARCH_EVERY * _ALL_AGAIN_EVERY) == 0)
-        storage_due = turn == SEARCH_EVERY // 2
         self._ticks += 1
         now_s = time.monotonic()
         before_s, self._read_s = self._read_s, now_s
-        cpu_s, rss_bytes, threads = 0.0, 0, 0
-        for pid, member in list(self._members.items()):
+        before, self._members, cpu_s = self._members, {}, 0.0
+        for pid, member in before.items():
             stat = read_stat(pid)
-            if stat is None or stat.ended or stat.start_ticks != member.start_ticks:
-                # A zombie uses nothing, and the pid may have passed to another process.
-                self._retire(pid)
-                continue
-            cpu_s += stat.cpu_s - member.cpu_s
-            member.cpu_s = stat.cpu_s
-            rss_bytes += stat.memory_rss_bytes
-            threads += stat.threads
-            if storage_due or member.storage is None:
-                # A process that just ended keeps its last counters.
-                member.storage = read_storage_bytes(pid) or member.storage
+            # A zombie uses nothing, and the pid may have passed to another process.
+            if stat is not None and not stat.ended and stat.start_ticks == member.start_ticks:
+                cpu_s += stat.cpu_s - member.cpu_s
+                self._members[pid] = stat
         if not self._members:
             raise ProcessLookupError(f"process {self.root_pid} and its children have ended")
-        storage = [member.storage for member in self._members.values() if member.storage is not None]
+        stats = self._members.values()
         return RunReading(
             cpu_percent=None if before_s is None else round(100 * cpu_s / (now_s - before_s), 1),
-            memory_rss_bytes=rss_bytes,
-            read_bytes=self._ended_read_bytes + sum(read for read, _ in storage) if storage else None,
-            write_bytes=self._ended_write_bytes + sum(written for _, written in storage) if storage else None,
-            processes=len(self._members),
-            threads=threads,
+            memory_rss_bytes=sum(stat.memory_rss_bytes for stat in stats),
+            processes=len(stats),
+            threads=sum(stat.threads for stat in stats),
         )
 
     def _search(self, *, everyone: bool) -> None:
@@ -103,16 +80,8 @@ class ProcessTree:
         while parents:
             for pid, stat in children.get(parents.pop(), ()):
                 if pid not in self._members:
-                    self._add(pid, stat)
+                    self._members[pid] = stat
                     parents.append(pid)
-
-    def _add(self, pid: int, stat: Stat) -> None:
-        self._members[pid] = _Member(stat.start_ticks, stat.cpu_s)
-
-    def _retire(self, pid: int) -> None:
-        read, written = self._members.pop(pid).storage or (0, 0)
-        self._ended_read_bytes += read
-        self._ended_write_bytes += written
 
 
 _T = TypeVar("_T")
@@ -120,7 +89,6 @@ UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedErro
 """Errors of a reading that the system does not give."""
 SPARSE_EVERY = 5
 """Ticks between two readings of what costs most: the sensors and swap."""
-_NO_SENSOR = "no processor temperature sensor is visible"
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
 BLOCK_DEVICES = "/sys/block"
@@ -135,7 +103,8 @@ class HostReader:
         """The run's processes, or None when no run is watched."""
         self._ticks = 0
         self._disks = whole_disks()
-        self._cores: list[CoreSeconds] = []
+        self._cores = os.cpu_count()
+        self._times: tuple[float, float] | None = None
         self._sparse: tuple[dict[str, Any], dict[str, str]] = ({}, {})
         """The values of the last sparse reading, and the reasons that it left parts out."""
 
@@ -143,13 +112,10 @@ class HostReader:
         """The reading, and the reason for each missing part (keys start with `host.`, or are `run`)."""
         if self._ticks % SPARSE_EVERY == 0:
             self._sparse = self._read_sparse()
-        sparse, sparse_missing = self._sparse
-        missing = dict(sparse_missing)
-        before, self._cores = self._cores, _ask("host.cpu_percent", read_cores, missing) or []
-        per_core = None
-        if len(before) == len(self._cores):
-            per_core = [_busy_percent(*cores) for cores in zip(before, self._cores, strict=True)]
-        elif self._cores:  # the first reading, or a core was switched on or off
+        self._ticks += 1
+        sparse, missing = self._sparse[0], dict(self._sparse[1])
+        before, self._times = self._times, _ask("host.cpu_percent", _busy_and_idle_s, missing)
+        if before is None and self._times is not None:
             missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
         counters = {
             **(_ask("host.memory_used_bytes", read_memory, missing) or {}),
@@ -157,11 +123,9 @@ class HostReader:
             **(_ask("host.network_received_bytes", read_network, missing) or {}),
         }
         load = _ask("host.load_1m", os.getloadavg, missing)
-        self._ticks += 1
         reading = HostReading(
-            cpu_percent=round(sum(per_core) / len(per_core), 2) if per_core else None,
-            cpu_count=len(self._cores) or None,
-            cpu_percent_per_core=per_core or None,
+            cpu_percent=None if before is None or self._times is None else _busy_percent(before, self._times),
+            cpu_count=self._cores,
             load_1m=load[0] if load else None,
             run=None if self.tree is None else _ask("run", self.tree.read, missing),
             **sparse,
@@ -171,14 +135,12 @@ class HostReader:
 
     def _read_sparse(self) -> tuple[dict[str, Any], dict[str, str]]:
         missing: dict[str, str] = {}
-        swap_used_bytes = _ask("host.swap_used_bytes", lambda: int(psutil.swap_memory().used), missing)
-        values, no_sensor = self._sparse
-        if "host.temperature_c" in no_sensor:
+        values = {"swap_used_bytes": _ask("host.swap_used_bytes", lambda: int(psutil.swap_memory().used), missing)}
+        if (no_sensor := self._sparse[1].get("host.temperature_c")) is not None:
             # A machine without a sensor gets none later, and each search costs as much as all other readings.
-            missing["host.temperature_c"] = no_sensor["host.temperature_c"]
-            return {**values, "swap_used_bytes": swap_used_bytes}, missing
+            return values, {**missing, "host.temperature_c": no_sensor}
         temperature_c = _ask("host.temperature_c", _package_temperature, missing)
-        return {"temperature_c": temperature_c, "swap_used_bytes": swap_used_bytes}, missing
+        return {**values, "temperature_c": temperature_c}, missing
 
 
 def _package_temperature() -> float:
@@ -188,45 +150,36 @@ def _package_temperature() -> float:
         degrees = [float(sensor.current) for sensor in sensors.get(name, ())]
         if possible := [value for value in degrees if refusal("temperature_c", value) is None]:
             return max(possible)
-    raise _Absent(_NO_SENSOR)
-
-
-class _Absent(Exception):
-    """Raised for a reading that this machine does not have; the text is the reason."""
+    raise LookupError("no processor temperature sensor is visible")
 
 
 def _ask(key: str, call: Callable[[], _T], missing: dict[str, str]) -> _T | None:
     """The call's answer; None, with the reason in `missing`, if the system refuses or has none."""
     try:
         return call()
-    except (_Absent, ProcessLookupError) as absent:
+    except (LookupError, ProcessLookupError) as absent:
         missing[key] = str(absent)
     except UNREADABLE as error:
         missing[key] = f"the system does not give this reading: {error}"
     return None
 
 
-class CoreSeconds(NamedTuple):
-    """Seconds of one core since boot; waiting for a disk counts as idle."""
-
-    busy: float
-    idle: float
-
-
-def read_cores() -> list[CoreSeconds]:
-    """Busy and idle seconds of each core, in order. psutil's own percentages take a millisecond for 128 cores."""
-    return [
-        # A guest's time is in that of its user already (proc_stat(5)).
-        CoreSeconds(core.user + core.nice + core.system + core.irq + core.softirq + core.steal, core.idle + core.iowait)
-        for core in psutil.cpu_times(percpu=True)
-    ]
+def busy_and_idle_s(core: Any) -> tuple[float, float]:
+    """Seconds since boot that a core, or all of them, was busy and idle; waiting for a disk counts as idle."""
+    # A guest's time is in that of its user already (proc_stat(5)).
+    busy_s = core.user + core.nice + core.system + core.irq + core.softirq + core.steal
+    return busy_s, core.idle + core.iowait
 
 
-def _busy_percent(before: CoreSeconds, after: CoreSeconds) -> float:
-    """Percent of the time that a core was busy between two readings, 0 to 100."""
+def _busy_and_idle_s() -> tuple[float, float]:
+    return busy_and_idle_s(psutil.cpu_times())
+
+
+def _busy_percent(before: tuple[float, float], after: tuple[float, float]) -> float:
+    """Percent of the time that the cores were busy between two readings, 0 to 100."""
     # The kernel may set waiting times back a little (proc(5)).
-    busy_s, idle_s = max(0.0, after.busy - before.busy), max(0.0, after.idle - before.idle)
-    return round(100 * busy_s / (busy_s + idle_s), 1) if busy_s + idle_s else 0.0
+    busy_s, idle_s = (max(0.0, now - then) for then, now in zip(before, after, strict=True))
+    return round(100 * busy_s / (busy_s + idle_s), 2) if busy_s + idle_s else 0.0
 
 
 def read_memory() -> dict[str, int]:
@@ -253,27 +206,22 @@ def read_disks(names: Collection[str]) -> dict[str, int]:
     A partition, and a device that the kernel makes on top, counts the same bytes as its disk.
     """
     counters = psutil.disk_io_counters(perdisk=True, nowrap=False)
-    return _summed(
-        [counted for name, counted in counters.items() if name in names],
-        "no disk",
-        disk_read_bytes="read_bytes",
-        disk_write_bytes="write_bytes",
-    )
+    disks = [counted for name, counted in counters.items() if name in names]
+    if not disks:
+        raise LookupError("no disk")
+    return {
+        "disk_read_bytes": sum(disk.read_bytes for disk in disks),
+        "disk_write_bytes": sum(disk.write_bytes for disk in disks),
+    }
 
 
 def read_network() -> dict[str, int]:
     """Bytes received and sent by all interfaces but loopback, which carries gloo and local sockets."""
     counters = psutil.net_io_counters(pernic=True, nowrap=False)
-    return _summed(
-        [counted for name, counted in counters.items() if name != "lo"],
-        "no network interface but loopback",
-        network_received_bytes="bytes_recv",
-        network_sent_bytes="bytes_sent",
-    )
-
-
-def _summed(counted: Sequence[Any], none: str, **attributes: str) -> dict[str, int]:
-    """The sum of each attribute, by field of `HostReading`; `none` is the reason for no counters."""
-    if not counted:
-        raise _Absent(none)
-    return {field: sum(getattr(one, attribute) for one in counted) for field, attribute in attributes.items()}
+    cards = [counted for name, counted in counters.items() if name != "lo"]
+    if not cards:
+        raise LookupError("no network interface but loopback")
+    return {
+        "network_received_bytes": sum(card.bytes_recv for card in cards),
+        "network_sent_bytes": sum(card.bytes_sent for card in cards),
+    }

@@ -12,8 +12,10 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, Final, Generic, TypeVar
@@ -28,8 +30,6 @@ _LOOK_EVERY_S = 0.05
 """Seconds between two looks at a call that has not returned."""
 _MIN_TIMEOUT_S = 0.1
 """Least timeout, which halves with each hung call: 8 healthy GPUs answer in milliseconds."""
-_STOPPING_TIMEOUT_S = 0.2
-"""Time for a call at the end of the sampling."""
 
 
 @dataclass
@@ -58,54 +58,36 @@ class Job(Generic[T]):
         self.ended = True
 
 
-@dataclass
-class _Round:
-    """Jobs in order, and the end of them."""
-
-    jobs: Sequence[Job[Any]]
-    ended: threading.Event = field(default_factory=threading.Event)
-    abandoned: bool = False
-    """True once the round is abandoned: no further call is begun."""
-
-    def run(self) -> None:
-        for job in self.jobs:
-            if self.abandoned:
-                return
-            job.run()
-        self.ended.set()
+_Round = tuple[deque[Job[Any]], threading.Event]
+"""Jobs in order, taken out as they begin, and the end of the last one."""
 
 
 class TimedCalls:
     """Runs calls one after another in a thread of its own. Use it from one thread."""
 
-    def __init__(self, stopping: threading.Event | None = None) -> None:
-        """Once `stopping` is set, no call is waited for longer than a fraction of a second."""
-        self._stopping = stopping or threading.Event()
-        self.cut_short = False
-        """True if a call was given up early because `stopping` was set: it may not hang at all."""
+    def __init__(self) -> None:
         self._rounds: queue.SimpleQueue[_Round | None] | None = None
 
-    def run(self, jobs: Sequence[Job[Any]], timeout_s: float) -> None:
+    def run(self, jobs: Iterable[Job[Any]], timeout_s: float) -> None:
         """Run the jobs; leave one behind that takes longer than `timeout_s` seconds.
 
         A job left behind may have `ended` later. An exception of a call is in the job's `error`. Each job that hangs
         halves the time for the next ones: a driver that hangs mostly does so for every GPU, and all jobs together
         then take little more than twice `timeout_s`.
         """
-        waiting = list(jobs)
+        waiting = deque(jobs)
         while waiting:
             if self._rounds is None:
                 self._rounds = queue.SimpleQueue()
                 threading.Thread(target=_work, args=(self._rounds,), name="nvml-calls", daemon=True).start()
-            round_of_jobs = _Round(waiting)
-            self._rounds.put(round_of_jobs)
-            hung_job = self._wait(round_of_jobs, timeout_s)
-            if hung_job is None:
+            begun = (waiting, threading.Event())
+            self._rounds.put(begun)
+            if self._ends(begun, timeout_s):
                 return
-            round_of_jobs.abandoned = True
+            # The thread that hangs finds no further job.
+            waiting = deque(_taken_out(waiting))
             timeout_s = max(timeout_s / 2, min(timeout_s, _MIN_TIMEOUT_S))
             self.close()
-            waiting = waiting[waiting.index(hung_job) + 1 :]
 
     def close(self) -> None:
         """Let the thread end, at once or when its call comes back."""
@@ -113,44 +95,32 @@ class TimedCalls:
             self._rounds.put(None)
             self._rounds = None
 
-    def _wait(self, round_of_jobs: _Round, timeout_s: float) -> Job[Any] | None:
-        """The job that takes too long, or None when all have ended."""
-        current, waited_s = None, 0.0
-        while not round_of_jobs.ended.wait(_LOOK_EVERY_S):
-            previous, current = current, next((job for job in round_of_jobs.jobs if not job.ended), None)
+    def _ends(self, begun: _Round, timeout_s: float) -> bool:
+        """True when all jobs have ended, False once one of them takes too long."""
+        waiting, ended = begun
+        left, waited_s = len(waiting), 0.0
+        while not ended.wait(_LOOK_EVERY_S):
             # The sum of the waits: a machine that had no time for this thread had none for the call either.
-            waited_s = (waited_s if current is previous else 0.0) + _LOOK_EVERY_S
-            limit_s = min(timeout_s, _STOPPING_TIMEOUT_S) if self._stopping.is_set() else timeout_s
-            if current is not None and waited_s >= limit_s:
-                self.cut_short = self.cut_short or limit_s < timeout_s
-                return current
-        return None
+            waited_s = waited_s + _LOOK_EVERY_S if left == len(waiting) else _LOOK_EVERY_S
+            left = len(waiting)
+            if waited_s >= timeout_s:
+                return False
+        return True
 
 
 def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
-    while (round_of_jobs := rounds.get()) is not None:
-        round_of_jobs.run()
+    while (begun := rounds.get()) is not None:
+        waiting, ended = begun
+        for job in _taken_out(waiting):
+            job.run()
+        ended.set()
 
 
-_DOUBTFUL_NS = 60_000_000_000
-"""Time after a hung call in which its GPU is read last, and given little time."""
-
-
-@dataclass(frozen=True)
-class Hang:
-    """A GPU's call that took too long, left behind at `t_ns`."""
-
-    job: Job[Any]
-    t_ns: int
-
-    @property
-    def sentence(self) -> str:
-        """The reason that the GPU does not answer, with the age of the call."""
-        return binding.slow_call_sentence(self.job.age_s, "this GPU")
-
-    def is_over(self, t_ns: int) -> bool:
-        """True once the GPU has answered for long enough to be treated as any other."""
-        return self.job.ended and t_ns > self.t_ns + _DOUBTFUL_NS
+def _taken_out(jobs: deque[Job[Any]]) -> Iterator[Job[Any]]:
+    """The jobs, each given to one thread alone."""
+    with suppress(IndexError):
+        while True:
+            yield jobs.popleft()
 
 
 OnXid = Callable[[int, int, int], None]
@@ -194,7 +164,7 @@ def xid_text(code: int) -> str:
 class XidWatch:
     """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile.
 
-    NVML reports an error for the whole GPU: `on_xid` gets it for that GPU and for each watched MIG instance in it,
+    NVML reports an error for the whole GPU: `on_xid` gets it for that GPU and for each MIG instance in it,
     except for an error of another instance.
     """
 
@@ -262,13 +232,9 @@ SPARSE_EVERY = 5
 _FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
 """The first and the longest wait before NVML is opened again; each is twice the one before."""
-_LOST_RETRY_NS = 2_000_000_000
-"""Interval between two tries to reach a lost GPU: a few calls that fail at once, unlike another initialization."""
 READING_TIMEOUT_S = 0.8
 """Time for all readings of one GPU before the others are read without it. Less than a tick at 1 Hz, or all GPUs would
 miss the next one."""
-HUNG_TIMEOUT_S = 0.25
-"""Time for all readings of a GPU that took too long before; it is read last."""
 OPENING_S = 15.0
 """Time for the driver to open: seconds for each GPU that is not in persistence mode."""
 _FIRST_READING_SHARE = 1 / 3
@@ -289,12 +255,9 @@ class Nvml:
         timeout_s: float = READING_TIMEOUT_S,
         opening_s: float = OPENING_S,
         on_xid: OnXid | None = None,
-        stopping: threading.Event | None = None,
-        instances: Collection[str] = (),
     ) -> None:
         """`opening_s`: how long a `sample` waits for the driver to open; a slower opening goes on, and a later `sample`
-        finds it open. `on_xid` gets Xid errors, from a thread of its own. Once `stopping` is set, no wait takes longer
-        than a fraction of a second. `instances` are UUIDs of MIG instances to read after the GPUs."""
+        finds it open. `on_xid` gets Xid errors, from a thread of its own."""
         self.timeout_s = timeout_s
         """Time for all readings of one GPU."""
         self.driver_version: str | None = None
@@ -305,25 +268,17 @@ class Nvml:
         """The binding while NVML is open."""
         self._failure: NvmlFailure | None = None
         """The reason that NVML as a whole does not answer, or None."""
-        self._version_failure: str | None = None
-        self._gpus = DeviceList(instances)
-        self._calls = TimedCalls(stopping)
-        self._hangs: dict[Device, Hang] = {}
-        """The last call of each GPU that took too long, until it has answered for long."""
+        self._gpus = DeviceList()
+        self._calls = TimedCalls()
+        self._hangs: dict[Device, Job[Any]] = {}
+        """The call of a GPU that has not come back."""
         self._xids: XidWatch | None = None
         self._opening: Job[dict[Device, Handle]] | None = None
         """The initialization that has not come back."""
         self._retry_at_ns = 0
         """Before this time NVML is not opened again, and no lost GPU is looked for."""
         self._delay_ns = _FIRST_RETRY_NS
-        self._reopen_at_ns = 0
-        """Before this time a lost GPU is asked for without opening the driver again."""
         self._ticks = 0
-
-    @property
-    def cut_short(self) -> bool:
-        """True if a reading was given up early because `stopping` was set: that GPU may not hang."""
-        return self._calls.cut_short
 
     @property
     def failure(self) -> NvmlFailure | None:
@@ -337,16 +292,17 @@ class Nvml:
         if self._opening is not None and self._opening.ended:
             opened, self._opening = self._opening, None
             self._attach(opened, t_ns)
-        self._hangs = {device: hang for device, hang in self._hangs.items() if not hang.is_over(t_ns)}
-        for device, hang in self._hangs.items():
-            if not device.lost:
-                device.error = None if hang.job.ended else hang.sentence
+        for device, job in [*self._hangs.items()]:
+            if not job.ended:
+                device.error = _hang_sentence(job)
+            else:
+                del self._hangs[device]
                 # The call that hung may have been the first reading, and may have failed in the end.
-                device.lost = hang.job.ended and not device.is_probed
+                device.error, device.lost = None, not device.is_probed
         if self._nv is None:
             self._open_when_due(t_ns)
-        devices = list(self._gpus.devices)
-        answered, missing = ({}, {}) if self._nv is None else self._read_all(self._nv, devices, t_ns)
+        devices = self._gpus.devices
+        answered, missing = ({}, {}) if self._nv is None else self._read_all(self._nv, t_ns)
         readings = []
         for device in devices:
             reading = answered.get(device.index)
@@ -362,8 +318,6 @@ class Nvml:
             missing |= {f"gpu{index}.xid_errors": reason for index, reason in self._xids.missing.items()}
         if (failure := self.failure) is not None:
             missing["nvml"] = failure.sentence
-        if self._nv is not None and self._version_failure is not None:
-            missing["nvml.driver_version"] = self._version_failure
         return readings, missing
 
     def close(self) -> None:
@@ -372,9 +326,7 @@ class Nvml:
         self._retry_at_ns = 0
         self._calls.close()
 
-    def _read_all(
-        self, nv: ModuleType, devices: Sequence[Device], t_ns: int
-    ) -> tuple[dict[int, DeviceReading], dict[str, str]]:
+    def _read_all(self, nv: ModuleType, t_ns: int) -> tuple[dict[int, DeviceReading], dict[str, str]]:
         """The readings of the GPUs that answer, by index, and the reasons of their missing parts."""
         offset_ns, tick = t_ns - time.monotonic_ns(), self._ticks
         self._ticks += 1
@@ -384,15 +336,10 @@ class Nvml:
             sparse = (tick + device.index) % SPARSE_EVERY == 0
             return device.read(nv, time.monotonic_ns() + offset_ns, sparse=sparse)
 
-        due = [device for device in devices if device.is_probed and device.error is None and not device.lost]
-        # GPUs that have hung before come last: the others have their readings on time.
-        sound_devices = [device for device in due if device not in self._hangs]
-        doubtful_devices = [device for device in due if device in self._hangs]
-        jobs = self._run(sound_devices, read, self.timeout_s, t_ns)
-        jobs |= self._run(doubtful_devices, read, min(self.timeout_s, HUNG_TIMEOUT_S), t_ns)
+        due = [device for device in self._gpus.devices if device.is_probed and device.error is None and not device.lost]
         readings: dict[int, DeviceReading] = {}
         missing: dict[str, str] = {}
-        for device, job in jobs.items():
+        for device, job in self._run(due, read, self.timeout_s, t_ns).items():
             if job.result is not None:
                 readings[device.index], reasons = job.result
                 missing.update({f"gpu{device.index}.{field}": reason for field, reason in reasons.items()})
@@ -406,65 +353,55 @@ class Nvml:
         A GPU whose call fails, or takes longer than `timeout_s`, is marked as not answering; or the whole library is.
         """
         jobs = {device: Job(partial(call, device)) for device in devices}
-        self._calls.run([*jobs.values()], timeout_s)
+        self._calls.run(jobs.values(), timeout_s)
         for device, job in jobs.items():
             if not job.ended:
-                self._hangs[device] = Hang(job, t_ns)
-                device.fail(self._hangs[device].sentence, lost=False)
+                self._hangs[device] = job
+                device.fail(_hang_sentence(job), lost=False)
             elif isinstance(job.error, NvmlError):
-                if job.error.value not in binding.LIBRARY_FAILURES:
-                    lost = job.error.value in binding.DEVICE_FAILURES
-                    device.fail(binding.device_failure(job.error.value, str(job.error)), lost=lost)
-                    if lost:
-                        self._retry_at_ns = max(self._retry_at_ns, t_ns + _FIRST_RETRY_NS)
-                elif self._nv is not None:
+                try:
+                    device.fail_by(job.error)
+                except NvmlError as error:
                     self._nv = None
-                    self._fail(job.error, t_ns)
+                    self._fail(error, t_ns)
+                    break
+                if device.lost:
+                    self._retry_at_ns = max(self._retry_at_ns, t_ns + _FIRST_RETRY_NS)
             elif job.error is not None:
                 raise job.error
         return {device: job for device, job in jobs.items() if job.ended}
 
-    @property
-    def _any_hanging(self) -> bool:
-        """True if a call is still in the driver."""
-        # A copy: an opening that has not come back asks this from its own thread.
-        return any(not hang.job.ended for hang in tuple(self._hangs.values()))
-
     def _fail(self, error: NvmlError, t_ns: int) -> None:
         """Keep the reason that NVML as a whole does not answer, and open it again later."""
         self._failure = binding.library_failure(error.value, str(error))
-        self._retry_at_ns = t_ns + self._next_delay_ns()
+        self._retry_later(t_ns)
 
-    def _next_delay_ns(self) -> int:
-        delay_ns, self._delay_ns = self._delay_ns, min(self._delay_ns * 2, _LONGEST_RETRY_NS)
-        return delay_ns
+    def _retry_later(self, t_ns: int) -> None:
+        self._retry_at_ns = t_ns + self._delay_ns
+        self._delay_ns = min(self._delay_ns * 2, _LONGEST_RETRY_NS)
 
     def _open_when_due(self, t_ns: int) -> None:
         """Open NVML, or look for a lost GPU again, in the thread that may hang."""
-        hanging, is_open = self._any_hanging, self._nv is not None
-        if self._opening is not None or t_ns < self._retry_at_ns or (hanging and not is_open):
+        if self._opening is not None or t_ns < self._retry_at_ns or (self._hangs and self._nv is None):
             return
-        # A lost GPU can be asked for beside a call that hangs; closing the driver under that call is another matter.
-        may_close = not hanging and t_ns >= self._reopen_at_ns
-        job = Job(partial(self._find_gpus, t_ns, may_close=may_close))
-        self._calls.run([job], self._opening_s if may_close or not is_open else self.timeout_s)
+        job = Job(partial(self._find_gpus, t_ns))
+        self._calls.run([job], self._opening_s)
         if job.ended:
             self._attach(job, t_ns)
         else:
             self._opening = job
 
-    def _find_gpus(self, t_ns: int, *, may_close: bool) -> dict[Device, Handle]:
-        """Open NVML, or if it `may_close` close and open it again; return the GPUs to ask: all, or the lost ones."""
-        if self._nv is not None:
-            if not may_close:
-                return self._gpus.find_lost(self._nv)
-            self._reopen_at_ns = t_ns + self._next_delay_ns()
+    def _find_gpus(self, t_ns: int) -> dict[Device, Handle]:
+        """Open NVML, closed before if it is open; return the GPUs to ask."""
+        if self._nv is not None and self._hangs:
+            # A lost GPU can be asked for beside a call that hangs, under which the driver must not be closed.
+            return self._gpus.find_lost(self._nv)
         self._shut()
         nv = None
         try:
             nv = binding.load()
             call(lambda: nv.nvmlInit())
-            self.driver_version, self._version_failure = binding.text_or_reason(binding.driver_version, nv)
+            self.driver_version = answer_or_none(binding.driver_version, nv)
             found = self._gpus.find(nv)
         except NvmlError as error:
             if nv is not None:
@@ -487,7 +424,7 @@ class Nvml:
         timeout_s = max(self.timeout_s, self._opening_s * _FIRST_READING_SHARE)
         self._run(list(handles), lambda gpu: gpu.attach(nv, handles[gpu]), timeout_s, t_ns)
         if any(device.lost for device in self._gpus.devices):
-            self._retry_at_ns = t_ns + _LOST_RETRY_NS
+            self._retry_later(t_ns)
         elif self._nv is not None:
             self._delay_ns = _FIRST_RETRY_NS
         if self._xids is None or any(device.error is None for device in handles):
@@ -503,7 +440,12 @@ class Nvml:
 
     def _shut(self) -> None:
         # Shutting the driver down under a call that is still in it may crash this process.
-        is_idle = self._stop_watching() and not self._any_hanging
+        is_idle = self._stop_watching() and all(job.ended for job in tuple(self._hangs.values()))
         nv, self._nv = self._nv, None
         if nv is not None and is_idle:
             binding.shut_down(nv)
+
+
+def _hang_sentence(job: Job[Any]) -> str:
+    """The reason that a GPU does not answer, with the age of the call."""
+    return binding.slow_call_sentence(job.age_s, "this GPU")

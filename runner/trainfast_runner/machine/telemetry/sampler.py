@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from trainfast_runner.machine.telemetry.host import HostReader, ProcessTree
 from trainfast_runner.machine.telemetry.nvml import Nvml, OnXid
@@ -36,13 +36,9 @@ def read_tick(nvml: Nvml, host: HostReader) -> Tick:
     )
 
 
-def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2, nvml: Nvml | None = None) -> Tick:
-    """A single complete tick. Blocks for `settle_s` seconds between two samples, so that rates are real.
-
-    `root_pid` adds the process tree below it as `host.run`. `nvml` reads the GPUs, and is closed.
-    """
+def take_tick(*, settle_s: float = 0.2, nvml: Nvml | None = None) -> Tick:
+    """A single complete tick by `nvml`, which is closed; `settle_s` seconds between two samples make rates real."""
     nvml, host = nvml or Nvml(), HostReader()
-    host.tree = None if root_pid is None else ProcessTree(root_pid)
     try:
         read_tick(nvml, host)
         time.sleep(settle_s)
@@ -108,16 +104,13 @@ class Sampler:
         *,
         period_s: float = 1.0,
         on_xid: OnXid | None = None,
-        instances: Collection[str] = (),
     ) -> None:
-        """`on_xid` gets Xid errors when they happen, from another thread. `instances` are UUIDs of MIG instances to
-        read after the GPUs."""
+        """`on_xid` gets Xid errors when they happen, from another thread."""
         self._cadence = Cadence(period_s)
         self.failure: BaseException | None = None
         """The exception of `on_tick`, or None."""
         self._on_tick = on_tick
         self._on_xid = on_xid
-        self._instances = instances
         self._root_pid: int | None = None
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -156,35 +149,25 @@ class Sampler:
 
     def _run(self) -> None:
         # Both readers belong to this thread: NVML does not survive a fork.
-        nvml = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, stopping=self._stopping, instances=self._instances)
+        nvml = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid)
         host = HostReader()
         due_s = time.monotonic()
         has_sampled = False
         try:
             while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
-                self._follow(host)
+                if self._root_pid != (host.tree.root_pid if host.tree else None):
+                    host.tree = None if self._root_pid is None else ProcessTree(self._root_pid)
                 tick = read_tick(nvml, host)
-                if nvml.cut_short:
-                    break
                 self._cadence.adapt_to(tick)
                 self._on_tick(tick)
                 due_s = self._cadence.next_due_s(due_s)
                 has_sampled = True
             # Skip the last tick if none was taken: it would open the driver only to close it.
-            if self._last_tick and has_sampled and not nvml.cut_short:
-                tick = read_tick(nvml, host)
-                # A tick without time to wait for a GPU would report it lost.
-                if not nvml.cut_short:
-                    self._on_tick(tick)
+            if self._last_tick and has_sampled:
+                self._on_tick(read_tick(nvml, host))
         except BaseException as error:
             self.failure = error
             raise
         finally:
             self._ended.set()
             nvml.close()
-
-    def _follow(self, host: HostReader) -> None:
-        """Watch the process tree of the last `set_root_pid`."""
-        pid = self._root_pid
-        if pid != (host.tree.root_pid if host.tree else None):
-            host.tree = None if pid is None else ProcessTree(pid)

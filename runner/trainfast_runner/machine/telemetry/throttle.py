@@ -45,20 +45,16 @@ _BY_NAME = {reason.name: reason for reason in REASONS}
 _HW_SLOWDOWN = _BY_NAME["hw_slowdown"].bit
 
 
-def decode(bits: int) -> list[str]:
-    """Names of the bits that are set, lowest first; a bit without a name becomes hex such as "0x200"."""
-    return list(_reason_names(bits))
-
-
 @functools.lru_cache(maxsize=64)
 def _reason_names(bits: int) -> tuple[str, ...]:
     names = [reason.name for reason in REASONS if bits & reason.bit]
     unknown = bits & ~sum(reason.bit for reason in REASONS)
-    while unknown:
-        lowest = unknown & -unknown
-        names.append(hex(lowest))
-        unknown ^= lowest
-    return tuple(names)
+    return (*names, *(hex(1 << place) for place in range(unknown.bit_length()) if unknown >> place & 1))
+
+
+def decode(bits: int) -> list[str]:
+    """Names of the bits that are set, lowest first; a bit without a name becomes hex such as "0x200"."""
+    return list(_reason_names(bits))
 
 
 def believed(bits: int, previous_bits: int) -> int:

@@ -7,14 +7,21 @@ import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from trainfast_runner.machine.telemetry import binding
-from trainfast_runner.machine.telemetry.binding import NvmlError, NvmlFailure, answer_or_none, ask_once, call, gpu_count
+from trainfast_runner.machine.telemetry.binding import (
+    NvmlError,
+    NvmlFailure,
+    answer_or_none,
+    ask_once,
+    call,
+    drop_impossible,
+    gpu_count,
+)
 from trainfast_runner.machine.telemetry.device import Handle
-from trainfast_runner.machine.telemetry.plausible import drop_impossible
 from trainfast_runner.units import gpus_text
 
 SCHEMA = 1
@@ -103,7 +110,7 @@ def _read_topology(nv: ModuleType) -> Topology:
     handles: list[Handle] = []
     for index in range(gpu_count(nv)):
         try:
-            handle = call(_handle_at, nv, index)
+            handle = call(lambda index: nv.nvmlDeviceGetHandleByIndex(index), index)
             device = _device(nv, handle, index)
         except NvmlError as error:
             handle = None
@@ -112,7 +119,7 @@ def _read_topology(nv: ModuleType) -> Topology:
         devices.append(device)
     if not devices:
         return Topology(missing=binding.NO_DEVICES)
-    links = [_Links(nv, handle) for handle in handles]
+    links = [_links(nv, handle) for handle in handles]
     positions = range(len(devices))
 
     def sign(a: int, b: int) -> str:
@@ -138,10 +145,6 @@ def _read_topology(nv: ModuleType) -> Topology:
         matrix=[[SELF_SIGN if a == b else sign(a, b) for b in positions] for a in positions],
         p2p=[[peer(a, b) for b in positions] for a in positions],
     )
-
-
-def _handle_at(nv: ModuleType, index: int) -> Handle:
-    return nv.nvmlDeviceGetHandleByIndex(index)
 
 
 def _peer_status(nv: ModuleType, a: Handle, b: Handle, capability: int) -> int | None:
@@ -179,9 +182,8 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
 
 
 def _bus_id(pci: Any) -> str:
-    """`00000000:3B:00.0` of NVML as sysfs has it, `0000:3b:00.0`; bindings before 11.515 return bytes."""
-    text = pci.busId.decode() if isinstance(pci.busId, bytes) else pci.busId
-    domain, _, bus_and_device = text.lower().partition(":")
+    """`00000000:3B:00.0` of NVML as sysfs has it, `0000:3b:00.0`."""
+    domain, _, bus_and_device = pci.busId.lower().partition(":")
     return f"{int(domain, 16):04x}:{bus_and_device}"
 
 
@@ -215,58 +217,31 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-class _Links:
-    """One GPU's NVLinks that are up: where each leads."""
+class _Links(NamedTuple):
+    """One GPU's NVLinks that are up."""
 
-    def __init__(self, nv: ModuleType, handle: Handle) -> None:
-        self.up: int | None = None
-        self.switched = 0
-        """Links to an NVSwitch, which reaches every GPU on it."""
-        self.ends: list[str] = []
-        """Bus ids at the other ends of the rest."""
-        for link in range(0 if handle is None else _MAX_LINKS):
-            is_up = answer_or_none(lambda link: bool(nv.nvmlDeviceGetNvLinkState(handle, link)), link)
-            if is_up is None:
-                return  # not supported, or past the last link
-            self.up = (self.up or 0) + is_up
-            if not is_up:
-                continue
-            kind = answer_or_none(lambda link: int(nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)), link)
-            if kind == _SWITCH_TYPE:
-                self.switched += 1
-            elif end := answer_or_none(lambda link: _bus_id(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)), link):
-                self.ends.append(end)
+    up: int | None
+    switched: int
+    """Links to an NVSwitch, which reaches every GPU on it."""
+    ends: list[str]
+    """Bus ids at the other ends of the rest."""
 
 
-@dataclass(frozen=True)
-class Instance:
-    """One MIG instance."""
-
-    uuid: str
-    gpu_index: int
-    gpu_uuid: str
-
-
-def read_instances() -> list[Instance]:
-    """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty when it does not answer."""
-    instances = ask_once(
-        lambda nv: [instance for index in range(gpu_count(nv)) for instance in _instances_of_gpu(nv, index)]
-    )
-    return [] if isinstance(instances, NvmlFailure) else instances
-
-
-def _instances_of_gpu(nv: ModuleType, index: int) -> list[Instance]:
-    """The instances of one GPU; empty when it does not answer or is not in MIG mode."""
-    try:
-        gpu = call(_handle_at, nv, index)
-        slot_count = binding.possible_count("mig_slot_count", lambda: nv.nvmlDeviceGetMaxMigDeviceCount(gpu))
-        gpu_uuid = call(binding.uuid_of, nv, gpu)
-    except NvmlError:
-        return []
-    # A slot without an instance answers NotFound.
-    handles = [answer_or_none(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, slot) for slot in range(slot_count)]
-    uuids = [answer_or_none(binding.uuid_of, nv, handle) for handle in handles if handle is not None]
-    return [Instance(uuid, index, gpu_uuid) for uuid in uuids if uuid is not None]
+def _links(nv: ModuleType, handle: Handle) -> _Links:
+    up, switched, ends = None, 0, list[str]()
+    for link in range(0 if handle is None else _MAX_LINKS):
+        is_up = answer_or_none(lambda link: bool(nv.nvmlDeviceGetNvLinkState(handle, link)), link)
+        if is_up is None:
+            break  # not supported, or past the last link
+        up = (up or 0) + is_up
+        if not is_up:
+            continue
+        kind = answer_or_none(lambda link: int(nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)), link)
+        if kind == _SWITCH_TYPE:
+            switched += 1
+        elif end := answer_or_none(lambda link: _bus_id(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)), link):
+            ends.append(end)
+    return _Links(up, switched, ends)
 
 
 SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")
@@ -280,17 +255,11 @@ class Interconnect:
     """The groups whose members are all reached over NVLink, as positions in the topology."""
     slowest: str | None
     """The slowest sign of the matrix among them; None for a single GPU or when unknown."""
-    peer_access: bool | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of GPUs."""
-        return sum(map(len, self.islands))
 
     @property
     def all_nvlink(self) -> bool:
         """True if every pair is joined by NVLink."""
-        return self.count > 1 and len(self.islands) == 1
+        return self.any_nvlink and len(self.islands) == 1
 
     @property
     def any_nvlink(self) -> bool:
@@ -299,18 +268,22 @@ class Interconnect:
 
 
 def interconnect(topology: Topology, among: Sequence[int] | None = None) -> Interconnect:
-    """The links among the GPUs at these positions of the topology; by default all."""
+    """The links among the GPUs at these positions of the topology; by default all.
+
+    A group is of GPUs that all reach each other over NVLink; each GPU is in its first group.
+    """
     indexes = list(range(len(topology.devices)) if among is None else among)
-    pairs = [(a, b) for a in indexes for b in indexes if a < b]
-    signs = [topology.matrix[a][b] for a, b in pairs]
-    slow = [sign for sign in SLOWEST_FIRST if sign in signs]
-    nvlinks = sorted({sign for sign in signs if sign.startswith("NV")}, key=lambda sign: int(sign[2:]))
-    peers = [topology.p2p[a][b] for a, b in pairs]
-    return Interconnect(
-        islands=_islands(topology, indexes),
-        slowest=next(iter([*slow, *nvlinks]), None),
-        peer_access=None if None in peers or not peers else all(peer == "ok" for peer in peers),
-    )
+    signs = {topology.matrix[a][b] for a in indexes for b in indexes if a < b}
+    nvlinks = sorted((sign for sign in signs if sign.startswith("NV")), key=lambda sign: int(sign[2:]))
+    islands: list[tuple[int, ...]] = []
+    for index in indexes:
+        for place, island in enumerate(islands):
+            if all(topology.matrix[index][other].startswith("NV") for other in island):
+                islands[place] = (*island, index)
+                break
+        else:
+            islands.append((index,))
+    return Interconnect(tuple(islands), next((s for s in (*SLOWEST_FIRST, *nvlinks) if s in signs), None))
 
 
 def read_links_among(uuids: Collection[str]) -> Interconnect | None:
@@ -320,20 +293,6 @@ def read_links_among(uuids: Collection[str]) -> Interconnect | None:
     topology = read_topology()
     indexes = [index for index, device in enumerate(topology.devices) if device.uuid in uuids]
     return interconnect(topology, indexes) if len(indexes) > 1 else None
-
-
-def _islands(topology: Topology, indexes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Groups whose members all reach each other over NVLink; each GPU is in its first group."""
-    groups: list[list[int]] = []
-    for index in indexes:
-        island = next(
-            (group for group in groups if all(topology.matrix[index][other].startswith("NV") for other in group)), None
-        )
-        if island is None:
-            groups.append([index])
-        else:
-            island.append(index)
-    return tuple(map(tuple, groups))
 
 
 DDP_MEASURED = "On two GPUs the guide measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
@@ -346,23 +305,23 @@ def link_advice(topology: Topology) -> list[str]:
         if binding.comes_from_a_driver(missing):
             return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
         return [f"No GPU to show, runs train on the CPU: {missing}."]
-    answering_indexes = [index for index, device in enumerate(topology.devices) if device.error is None]
-    silent_indexes = [index for index, device in enumerate(topology.devices) if device.error is not None]
-    verb = "does" if len(silent_indexes) == 1 else "do"
-    silent = [f"{gpus_text(silent_indexes)} {verb} not answer: the rest is about the others."] if silent_indexes else []
-    if len(answering_indexes) < 2:
-        single = "One GPU: strategy=single; nothing has to be sent to another."
-        return [*silent, *([single] if answering_indexes else []), *_pcie(topology.devices)]
-    links = interconnect(topology, answering_indexes)
-    lines = [*silent, *_strategies(links)]
+    answering = [index for index, device in enumerate(topology.devices) if device.error is None]
+    silent = [index for index, device in enumerate(topology.devices) if device.error is not None]
+    lines = []
+    if silent:
+        verb = "does" if len(silent) == 1 else "do"
+        lines.append(f"{gpus_text(silent)} {verb} not answer: the rest is about the others.")
+    if len(answering) == 1:
+        lines.append("One GPU: strategy=single; nothing has to be sent to another.")
+    if len(answering) < 2:
+        return lines + _pcie(topology.devices)
+    links = interconnect(topology, answering)
+    lines += _strategies(links)
     if links.slowest == "SYS":
         lines.append("SYS pairs cross the link between the CPU sockets: for two GPUs choose a pair that does not.")
-    if links.peer_access is False:
-        reason = next(peer for row in topology.p2p for peer in row if peer not in (None, "ok"))
-        words = (
-            f"Some GPUs cannot read each other's memory ({reason}): NCCL copies through host memory, as with p2p=off."
-        )
-        lines.append(words)
+    if refused := [peer for row in topology.p2p for peer in row if peer not in (None, "ok")]:
+        reason = f"Some GPUs cannot read each other's memory ({refused[0]})"
+        lines.append(f"{reason}: NCCL copies through host memory, as with p2p=off.")
     lines += _pcie(topology.devices)
     nodes = {device.numa_node for device in topology.devices if device.numa_node is not None}
     if len(nodes) > 1:
@@ -406,12 +365,11 @@ def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
         for device in devices
         if "width" in (device.pcie_below_max or "")
     ]
-    lowered_devices = [device for device in devices if "generation" in (device.pcie_below_max or "")]
-    for is_busy, meaning in (
-        (False, "while idle, which saves power; look again during a run."),
-        (True, "under load: check slot, riser and the BIOS setting of the slot's speed."),
+    lowered = [device for device in devices if "generation" in (device.pcie_below_max or "")]
+    for indexes, meaning in (
+        ([one.index for one in lowered if not one.busy_percent], "while idle, which saves power"),
+        ([one.index for one in lowered if one.busy_percent], "under load: check slot, riser and the BIOS setting"),
     ):
-        indexes = [device.index for device in lowered_devices if bool(device.busy_percent) == is_busy]
         if indexes:
-            lines.append(f"{gpus_text(indexes)}: PCIe generation below the maximum {meaning}")
+            lines.append(f"{gpus_text(indexes)}: PCIe generation below the maximum {meaning}.")
     return lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.devices import VISIBLE_DEVICES, GpuChoice, Machine, detect_machine, visible_gpus
+from trainfast_runner.machine.devices import VISIBLE_DEVICES, Gpus, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.records.run_file import FIRST_TORCH, ScriptAsked
 from trainfast_runner.running.planning import RunPlan, plan_on, plan_run
@@ -61,10 +61,10 @@ def plan_script(
     machine = detect_machine(versions).used_by(knobs.get("devices"))
     if machine.refusal is not None:
         raise machine.refusal
-    choice = _chosen_gpus(machine, knobs)
+    gpus = _chosen_gpus(machine, knobs)
     script = ScriptAsked(
         command=command_words,
-        argv=command.argv_on(len(choice.gpus)),
+        argv=command.argv_on(len(gpus)),
         steps=step_limit,
         timing_warmup=whole_number(knobs, "timing_warmup"),
         samples_per_step=samples_per_step,
@@ -79,9 +79,9 @@ def plan_script(
         trial=trial,
     )
     spec = _spec(command.name if typed else preset.name, command.title, knobs)
-    env = {**_script_variables(knobs, choice), **framework_environment(without_flag)}
-    ranks = command.ranks(len(choice.gpus))
-    plan = plan_on(machine, choice, spec, ranks, command.interpreter or "", versions, env)
+    env = {**_script_variables(knobs, gpus), **framework_environment(without_flag)}
+    ranks = command.ranks(len(gpus))
+    plan = plan_on(machine, gpus, spec, ranks, command.interpreter or "", versions, env)
     return replace(plan, script=script, cwd=cwd)
 
 
@@ -148,23 +148,23 @@ def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
     return RunSpec(name, None, title, model={}, data={}, knobs=knobs, overrides=overrides)
 
 
-def _chosen_gpus(machine: Machine, knobs: KnobValues) -> GpuChoice:
+def _chosen_gpus(machine: Machine, knobs: KnobValues) -> Gpus:
     """The GPUs that the script may use: all that it sees, unless `devices` names some."""
     devices = knobs.get("devices")
     if machine.device == "cuda" and not isinstance(devices, int | str):
-        return GpuChoice(tuple(gpu for gpu in machine.gpus if gpu.error is None))
+        return tuple(gpu for gpu in machine.gpus if gpu.error is None)
     return chosen_gpus({"devices": devices}, machine)
 
 
-def _script_variables(knobs: KnobValues, choice: GpuChoice) -> dict[str, str]:
+def _script_variables(knobs: KnobValues, gpus: Gpus) -> dict[str, str]:
     """Environment variables that the launch adds; the variable that names the run is added at the start."""
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(HOOKS_FOLDER)) if path]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
     if asks_for_cpu(knobs.get("devices")):
         env[VISIBLE_DEVICES] = ""
-    elif choice.gpus and knobs.get("devices") is not None:
+    elif gpus and knobs.get("devices") is not None:
         # The script may use DeepSpeed, which reads indexes only.
-        env |= visible_gpus(choice.gpus, by_index=True)
+        env |= visible_gpus(gpus, by_index=True)
     return env
 
 

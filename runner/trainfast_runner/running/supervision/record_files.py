@@ -17,7 +17,7 @@ from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, capped
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_file
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.tick import TELEMETRY_CAP_BYTES, Tick, is_instance, thin_evenly, thin_telemetry
+from trainfast_runner.records.tick import TELEMETRY_CAP_BYTES, Tick, thin_evenly, thin_telemetry
 
 PERIOD_S = 1.0
 """Seconds between two ticks."""
@@ -51,8 +51,7 @@ class TelemetryLog:
         self._cap_bytes = self._thin_at_bytes = cap_bytes
         self._thinned_level: int | None = None
         """Level of `Thinned` that the older ticks in the file have; None while all ticks are there."""
-        instances = [uuid for uuid in watch_uuids if is_instance(uuid)]
-        self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid, instances=instances)
+        self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid)
 
     def start(self) -> None:
         """Begin sampling, a tick a period."""

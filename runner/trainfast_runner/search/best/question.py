@@ -651,7 +651,7 @@ def _gpus_of(survey: Survey, space: Space) -> list[str]:
     specs = [candidate_spec(survey.spec, {}), *survey.legal_specs(space).values()]
     meshes = {tuple(spec.knobs[name] for name in MESH_KNOBS): spec for spec in specs}
     widest = max(meshes.values(), key=lambda spec: device_count(spec, survey.machine))
-    return [gpu.uuid for gpu in chosen_gpus(widest.knobs, survey.machine).gpus if gpu.uuid]
+    return [gpu.uuid for gpu in chosen_gpus(widest.knobs, survey.machine) if gpu.uuid]
 
 
 def plan_script_best(
