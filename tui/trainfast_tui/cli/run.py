@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         reason_words = f", {plan.devices_reason}" if plan.devices_reason else ""
         number = Home.of_run(directory).launch_numbers().get(directory.name)
         print_notice(f"{directory.name}, run {number}, is starting{reason_words}")
-        result = follow(directory, signals, interrupt_stops=True, printed="starting")
+        result = follow(directory, signals, interrupt_stops=True)
     if result is None:
         return EXIT_HUNG_UP
     if result.state == "oom":
