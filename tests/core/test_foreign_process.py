@@ -1,20 +1,14 @@
-"""Processes as a person sees them before training, and ending one of them."""
+"""Processes as a person sees them before training."""
 
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 
-from on_disk import put
-from trainfast_runner.errors import UserError
 from trainfast_runner.machine import processes as listing
-from trainfast_runner.machine.processes import Identity, ProcessList, check_endable, end_process, identify, is_running
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import shared_lock
+from trainfast_runner.machine.processes import ProcessList, identify
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
-from trainfast_runner.running.present_state import run_of_process
 
 MARK = "a name (with ) brackets"
 
@@ -83,49 +77,6 @@ def test_a_process_that_has_gone_is_listed_as_the_driver_has_it(monkeypatch):
     assert (row.identity, row.devices) == (None, ((1, 2**30),))
 
 
-def test_one_of_ones_own_is_ended(other):
-    identity = identify(other.pid)
-    assert end_process(identity) == f"SIGTERM sent to process {other.pid}."
-    assert other.wait(60) == -signal.SIGTERM
-    assert not is_running(identity)
-    with pytest.raises(UserError, match="has ended already"):
-        end_process(identity)
-
-
-def test_what_ignores_sigterm_gets_sigkill():
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", stubborn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        identity = identify(process.pid)
-        end_process(identity)
-        assert is_running(identity)
-        end_process(identity, kill=True)
-        assert process.wait(60) == -signal.SIGKILL
-
-
-def test_a_later_process_with_the_pid_is_left_alone(other):
-    identity = identify(other.pid)
-    with pytest.raises(UserError, match="belongs to another process by now"):
-        end_process(Identity(other.pid, identity.start_ticks - 1))
-    assert other.poll() is None
-
-
-def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch):
-    own, first = identify(os.getpid()), identify(1)
-    with pytest.raises(UserError, match="this is trainfast-tui itself"):
-        check_endable(own)
-    with pytest.raises(UserError, match="process 1"):
-        check_endable(first)
-
-
-def test_somebody_elses_process_is_refused_by_name(other, monkeypatch):
-    identity = identify(other.pid)
-    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
-    with pytest.raises(UserError, match="not to you: ask them"):
-        end_process(identity)
-    assert other.poll() is None
-
-
 def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(monkeypatch):
     looks = []
     real = os.listdir
@@ -143,28 +94,3 @@ def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
     assert len(looks) == 1, "none of them can be seen from here, and looking again does not change it"
     assert len(rows) == 200
     assert min(row.device_memory_bytes or 0 for row in rows) == 256 - 200 // 8
-
-
-def test_the_place_of_a_process_in_a_live_run(tmp_path, other):
-    home = Home(tmp_path / "home").create()
-    _, directory = home.new_run("tiny")
-    events = []
-    own, child, stranger = identify(os.getpid()), identify(other.pid), identify(os.getppid())
-    run = {"run_id": directory.name, "preset": "tiny", "knobs": {}, "clock": {"monotonic_ns": 0, "wall_ns": 0}}
-    put(directory / "run.json", run)
-
-    def place(process):
-        lines = [{"t_ns": 0, "kind": kind, "pid": one.pid, "start_ticks": one.start_ticks} for kind, one in events]
-        put(directory / "events.jsonl", *lines)
-        found = run_of_process(home, process)
-        return None if found is None else found.part
-
-    events.append(("supervisor", own))
-    assert place(own) is None, "nothing of a run that nobody keeps alive is left"
-    with shared_lock(directory):
-        assert place(own) == "its supervisor"
-        assert place(child) == "one of its processes"
-        assert place(stranger) is None
-        events[:] = [("launched", child)]
-        assert place(child) == "its training process"
-        assert place(own) is None

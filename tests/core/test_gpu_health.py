@@ -6,7 +6,7 @@ from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.doctor import gpu_findings
 from trainfast_runner.machine.telemetry.throttle import degrees_left, slows_down_at_c
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
-from trainfast_tui.cli.monitor import ecc_errors, lines_below
+from trainfast_tui.cli.monitor import lines_below
 from trainfast_tui.text.topology import pcie_link
 
 LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}
@@ -53,10 +53,9 @@ def test_a_healthy_or_idle_gpu_has_none(fields):
     assert list(defects(gpu(**fields))) == []
 
 
-def test_the_link_and_the_errors_stand_in_the_table_of_the_monitor_and_the_processes_below():
-    assert (pcie_link(gpu()), ecc_errors(gpu())) == ("4 x16", "–")
+def test_the_processes_stand_below_the_rows_of_the_monitor():
+    assert pcie_link(gpu()) == "4 x16"
     assert pcie_link(gpu(pcie_generation=1, pcie_width=8)) == "1 x8 of 4 x16"
-    assert ecc_errors(gpu(ecc_uncorrected_errors=0, ecc_corrected_errors=3)) == "0 (+3)"
     text = " ".join(" ".join(lines_below([gpu(processes=[DeviceProcess(pid=1 << 22)])])).split())
     assert text == f"GPU PID OWNER MEMORY COMMAND 2 {1 << 22} – – –", "of one that has ended nothing is made up"
 

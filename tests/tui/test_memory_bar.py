@@ -14,8 +14,8 @@ from still import FULL, SMALL, Lock, a_fit, a_live_run, a_snapshot, has, running
 from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_tui.next_run.sources import MeasuredMemory, NextRunMemory
-from trainfast_tui.panels.devices import MEASURED_SIGN, bar
-from trainfast_tui.panels.memory_and_speed import LIMIT_SIGN, PART_SIGNS, Predictions, memory_lines
+from trainfast_tui.panels.memory_and_speed import LIMIT_SIGN, MEASURED_SIGN, PART_SIGNS, Predictions, memory_lines
+from trainfast_tui.text.device_lines import bar
 from trainfast_tui.text.format import to_ascii
 
 PANEL = {FULL: 46, SMALL: 30}
@@ -62,13 +62,6 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
     assert lines[-1] == "measured 1.35 GiB (predicted 1.37 GiB, -1.0 %)"
     assert set(lines[-2]) == {"━"}
     assert len(lines[-2]) < len(lines[1])
-    other = shown(NextRunMemory(FITS, measured=MeasuredMemory(700 * MIB, 800 * MIB, has_same_knobs=False)))
-    assert other[-2:] == ["measured 700 MiB (predicted 800 MiB, -12.5 %)", "above: the next run, with other knobs"]
-    corrected = NextRunMemory(FITS, measured=MeasuredMemory(1400 * MIB, 1300 * MIB, has_same_knobs=True))
-    figures, words = shown(corrected)[-2:]
-    assert figures == "measured 1.37 GiB (predicted 1.27 GiB, +7.7 %)"
-    assert words == "above: corrected by the runs measured since"
-    assert shown(corrected, SMALL)[-2:] == ["1.37 GiB (predicted 1.27 GiB)", "above: corrected since"]
     assert len(shown(same, SMALL)) == 5
     assert shown(same, SMALL)[-1] == "1.35 GiB (predicted 1.37 GiB)", "no percentage without what it is relative to"
 
@@ -91,7 +84,7 @@ def test_a_context_counts_where_the_room_is_the_device_s() -> None:
     assert any("┄ context 512 MiB" in line for line in lines)
     assert lines[-2] == "predicted 1.37 GiB + context of 2.00 GiB"
     assert lines[-1].startswith("136 MiB left")
-    assert (shown(NextRunMemory(on_gpu), SMALL))[0] == "needs 1.87 GiB of 2.00 GiB"
+    assert (shown(NextRunMemory(on_gpu), SMALL))[0] == "1.37 GiB + context of 2.00 GiB"
 
 
 async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home) -> None:

@@ -78,7 +78,7 @@ TRAINING = [
     Step("r", "OUT OF MEMORY", knobs={"batch_size": "4096", "memory_limit": "1GiB"}),
     Step("", "the prediction says that each fits", "out-of-memory"),
     Step(["b", "enter"], "✓ batch_size [0-9]+ (is the largest that )?fits", "batch-search", SMALL_LIMIT),
-    Step(["enter", "h"], "runs   4", "runs"),
+    Step(["enter", "h"], "4 runs", "runs"),
 ]
 BEST_FIT = [
     Step("", "global batch"),

@@ -36,7 +36,7 @@ def test_a_prediction_is_shown_with_its_interval() -> None:
 def test_turned_knobs_show_the_change() -> None:
     faster = msgspec.structs.replace(PREDICTED, reference_samples_per_s=10.0)
     assert shown(faster) == ["predicted 14.2/s, +42.0 % from 10.0/s"]
-    assert shown(faster, SMALL) == ["14.2/s, +42.0 % from 10.0/s"]
+    assert shown(faster, SMALL) == ["14.2/s, +42.0 % from 10.0"]
     fit = a_fit(500, AvailableMemory(1024 * MIB, "memory_limit", from_memory_limit=True), activations=500)
     lines = memory_lines(NextRunMemory(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]

@@ -12,7 +12,6 @@ from still import CPU, Lock, StillSession, a_live_run
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import locked
-from trainfast_runner.search.batch_journal import BatchFollower
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 from trainfast_tui.control.messages import MachineSeen, SnapshotTaken
 from trainfast_tui.live import reader as reader_module
@@ -124,10 +123,10 @@ def test_a_journal_that_cannot_be_read_leaves_the_other_search_and_its_own_last_
     readable = reader._snapshot()
     assert readable.trouble is None
 
-    def broken(follower: BatchFollower) -> None:
+    def broken() -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(BatchFollower, "poll", broken)
+    monkeypatch.setattr(reader._batch_search, "_poll", broken)
     snapshot = reader._snapshot()
     assert snapshot.trouble == "cannot read the batch search: [Errno 5] Input/output error"
     assert None not in (snapshot.batch_search, snapshot.best_search)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import heapq
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -21,7 +20,6 @@ from pathlib import Path
 
 import psutil
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.records.tick import DeviceReading
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -362,31 +360,3 @@ def command_line(pid: int) -> str:
         return " ".join(psutil.Process(pid).cmdline())[:COMMAND_CHARACTERS]
     except psutil.Error:
         return ""
-
-
-def check_endable(identity: Identity) -> None:
-    """Raise UserError if this process must not be signalled: another user's, this program, or a later one with its
-    pid."""
-    pid = identity.pid
-    current = identify(pid)
-    if current is None:
-        raise UserError(f"process {pid} has ended already", key="pid")
-    if current != identity:
-        raise UserError(f"pid {pid} belongs to another process by now: nothing was signalled", key="pid")
-    if pid in (1, os.getpid()):
-        raise UserError(
-            "this is trainfast-tui itself" if pid == os.getpid() else "process 1 runs the machine",
-            key="pid",
-        )
-    name, is_own = owner_of(pid) or ("an unknown user", False)
-    if not is_own:
-        raise UserError(f"process {pid} belongs to {name}, not to you: ask them to end it", key="pid")
-
-
-def end_process(identity: Identity, *, kill: bool = False) -> str:
-    """Send SIGTERM, or SIGKILL with `kill`; returns a sentence about it. Raises UserError when `check_endable` does."""
-    check_endable(identity)
-    signum = signal.SIGKILL if kill else signal.SIGTERM
-    if not send(identity, signum):
-        raise UserError(f"process {identity.pid} could not be signalled: it has ended meanwhile", key="pid")
-    return f"{signum.name} sent to process {identity.pid}."

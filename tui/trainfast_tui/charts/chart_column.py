@@ -19,7 +19,6 @@ from trainfast_tui.charts.charted import (
     throughput_chart,
 )
 from trainfast_tui.charts.strip_chart import StripChart
-from trainfast_tui.live.figures import MachineEvents
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.painting import PaintedWidget
 from trainfast_tui.text import format as fmt
@@ -36,15 +35,13 @@ REDRAW_AFTER_NS = 2_000_000_000
 """Redraw at least this often, also where a cell is many seconds."""
 EVENT_ROWS_FROM = (9, 20)
 """Heights from which there is one row of events, and from which there are two."""
-MAX_EVENT_ROWS = 2
-"""The signs, and the words of one event."""
 
 
 class ChartColumn(Vertical):
     """Charts on one time axis."""
 
     def __init__(self, *, with_run: bool = True) -> None:
-        """Without `with_run` leave out throughput, for a machine without a run."""
+        """Without `with_run` leave out throughput and events, for a machine without a run."""
         super().__init__()
         self._with_run = with_run
         self._snapshot: Snapshot | None = None
@@ -52,14 +49,14 @@ class ChartColumn(Vertical):
         self._drawn_axis: TimeAxis | None = None
         self._throughput_unit: ThroughputUnit = "samples"
         self._first_reading = 0
-        self._machine_events = MachineEvents()
 
     def compose(self) -> ComposeResult:
         yield StripChart(time_labels=False, id="throughput")
         # The lowest chart has the time labels of all; the first reading stands right below throughput.
         for index in reversed(range(MAX_DEVICE_CHARTS)):
             yield StripChart(time_labels=index == 0, id=f"device{index}", classes="-away" if index else "")
-        yield EventLine()
+        if self._with_run:
+            yield EventLine()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Draw this snapshot unless redrawing would change less than one column."""
@@ -85,9 +82,11 @@ class ChartColumn(Vertical):
         if snapshot is None or not height or not self.children:
             return
         axis = self._drawn_axis = time_axis(snapshot, self._window)
-        height -= self._show_events(snapshot, axis, height)
+        cursor_ns = None
+        if self._with_run:
+            height -= self._show_events(snapshot, axis, height)
+            cursor_ns = self.query_one(EventLine).chosen_ns
         fitting = self._fitting_device_charts(snapshot, height)
-        cursor_ns = self.query_one(EventLine).chosen_ns
         devices = device_charts(snapshot, axis, self._first_reading, fitting)
         top = self.query_one("#throughput", StripChart)
         top.set_class(not self._with_run, "-away")
@@ -108,19 +107,12 @@ class ChartColumn(Vertical):
     def _show_events(self, snapshot: Snapshot, axis: TimeAxis, height: int) -> int:
         """Show the events and return the rows they take."""
         rows = sum(height >= least_height for least_height in EVENT_ROWS_FROM)
-        if not self._with_run and height <= MAX_EVENT_ROWS:
-            rows = height  # no room for a chart, but for the words of an event
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")
         if rows:
             line.set_height(rows)
-            line.show_events(self._events(snapshot), axis)
+            line.show_events(events_of_run(snapshot.run), axis)
         return rows
-
-    def _events(self, snapshot: Snapshot) -> list[DescribedEvent]:
-        if snapshot.run is not None:
-            return events_of_run(snapshot.run)
-        return self._machine_events.update(snapshot.ticks, snapshot.xids)
 
     def action_event(self, by: int) -> None:
         """Mark an earlier or later event on the charts and describe it on the status line."""
@@ -130,6 +122,8 @@ class ChartColumn(Vertical):
 
     def on_click(self, event: events.Click) -> None:
         """Mark the event that is nearest to the clicked time."""
+        if not self._with_run:
+            return
         words = self.query_one(EventLine).choose_near(event.screen_x - self.region.x, self.size.width)
         self.repaint()
         self.screen.notify(words)
@@ -160,11 +154,9 @@ class ChartColumn(Vertical):
 
     def action_reading(self) -> None:
         """Put the next device reading first."""
-        snapshot = self._snapshot
-        if snapshot is None:
-            self.screen.notify("Nothing has been read yet.")
+        if self._snapshot is None:
             return
-        readings = reading_names(snapshot)
+        readings = reading_names(self._snapshot)
         self._first_reading = (self._first_reading + 1) % len(readings)
         self.repaint()
         self.screen.notify(f"first reading: {readings[self._first_reading]}")

@@ -109,8 +109,6 @@ class Series(msgspec.Struct, frozen=True):
     values: Sequence[float | None]
     """One value for each time; None, NaN and infinities are absent readings."""
     tone: Tone = "primary"
-    median: float | None = None
-    """The median that stands elsewhere on the screen, named beside the newest value; None without one."""
 
 
 class ThrottledSpan(msgspec.Struct, frozen=True):
@@ -227,7 +225,7 @@ def nice_ceiling(value: float, *, binary: bool = False) -> float:
 class YRange:
     """The range of a chart's y axis, in the data's unit; it grows at once and shrinks late.
 
-    The range shrinks only after the data used less than half of it for `SHRINK_AFTER_NS` of the data's own time: the
+    The range shrinks only after the data needed at most half of it for `SHRINK_AFTER_NS` of the data's own time: the
     picture keeps its scale while values move.
     """
 
@@ -254,21 +252,17 @@ class YRange:
         `y_min` and `y_max` are the ends of the range while the data stays inside; None follows the data.
         """
         low, high = max(-_MAX_VALUE, min(low, _MAX_VALUE)), max(-_MAX_VALUE, min(high, _MAX_VALUE))
-        fitting, current = _round_range(low, high, y_min, y_max, binary), self._range
-        if current is None or low < current[0] or high > current[1]:
-            if current is not None:
-                fitting = (min(fitting[0], current[0]), max(fitting[1], current[1]))
-            self._roomy_since_ns, self._range = None, fitting
-            return fitting
-        length = current[1] - current[0]
-        used_length = high - (low if y_min is None else min(low, y_min))
-        if fitting[1] - fitting[0] >= length or used_length >= 0.5 * length:
+        fitting = _round_range(low, high, y_min, y_max, binary)
+        current = self._range or fitting
+        if low < current[0] or high > current[1]:
+            current = min(fitting[0], current[0]), max(fitting[1], current[1])
+        if fitting[1] - fitting[0] > 0.5 * (current[1] - current[0]):
             self._roomy_since_ns = None
-        elif self._roomy_since_ns is None or now_ns < self._roomy_since_ns:
+        elif self._roomy_since_ns is None:
             self._roomy_since_ns = now_ns
         elif now_ns - self._roomy_since_ns >= SHRINK_AFTER_NS:
-            self._roomy_since_ns, self._range = None, fitting
-            return fitting
+            current, self._roomy_since_ns = fitting, None
+        self._range = current
         return current
 
 
@@ -278,21 +272,16 @@ def _round_range(
     """Return a range with round ends that holds the data and both fixed ends."""
     bottom = low if y_min is None else min(low, y_min)
     top = high if y_max is None else max(high, y_max)
-    is_top_fixed = top == y_max and top > bottom
-    if bottom == y_min and is_top_fixed:
-        return bottom, top
     # A flat line needs a span, and one below the resolution of a float would divide by zero.
     span = top - bottom
     if span <= max(abs(top), abs(bottom)) * 1e-9 or span < 1e-250:
         span = abs(top) * 0.1 if abs(top) > 1e-200 else 1.0
     step = nice_ceiling(span, binary=binary)
-    if bottom == y_min:
+    if top != y_max and bottom == y_min:
         return bottom, bottom + step
     grid = step / 8 if binary else step / 10
-    bottom = math.floor(bottom / grid) * grid
-    if is_top_fixed:
-        return bottom, top
-    top = math.ceil(top / grid) * grid
+    bottom = bottom if bottom == y_min else math.floor(bottom / grid) * grid
+    top = top if top == y_max else math.ceil(top / grid) * grid
     return bottom, top if top > bottom else bottom + step
 
 

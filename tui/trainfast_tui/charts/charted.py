@@ -20,7 +20,7 @@ from trainfast_tui.charts.chart_data import (
     gap_ns_of,
     ticks_on,
 )
-from trainfast_tui.live.figures import RECENT_STEPS, run_figures
+from trainfast_tui.live.figures import RECENT_STEPS
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import start_words
@@ -73,8 +73,8 @@ def _gpu_chart(
     else:
         names = [f"GPU {gpu.index}" if gpu is not None else "GPU" for gpu in newest]
     times = [tick.t_ns for tick in ticks]
-    limit = _limit(reading, [gpu for gpu in newest if gpu is not None])
-    y_min, y_max = _ends(reading, limit)
+    limit_of = reading.limit_of or (lambda gpu: None)
+    limits = [limit for gpu in newest if gpu is not None and (limit := limit_of(gpu)) is not None]
     return ChartData(
         title=reading.name,
         series=tuple(
@@ -84,51 +84,28 @@ def _gpu_chart(
         gap_ns=gap_ns,
         format_value=reading.format_value,
         spans=spans,
-        limit=limit,
-        y_min=y_min,
-        y_max=y_max,
+        limit=Limit(min(limits), reading.limit_label) if limits else None,
+        y_min=reading.y_min,
+        y_max=reading.y_max,
         binary=reading.binary,
         empty="No samples yet." if not ticks else "The GPUs do not report it.",
     )
 
 
-def _ends(reading: Reading, limit: Limit | None) -> tuple[float | None, float | None]:
-    """Return the ends of the y axis while the data stays inside; None follows the data."""
-    if reading.limit_headroom is None or limit is None:
-        return 0.0, reading.y_max
-    return None, limit.value + reading.limit_headroom
-
-
-def _limit(reading: Reading, devices: Sequence[DeviceReading]) -> Limit | None:
-    """Return the lowest limit of the devices; None without one."""
-    if reading.limit_of is None:
-        return None
-    values = [value for device in devices if (value := reading.limit_of(device)) is not None]
-    return Limit(min(values), reading.limit_label) if values else None
-
-
 def cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
     """Return the charts of `CPU_READING_NAMES`, with the run's processes beside the machine if `has_run`."""
     cores = next((tick.host.cpu_count for tick in reversed(ticks) if tick.host.cpu_count), None)
-    cpu = [_series("machine", ticks, lambda tick: tick.host.cpu_percent, "primary")]
-    memory = [_series("machine", ticks, lambda tick: tick.host.memory_used_bytes, "primary")]
+    times = [tick.t_ns for tick in ticks]
+    cpu = [Series("machine", times, [tick.host.cpu_percent for tick in ticks])]
+    memory = [Series("machine", times, [tick.host.memory_used_bytes for tick in ticks])]
     if has_run:
-        cpu.insert(0, _series("this run", ticks, partial(_run_cpu_percent, cores), "secondary"))
-        memory.insert(0, _series("process memory", ticks, _run_memory_bytes, "secondary"))
-    chart = partial(ChartData, axis=axis, gap_ns=gap_ns_of([tick.t_ns for tick in ticks]))
+        cpu.insert(0, Series("this run", times, [_run_cpu_percent(cores, tick) for tick in ticks], "secondary"))
+        memory.insert(0, Series("process memory", times, [_run_memory_bytes(tick) for tick in ticks], "secondary"))
+    chart = partial(ChartData, axis=axis, gap_ns=gap_ns_of(times))
     return [
         chart(title=CPU_READING_NAMES[0], series=tuple(cpu), format_value=fmt.percent, y_max=100.0),
         chart(title=CPU_READING_NAMES[1], series=tuple(memory), format_value=fmt.size, binary=True),
     ]
-
-
-def _series(name: str, ticks: Sequence[Tick], value_of: Callable[[Tick], float | None], tone: Tone) -> Series:
-    """Return a reading over time up to its last known value."""
-    count = len(ticks)
-    while count and value_of(ticks[count - 1]) is None:
-        count -= 1
-    shown_ticks = ticks[:count]
-    return Series(name, [tick.t_ns for tick in shown_ticks], [value_of(tick) for tick in shown_ticks], tone)
 
 
 def _run_cpu_percent(cores: int | None, tick: Tick) -> float | None:
@@ -164,15 +141,11 @@ def throughput_chart(
         if values and all(value is None for value in values):
             key = key_of("main", "ChartColumn.throughput_unit")
             values, empty = (), f"This model has no {unit}; {key} shows {OTHER_UNIT[unit]}/s."
-    figures = run_figures(run) if run is not None and values else None
-    median = None if figures is None else figures.samples_per_s if unit == "samples" else figures.tokens_per_s
     synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",
-        series=(
-            Series(f"{unit}/s", rates.times_ns if rates is not None and values else (), values, "success", median),
-        ),
+        series=(Series(f"{unit}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
         axis=axis,
         gap_ns=_step_gap(run),
         y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",
@@ -214,11 +187,8 @@ class Reading(msgspec.Struct, frozen=True):
     """The upper end of the y axis; None follows the data."""
     binary: bool = False
     """Round the ends of the y axis to powers of two, for bytes."""
-    limit_headroom: float | None = None
-    """Headroom of the y axis above the limit, in the reading's unit; its lower end then follows the data.
-
-    None for an axis from zero to the data or the limit.
-    """
+    y_min: float | None = 0.0
+    """The lower end of the y axis; None follows the data."""
 
 
 GPU_READINGS: tuple[Reading, ...] = (
@@ -231,9 +201,7 @@ GPU_READINGS: tuple[Reading, ...] = (
         "total",
         binary=True,
     ),
-    Reading(
-        "temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", limit_headroom=13.0
-    ),
+    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", y_min=None),
     Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
     Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "max"),
 )

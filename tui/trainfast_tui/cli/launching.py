@@ -41,14 +41,14 @@ CPU time from the training."""
 STOPPING_NOTICE = f"stopping the run; SIGKILL follows after {STOP_GRACE_S:.0f} s, Ctrl-C again sends it now"
 
 
-def follow(directory: Path, signals: Signals, *, interrupt_stops: bool, printed: str = "") -> Result | None:
-    """Follow the run and return its result; None if it was left running. `printed` is the status already on stderr.
+def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Result | None:
+    """Follow the run and return its result; None if it was left running.
 
     Raises UserError if the run's records are gone, as after `runs rm`.
 
     With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL after `STOP_GRACE_S`), the second kills it.
     """
-    follower, progress = Follower(directory), Progress(printed=printed)
+    follower, progress = Follower(directory), Progress()
     read_due_s, handled_interrupts = 0.0, 0
     try:
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,6 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.processes import command_line, owner_of, sees_host_pids
-from trainfast_runner.machine.telemetry import throttle
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick, take_tick
@@ -21,26 +20,13 @@ from trainfast_runner.machine.telemetry.throttle import slows_down_at_c
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_tui.cli.arguments import finite
-from trainfast_tui.cli.printing import can_redraw, print_json, print_line, print_lines
-from trainfast_tui.text.format import (
-    ABSENT,
-    FigureHeading,
-    beside_limit,
-    celsius,
-    count,
-    figure_headings,
-    megahertz,
-    number,
-    percent,
-    size,
-    table,
-    watts,
-)
-from trainfast_tui.text.memory_words import no_memory_words
-from trainfast_tui.text.topology import pcie_link, topology_sections
+from trainfast_tui.cli.printing import can_redraw, print_json, print_line, print_lines, terminal_width
+from trainfast_tui.text.device_lines import gpu_line, host_line
+from trainfast_tui.text.format import ABSENT, FigureHeading, line_text, size, table, truncate
+from trainfast_tui.text.topology import topology_sections
 
-FIGURES = figure_headings("MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "PCIE", "ECC ERRORS")
-HEADER = ("GPU", "NAME", *FIGURES, "THROTTLED")
+PIPE_WIDTH = 160
+"""The width of lines for a pipe."""
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0
 FIRST_INTERVAL_S = 0.2
 """Seconds between the first two readings: enough for rates."""
@@ -108,49 +94,17 @@ def _as_json(tick: Tick) -> dict[str, Any]:
 
 
 def _lines(tick: Tick) -> list[str]:
-    host = tick.host
-    lines = [
-        f"host  CPU {percent(host.cpu_percent)} of {host.cpu_count or ABSENT} cores"
-        f"  load {number(host.load_1m)}  memory {size(host.memory_used_bytes)} of {size(host.memory_total_bytes)}"
-        + (f"  {celsius(host.temperature_c)}" if host.temperature_c is not None else "")
-        + f"  sampled in {tick.sample_us:,} µs"
-    ]
+    width = terminal_width() or PIPE_WIDTH
+    rows = [host_line(tick.host, tick.host.cpu_percent, width, bool(tick.devices))]
+    rows += [gpu_line(gpu, width, is_used=False, missing=tick.missing) for gpu in tick.devices]
+    lines = [truncate(line_text(row), width) for row in rows]
     if "sampler.period" in tick.missing:
         lines.append(tick.missing["sampler.period"])
     if not tick.devices:
         return [*lines, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
-    lines += table(HEADER, [_row(gpu, tick.missing) for gpu in tick.devices], max_cells=48)
-    # A sentence with its cure does not fit in a cell.
+    # A sentence with its cure does not fit in a row.
     lines += [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
     return [*lines, *lines_below(tick.devices)]
-
-
-def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
-    name = str(gpu.index), gpu.name or ABSENT
-    if gpu.error:
-        return (*name, *[ABSENT] * len(FIGURES), "does not answer")
-    memory = f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_total_bytes)}"
-    if gpu.memory_used_bytes is None and gpu.memory_total_bytes is None:
-        memory = no_memory_words(gpu.index, missing)
-    return (
-        *name,
-        memory,
-        percent(gpu.gpu_utilization_percent),
-        celsius(gpu.temperature_c),
-        beside_limit(watts(gpu.power_w), watts(gpu.power_limit_w)),
-        beside_limit(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
-        pcie_link(gpu),
-        ecc_errors(gpu),
-        ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.cause_text, gpu.throttle_reasons)) or "no",
-    )
-
-
-def ecc_errors(gpu: DeviceReading) -> str:
-    """Return the uncorrected ECC errors since the driver was loaded, and the corrected ones if there are any."""
-    if gpu.ecc_uncorrected_errors is None:
-        return ABSENT
-    corrected = f" (+{count(gpu.ecc_corrected_errors)})" if gpu.ecc_corrected_errors else ""
-    return count(gpu.ecc_uncorrected_errors) + corrected
 
 
 def lines_below(gpus: Sequence[DeviceReading]) -> list[str]:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
-from rich.cells import cell_len
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.units import escaped
 from trainfast_runner.worker.shared.host import can_move_cursor
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import GAP_CELLS, MAX_COLUMN_CELLS
+from trainfast_tui.text.format import MAX_COLUMN_CELLS
 
 BAR_CELLS = 20
 USUAL_COLUMNS = 80
@@ -117,16 +116,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], drop: Sequ
     """
     # Not Rich's table: 10,000 rows of it take 20 s.
     cells = [[fmt.plain(cell, MAX_COLUMN_CELLS) for cell in row] for row in rows]
-    width = terminal_width()
-    widths = [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)]
-    columns = list(range(len(header)))
-    for dropped in drop:
-        if width is None or sum(widths[column] + GAP_CELLS for column in columns) - GAP_CELLS <= width:
-            break
-        columns = [column for column in columns if header[column] != dropped]
-    shown = [[row[column] for column in columns] for row in (header, *cells)]
-    for line in fmt.table(shown[0], shown[1:]):
-        print_line(line if width is None else fmt.truncate(line, width))
+    print_lines(fmt.table(header, cells, width=terminal_width(), drop=drop))
 
 
 def output_path(name: str, endings: Sequence[str]) -> Path:

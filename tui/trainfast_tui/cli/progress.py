@@ -76,18 +76,17 @@ def progress_when_slow(text: str, *, on_any_stream: bool = False) -> Iterator[Up
 class Progress:
     """Shows the progress of one thing on stderr; call `close` before printing anything else there."""
 
-    def __init__(self, printed: str = "") -> None:
-        """`printed` is a status that was printed before, and is not repeated."""
+    def __init__(self) -> None:
         self.redraws = can_redraw(sys.stderr)
         """True if stderr is a terminal that can redraw a line."""
-        self._last = printed
+        self._last = ""
         self._last_state = ""
         self._notices: set[int] = set()
         self._printed_at_s = float("-inf")
 
     def show_run(self, snapshot: RunSnapshot) -> None:
         """Show a live run: a bar, or without a terminal a line when the phase changed or 5 s have passed."""
-        if snapshot.result is not None:
+        if snapshot.result is not None or (snapshot.state == "starting" and not snapshot.phase):
             return
         for event in snapshot.events:
             if event.kind == "no_step" and event.t_ns not in self._notices:

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _print_detached(directory, arguments.json)
         number = Home.of_run(directory).launch_numbers().get(directory.name)
         print_notice(f"{directory.name}, run {number}, is starting")
-        result = follow(directory, signals, interrupt_stops=True, printed="starting")
+        result = follow(directory, signals, interrupt_stops=True)
     if result is None:
         return EXIT_HUNG_UP
     if result.state == "oom":

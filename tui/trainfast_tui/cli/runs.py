@@ -6,8 +6,7 @@ import argparse
 import itertools
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from trainfast_runner.records.result import Diagnosis, Result
 from trainfast_runner.records.run_directory import STATES, notable_reason, read_result
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.records.worker_lines import WARM_ROLES
-from trainfast_runner.results.comparison import ComparisonRow, compare
+from trainfast_runner.results.comparison import compare
 from trainfast_runner.results.summary import read_joined_steps, step_record
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import RunRow, iter_rows
@@ -31,22 +30,14 @@ from trainfast_tui.cli.printing import print_json, print_line, print_lines, prin
 from trainfast_tui.cli.progress import live_record, status_line, summary_lines
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.diagnosis_words import (
-    diagnosis_section,
+    diagnosis_lines,
     figure_text,
     no_bottleneck_in_result,
     no_bottleneck_in_run,
-    overlap_words,
 )
 from trainfast_tui.text.format import ABSENT, DOUBT_SIGN, SYNTHETIC_MARK
 from trainfast_tui.text.next_run_words import short_overrides, typed_overrides
-from trainfast_tui.text.result_words import (
-    difference_text,
-    figure_with_unit,
-    interval_text,
-    value_text,
-    verdict_reasons,
-    verdict_words,
-)
+from trainfast_tui.text.result_words import comparison_lines
 from trainfast_tui.text.search_words import ROLE_WORDS
 
 FIGURES = fmt.figure_headings("SAMPLES", "STEP", "PEAK MEMORY", "TOOK")
@@ -120,7 +111,9 @@ def _cells(row: RunRow) -> list[str]:
         row.run_id,
         row.state,  # the name that --state takes
         # On a terminal of 80 columns they stand beside id, state and rate.
-        short_overrides(_shown_overrides(row), min(MAX_OVERRIDES_CELLS, (width or PIPE_WIDTH) * 2 // 7)),
+        short_overrides(
+            without_search_settings(row.overrides, row.role), min(MAX_OVERRIDES_CELLS, (width or PIPE_WIDTH) * 2 // 7)
+        ),
         f"{DOUBT_SIGN} " * bool(row.doubts and row.samples_per_s) + fmt.per_second(row.samples_per_s, "samples"),
         fmt.milliseconds(row.step_ms_p50),
         fmt.size(row.peak_allocated_bytes),
@@ -128,23 +121,6 @@ def _cells(row: RunRow) -> list[str]:
         started,
         note if width is None else textwrap.shorten(note, MAX_NOTE_CELLS, placeholder=" …"),
     ]
-
-
-def _shown_overrides(row: RunRow) -> dict[str, Any]:
-    """Return the overrides of a run; of a script preset without the values that the preset itself sets."""
-    own = _own_knobs(row.preset) if row.command else {}
-    overrides = without_search_settings(row.overrides, row.role)
-    return {name: value for name, value in overrides.items() if name not in own or own[name] != value}
-
-
-@cache
-def _own_knobs(preset: str) -> Mapping[str, Any]:
-    """Return the knobs of a script's preset as it is now; empty if there is none of that name."""
-    try:
-        path = script_preset.path_of(preset)
-        return {} if path is None else script_preset.load(path).knobs
-    except UserError:
-        return {}
 
 
 PIPE_WIDTH = 10_000
@@ -179,22 +155,11 @@ def runs_show(arguments: argparse.Namespace) -> int:
         lines.append(f"follow it with: trainfast-tui attach {snapshot.run_id}")
     if arguments.json:
         print_json(record)
+    elif arguments.why:
+        print_lines(map(fmt.line_text, diagnosis_lines(diagnoses, nothing, terminal_width() or PIPE_WIDTH)))
     else:
-        print_lines(explained_bottlenecks(diagnoses, nothing) if arguments.why else lines)
+        print_lines(lines)
     return 0
-
-
-def explained_bottlenecks(diagnoses: Sequence[Diagnosis], nothing: str) -> list[str]:
-    """Return each bottleneck with its figures, its rule's thresholds and their sources; else `nothing`."""
-    if not diagnoses:
-        return [nothing]
-    lines: list[str] = []
-    width = terminal_width() or PIPE_WIDTH
-    for diagnosis in diagnoses:
-        title, section = diagnosis_section(diagnosis, width)
-        lines += ["", title, *(fmt.line_text(line) for line in section)]
-    overlap = overlap_words(diagnoses)
-    return [*lines[1:], *(["", overlap] if overlap else [])]
 
 
 def _print_steps(directory: Path, as_json: bool) -> None:
@@ -237,43 +202,9 @@ def runs_compare(arguments: argparse.Namespace) -> int:
     print_line(f"A  {comparison.a}", f"B  {comparison.b}", "")
     if comparison.a == comparison.b:
         print_line("A and B are one and the same run.", "")
-    if (verdict := verdict_words(comparison)) is not None:
-        print_line(verdict)
-    for reason in verdict_reasons(comparison):
-        print_line(f"? {reason}")
-    for note in map(fmt.with_sizes, comparison.notes):
-        print_line(f"note: {note}")
-    print_line()
-    if comparison.knobs:
-        settings = [(name, value_text(name, a), value_text(name, b)) for name, a, b in comparison.knobs]
-        print_table(("KNOB", "A", "B"), settings)
-    else:
-        print_line("the same settings")
-    print_line()
-    rows = [_comparison_cells(row) for row in comparison.shown_rows]
-    header = ("FIGURE", *fmt.figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
-    print_table(header, rows, drop=("95 % CI", "CHANGE"))
-    if comparison.conditions:
-        print_line()
-        cells = [
-            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
-            for row in comparison.conditions
-        ]
-        print_table(("CONDITION", "A", "B", ""), cells)
+    lines = comparison_lines(comparison, terminal_width() or PIPE_WIDTH)
+    print_lines(map(fmt.line_text, lines))
     return 0
-
-
-def _comparison_cells(row: ComparisonRow) -> list[str]:
-    percent = "" if row.percent is None else fmt.signed_percent(row.percent)
-    return [
-        row.label,
-        figure_with_unit(row.a, row.unit),
-        figure_with_unit(row.b, row.unit),
-        difference_text(row),
-        percent,
-        interval_text(row),
-        row.verdict,
-    ]
 
 
 STEP_FIGURES = {

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.structs import replace
 
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, mean_loss
 from trainfast_runner.results.distributions import median_rate
 from trainfast_runner.worker.shared.words import STEP_PHASES
-from trainfast_tui.text.event_words import EVENTS_KEPT, DescribedEvent, EventDescriber
 from trainfast_tui.text.format import count
 from trainfast_tui.text.next_run_words import few_steps_note
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.device_events import DeviceEvents
     from trainfast_runner.records.result import Result
-    from trainfast_runner.records.run_lines import Event, Step
-    from trainfast_runner.records.tick import Tick
-    from trainfast_runner.results.device_conditions import DeviceConditions, StepConditions
+    from trainfast_runner.records.run_lines import Step
+    from trainfast_runner.results.device_conditions import StepConditions
     from trainfast_runner.running.follower import RunSnapshot
 
 
@@ -161,43 +156,6 @@ def seconds_left(run: RunSnapshot) -> float | None:
     return None if step_ms is None else max(0, planned - run.steps[-1].step) * step_ms / 1e3
 
 
-class MachineEvents:
-    """Finds and describes the changes between ticks; each tick is looked at once."""
-
-    def __init__(self) -> None:
-        self._seen_until_ns = 0
-        """Time of the newest tick that was looked at."""
-        self._changes: DeviceEvents | None = None
-        """Finds the changes from the first tick on."""
-        self._describer = EventDescriber()
-        self._events: deque[DescribedEvent] = deque(maxlen=EVENTS_KEPT)
-
-    def update(self, ticks: Sequence[Tick], xids: Sequence[Event] = ()) -> list[DescribedEvent]:
-        """Return all events up to the last of these ticks, and the Xid errors, in order of time."""
-        new_ticks: list[Tick] = []
-        for tick in reversed(ticks):
-            if tick.t_ns <= self._seen_until_ns:
-                break
-            new_ticks.append(tick)
-        for tick in reversed(new_ticks):
-            self._events += self._describer.describe(self._events_of(tick))
-            self._seen_until_ns = tick.t_ns
-        events = [*self._events, *EventDescriber().describe(xids)]
-        return sorted(events, key=lambda event: event.t_ns)
-
-    def _events_of(self, tick: Tick) -> list[Event]:
-        from trainfast_runner.machine.device_events import DeviceEvents
-
-        is_first = self._changes is None
-        if self._changes is None:
-            self._changes = DeviceEvents((device.uuid for device in tick.devices if device.uuid), all_foreign=True)
-        events = self._changes.since_last(tick)
-        # No process is foreign here, and those of the first look did not just appear.
-        processes = [] if is_first else [replace(event, kind="process") for event in events if event.kind == FOREIGN]
-        return [*(event for event in events if event.kind != FOREIGN), *processes]
-
-
-FOREIGN = "foreign_process"
 RECENT_STEPS = 20
 """A live run's figures are of this many newest steps. Conditions are means: a median would hide brief throttling."""
 
@@ -207,17 +165,6 @@ def counted_steps(run: RunSnapshot) -> Sequence[StepConditions]:
     warmup = {step.step for step in run.steps if step.warmup}
     steps = [step for step in run.conditions if step.step not in warmup] or list(run.conditions)
     return steps[-RECENT_STEPS:] if run.is_live else steps
-
-
-def silent_gpus(steps: Sequence[StepConditions]) -> list[int | None]:
-    """Return the GPUs that reported in earlier steps but not in the newest; their earlier readings are out of date."""
-    spoke = {device.uuid for step in steps for device in step.devices if not _has_no_reading(device)}
-    return [device.index for device in steps[-1].devices if device.uuid in spoke and _has_no_reading(device)]
-
-
-def _has_no_reading(device: DeviceConditions) -> bool:
-    readings = (device.sm_clock_mhz, device.energy_joules, *device.throttled_ms.values())
-    return all(reading is None for reading in readings)
 
 
 def worst_gpu(steps: Sequence[StepConditions], cause: str) -> int | None:

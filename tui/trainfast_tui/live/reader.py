@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.telemetry.sampler import Sampler
     from trainfast_runner.records.run_lines import Event
     from trainfast_runner.records.tick import Tick
-    from trainfast_runner.running.follower import Follower, RunSnapshot
-    from trainfast_runner.search.batch_journal import BatchFollower
-    from trainfast_runner.search.best.answer import BestFollower
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.batch_journal import BatchSnapshot
+    from trainfast_runner.search.best.answer import BestSnapshot
 
 
 ReadT = TypeVar("ReadT")
@@ -58,9 +58,9 @@ class Reader(threading.Thread):
         self._home = home
         self._post = post
         self._on_failure = on_failure
-        self._followed_run = Followed(partial(_newest_run, home), open_run)
-        self._batch_search = FollowedSearch(home, SearchKind.BATCH, open_batch_journal)
-        self._best_search = FollowedSearch(home, SearchKind.BEST, open_best_journal)
+        self._followed_run = Followed(partial(_newest_run, home), _open_run)
+        self._batch_search = FollowedSearch(home, SearchKind.BATCH, _open_batch_search)
+        self._best_search = FollowedSearch(home, SearchKind.BEST, _open_best_search)
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
@@ -189,29 +189,17 @@ class Reader(threading.Thread):
 
 LOOK_AGAIN_S = 2.0
 """Seconds between two looks for a search that was started elsewhere, while the followed one does nothing."""
-PolledT = TypeVar("PolledT", covariant=True)
 FollowedT = TypeVar("FollowedT")
-
-
-class RecordFollower(Protocol[PolledT]):
-    """Follows the records of one run or search."""
-
-    directory: Path
-
-    def poll(self) -> PolledT:
-        """Read the new lines and return a snapshot."""
-        ...
+Poll = Callable[[], FollowedT]
 
 
 class Followed(Generic[FollowedT]):
     """The followed run or search: the one that was chosen, or else the result of `find`, also after a deletion.
 
-    `open_records` returns its follower.
+    `open_records` returns a function that reads the new lines of its records and returns a snapshot.
     """
 
-    def __init__(
-        self, find: Callable[[], Path | None], open_records: Callable[[Path], RecordFollower[FollowedT]]
-    ) -> None:
+    def __init__(self, find: Callable[[], Path | None], open_records: Callable[[Path], Poll[FollowedT]]) -> None:
         self._find, self._open_records = find, open_records
         self._lock = threading.Lock()
         """Held while both fields below change, so that `find` never replaces a directory that was chosen meanwhile."""
@@ -219,7 +207,8 @@ class Followed(Generic[FollowedT]):
         """The run or search that is followed; None if none is known yet."""
         self.is_known = False
         """True once it was chosen or looked for."""
-        self._follower: RecordFollower[FollowedT] | None = None
+        self._poll: Poll[FollowedT] | None = None
+        self._polled: Path | None = None
         self.newest: FollowedT | None = None
         """The newest snapshot; None without a run or search."""
 
@@ -233,11 +222,10 @@ class Followed(Generic[FollowedT]):
         directory = self.directory
         if not self.is_known or (directory is not None and not directory.exists()):
             directory = self._replace(directory, self._find())
-        if directory is None:
-            self._follower = None
-        elif self._follower is None or self._follower.directory != directory:
-            self._follower = self._open_records(directory)
-        self.newest = None if self._follower is None else self._follower.poll()
+        if directory != self._polled:
+            self._poll = None if directory is None else self._open_records(directory)
+            self._polled = directory
+        self.newest = None if self._poll is None else self._poll()
         return self.newest
 
     def _replace(self, before: Path | None, after: Path | None) -> Path | None:
@@ -251,7 +239,7 @@ class Followed(Generic[FollowedT]):
 class FollowedSearch(Followed[SearchSnapshotT]):
     """The followed search of one kind; a live one of another terminal takes the place of an idle one."""
 
-    def __init__(self, home: Home, kind: SearchKind, open_records: Callable[[Path], RecordFollower[SearchSnapshotT]]):
+    def __init__(self, home: Home, kind: SearchKind, open_records: Callable[[Path], Poll[SearchSnapshotT]]):
         super().__init__(partial(_newest_search, home, kind), open_records)
         self._looked_elsewhere_s = time.monotonic()
 
@@ -263,31 +251,28 @@ class FollowedSearch(Followed[SearchSnapshotT]):
         directory, newest = self.directory, self._find()
         # Set after the look, so that an unreadable home is reported each time.
         self._looked_elsewhere_s = time.monotonic()
-        if newest is None or newest == directory or not self._open_records(newest).poll().is_live:
+        if newest is None or newest == directory or not self._open_records(newest)().is_live:
             return search
         self._replace(directory, newest)
         return super().poll()
 
 
-def open_run(directory: Path) -> Follower:
-    """Return a follower of this run."""
+def _open_run(directory: Path) -> Poll[RunSnapshot]:
     from trainfast_runner.running.follower import Follower
 
-    return Follower(directory)
+    return Follower(directory).poll
 
 
-def open_batch_journal(directory: Path) -> BatchFollower:
-    """Return a follower of the journal of this batch search."""
+def _open_batch_search(directory: Path) -> Poll[BatchSnapshot]:
     from trainfast_runner.search.batch_journal import BatchFollower
 
-    return BatchFollower(directory)
+    return BatchFollower(directory).poll
 
 
-def open_best_journal(directory: Path) -> BestFollower:
-    """Return a follower of the journal of this best-fit search."""
+def _open_best_search(directory: Path) -> Poll[BestSnapshot]:
     from trainfast_runner.search.best.answer import BestFollower
 
-    return BestFollower(directory)
+    return BestFollower(directory).poll
 
 
 def _newest_search(home: Home, kind: SearchKind) -> Path | None:

@@ -79,26 +79,15 @@ class Snapshot(msgspec.Struct, frozen=True):
         before = bisect_left(self.ticks, run.ticks[0].t_ns, key=lambda tick: tick.t_ns)
         return (*self.ticks[:before], *run.ticks)
 
-    def without_run(self) -> Snapshot:
-        """Return this snapshot without its run, with the samples and Xid errors of both the machine and the run."""
+    @property
+    def machine_xids(self) -> Sequence[Event]:
+        """The Xid errors that our own sampler and a live run's received."""
         run_events = self.live_run.events if self.live_run is not None else ()
-        run_xids = [event for event in run_events if event.kind == "xid"]
-        return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *run_xids))
+        return (*self.xids, *(event for event in run_events if event.kind == "xid"))
 
-    def lost_s(self) -> dict[int, float]:
-        """Return the seconds since the first sample in which each lost GPU did not answer, by its index."""
-        newest = self.tick
-        lost: dict[int, float] = {}
-        for device in newest.devices if newest is not None else ():
-            if device.error is None:
-                continue
-            lost_since_ns = self.taken_ns
-            for tick in reversed(self.machine_ticks):
-                if all(reading.error is None for reading in tick.devices if reading.index == device.index):
-                    lost[device.index] = max(0.0, (self.taken_ns - lost_since_ns) / 1e9)
-                    break
-                lost_since_ns = tick.t_ns
-        return lost
+    def without_run(self) -> Snapshot:
+        """Return this snapshot without its run, with the samples of both the machine and the run."""
+        return replace(self, run=None, ticks=tuple(self.machine_ticks))
 
 
 def used_uuids(run: RunSnapshot | None) -> frozenset[str]:

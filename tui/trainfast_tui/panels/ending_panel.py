@@ -147,40 +147,38 @@ def ending_of(run: RunSnapshot, explanation: OomExplanation | None, traces_left:
         )
     if run.state == "oom":
         return _oom(run, explanation, traces_left)
-    steps_kept = "Its steps are kept. " if run.steps else ""
-    last_words = tuple(line for line in run.log if line.strip())[-MAX_LOG_LINES:]
-    match run.state:
-        case "finished":
-            if run.result is None:
-                return Ending("finished", "text", "Its result is being computed.")
-            advice = (
-                f"Turn a knob and press {RUN_KEY} to see what it does;"
-                f" {key_of('main', 'compare')} compares with the run before."
-            )
-            if run.result.doubts:
-                reasons = "; ".join(fmt.plain(doubt.text) for doubt in run.result.doubts)
-                return Ending(f"finished {DOUBT_SIGN} doubtful", "warning", f"The run {reasons}.", advice=advice)
-            return Ending("finished", "success", run.reason, advice=advice)
-        case "failed":
-            advice = f"{SHOW_LOG_ADVICE}. Fix what the error names, then press {RUN_KEY}."
-            return Ending(
-                f"failed{_error_location(run)}", "error", run.reason or _message(run), log=last_words, advice=advice
-            )
-        case "failed_to_start":
-            advice = f"{SHOW_LOG_ADVICE}; trainfast-tui doctor looks for what is missing on this machine."
-            return Ending("failed to start", "error", run.reason or _message(run), log=last_words, advice=advice)
-        case "stopped":
-            reason = run.reason or "Stopped as requested."
-            return Ending("stopped", "warning", reason, advice=steps_kept + RUN_AGAIN_ADVICE)
-        case "killed":
-            reason = run.reason or "Killed; no reason was recorded."
-            advice = f"{steps_kept}{RUN_KEY} runs again; {key_of('main', 'LogPane.log')} shows the end of its log."
-            return Ending("killed", "warning", reason, log=last_words, advice=advice)
-        case "lost":
-            reason = run.reason or "All its processes are gone and it wrote no result."
-            advice = "Its records are kept. trainfast-tui doctor says whether this machine ends programs at logout."
-            return Ending("lost", "warning", reason, log=last_words, advice=advice)
-    return None
+    if run.state == "finished":
+        return _finished(run)
+    if run.state not in ENDINGS:
+        return None
+    headline, tone, reason, advice = ENDINGS[run.state]
+    log = () if run.state == "stopped" else tuple(line for line in run.log if line.strip())[-MAX_LOG_LINES:]
+    return Ending(headline + _error_location(run), tone, run.reason or reason or _message(run), log=log, advice=advice)
+
+
+KEPT_ADVICE = f"Its steps are kept. {RUN_AGAIN_ADVICE}"
+FIX_ADVICE = f"{SHOW_LOG_ADVICE}. Fix what the error names, then press {RUN_KEY}."
+START_ADVICE = f"{SHOW_LOG_ADVICE}; trainfast-tui doctor looks for what is missing on this machine."
+LOST_ADVICE = "Its records are kept. trainfast-tui doctor says whether this machine ends programs at logout."
+ENDINGS: dict[str, tuple[str, Tone, str, str]] = {
+    "failed": ("failed", "error", "", FIX_ADVICE),
+    "failed_to_start": ("failed to start", "error", "", START_ADVICE),
+    "stopped": ("stopped", "warning", "Stopped as requested.", KEPT_ADVICE),
+    "killed": ("killed", "warning", "Killed; no reason was recorded.", KEPT_ADVICE),
+    "lost": ("lost", "warning", "All its processes are gone and it wrote no result.", LOST_ADVICE),
+}
+"""Headline, its tone, the reason of a run that recorded none, and advice, by the state of the run."""
+
+
+def _finished(run: RunSnapshot) -> Ending:
+    if run.result is None:
+        return Ending("finished", "text", "Its result is being computed.")
+    keys = f"{key_of('main', 'compare')} compares with the run before"
+    advice = f"Turn a knob and press {RUN_KEY} to see what it does; {keys}."
+    if run.result.doubts:
+        reasons = "; ".join(fmt.plain(doubt.text) for doubt in run.result.doubts)
+        return Ending(f"finished {DOUBT_SIGN} doubtful", "warning", f"The run {reasons}.", advice=advice)
+    return Ending("finished", "success", run.reason, advice=advice)
 
 
 def _oom(run: RunSnapshot, explanation: OomExplanation | None, traces_left: int) -> Ending:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from trainfast_tui.next_run.sources import MeasuredMemory, MeasuredSpeed, NextRunMemory, NextRunSpeed
 from trainfast_tui.painting import GrowingPanel
-from trainfast_tui.panels.devices import LONG_FORM_COLUMNS, MEASURED_SIGN, has_long_form, stacked_cells
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, Piece, Tone, first_fitting, join_pieces, line_length, paragraph, rule
+from trainfast_tui.text.device_lines import stacked_cells
+from trainfast_tui.text.format import Line, Piece, Tone, first_fitting, join_pieces, packed, paragraph, rule
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, against_predicted_memory, phase_words, short_category
 from trainfast_tui.text.next_run_words import speed_text
 
@@ -29,11 +29,12 @@ PART_SIGNS: dict[str, Piece] = {
     "margin": ("┈", "muted"),
 }
 """The sign and the tone of each part of the bar."""
+MEASURED_SIGN = "━"
+"""The sign of a measurement below the bar of its prediction."""
+LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
+"""The least columns of a panel in its long form, with title and legend, and the least lines of the screen."""
 LIMIT_SIGN = "┃"
 """The sign of the limit."""
-CORRECTED = ("above: corrected by the runs measured since", "above: corrected since")
-OTHER_KNOBS = ("above: the next run, with other knobs", "above: with other knobs")
-"""Why the next run's prediction, which stands above, differs from that of the measured run: in long and in short."""
 
 
 class Predictions(GrowingPanel):
@@ -59,7 +60,7 @@ class Predictions(GrowingPanel):
 
 def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its legend if width and height allow."""
-    lines = _predicted_lines(memory, width, has_long_form(width, screen_height))
+    lines = _predicted_lines(memory, width, width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES)
     return lines if memory.measured is None else [*lines, *_measured_lines(memory, memory.measured, width)]
 
 
@@ -107,41 +108,30 @@ def _change_lines(fit: PredictedFit, reference_bytes: int | None) -> list[Line]:
 def _peak_line(fit: PredictedFit, width: int) -> Line:
     """Return the predicted peak and its limit, with the owner of the limit where there is room."""
     available = fit.available
-    line: Line = [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
+    label: Line = [("predicted ", "muted")]
+    peak: Line = [(fmt.size(fit.predicted.total_bytes), "title")]
     if available is None:
-        return line
-    limit_words = f" of {fmt.size(available.size_bytes)}"
+        return [*label, *peak]
     with_context = available.with_context and fit.predicted.context_bytes
-    if (with_context or fit.margin_bytes) and width < LONG_FORM_COLUMNS:
-        # The allocator's peak and the context do not both fit.
-        sizes: Line = [(fmt.size(fit.needed_bytes), "title"), (limit_words, "text")]
-        head = "with context " if with_context else "with margin "
-        return [(head if len(head) + line_length(sizes) <= width else "needs ", "muted"), *sizes]
-    line.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
-    line.append((limit_words, "text"))
-    source_words = f" ({available.source})"
-    return [*line, (source_words, "muted")] if line_length(line) + len(source_words) <= width else line
+    peak.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
+    peak.append((f" of {fmt.size(available.size_bytes)}", "text"))
+    return first_fitting([[*label, *peak, (f" ({available.source})", "muted")], [*label, *peak], peak], width)
 
 
 def _bytes_left_line(fit: PredictedFit, width: int) -> Line:
-    left_bytes = fit.left_bytes
+    left_bytes, max_batch = fit.left_bytes, fit.max_batch
     if left_bytes is None:
         return [("no limit is known", "muted")]
-    max_batch = fit.max_batch
-    if left_bytes >= 0:
-        heads: tuple[str, ...] = (f"{fmt.size(left_bytes)} left",)
-    else:
-        heads = (f"does not fit: {fmt.size(-left_bytes)} too much", f"{fmt.size(-left_bytes)} too much", "does not fit")
-    if max_batch is None:
-        tails: tuple[str, ...] = ("",)
-    elif max_batch == 0:
-        tails = ("; batch_size 1 does not fit", "; nor batch 1", "")
-    else:
-        tails = (f"  batch_size up to {max_batch:,}", f"  batch <= {max_batch:,}", "")
-    # The missing bytes and the way out matter more than long words; the last pair always fits.
-    pairs = [(head, tail) for tail in tails for head in heads]
-    head, tail = next((pair for pair in pairs if len(pair[0]) + len(pair[1]) <= width), (heads[-1], ""))
-    return [(head, "error" if left_bytes < 0 else "success"), (tail, "error" if max_batch == 0 else "text")]
+    heads = [f"{fmt.size(left_bytes)} left"]
+    if left_bytes < 0:
+        heads = [f"does not fit: {fmt.size(-left_bytes)} too much", f"{fmt.size(-left_bytes)} too much", "does not fit"]
+    tails = [f"  batch_size up to {max_batch:,}", f"  batch <= {max_batch:,}"] if max_batch else []
+    if max_batch == 0:
+        tails = ["; batch_size 1 does not fit", "; nor batch 1"]
+    head_tone: Tone = "error" if left_bytes < 0 else "success"
+    tail_tone: Tone = "error" if max_batch == 0 else "text"
+    # The missing bytes and the way out matter more than long words.
+    return first_fitting([[(head, head_tone), (tail, tail_tone)] for tail in [*tails, ""] for head in heads], width)
 
 
 def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line:
@@ -178,16 +168,12 @@ def _shown_parts(fit: PredictedFit) -> list[tuple[str, int]]:
 def _legend_lines(fit: PredictedFit, width: int) -> list[Line]:
     """Return the legend, two entries a line: sign, word and figure."""
     sizes = dict(_shown_parts(fit))
-    column_width = width // 2
-    cells: list[Line] = []
-    for key, (sign, tone) in PART_SIGNS.items():
-        if key in sizes:
-            # A long word is cut, never a figure.
-            figure = fmt.size(sizes[key])
-            word = fmt.truncate(short_category(key), max(1, column_width - 4 - len(figure)))
-            text = fmt.to_width(f"{word} {figure}", column_width - 3)
-            cells.append([(f"{sign} ", tone), (f"{text} ", "text")])
-    return [[piece for cell in cells[first : first + 2] for piece in cell] for first in range(0, len(cells), 2)]
+    entries: list[Line] = [
+        [(f"{sign} ", tone), (f"{short_category(key)} {fmt.size(sizes[key])}", "text")]
+        for key, (sign, tone) in PART_SIGNS.items()
+        if key in sizes
+    ]
+    return packed(entries, width, gap=1, stop=max(1, width // 2))
 
 
 def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:
@@ -200,15 +186,13 @@ def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int)
     peak: Piece = (fmt.size(measured.peak_bytes), "title")
     start: Line = [("measured ", "muted"), peak]
     if not predicted:
-        knobs_piece: Piece = ("" if measured.has_same_knobs else " with other knobs", "muted")
-        return [bar, first_fitting([[*start, knobs_piece], start], width)]
-    predicted_piece: Piece = (f" (predicted {fmt.size(predicted)})", "text")
-    difference_piece: Piece = (f" ({against_predicted_memory(measured.peak_bytes, predicted)})", "text")
-    figures = first_fitting([[*start, difference_piece], [*start, predicted_piece], [peak, predicted_piece]], width)
-    if memory.fit is None or fmt.size(memory.fit.predicted.total_bytes) == fmt.size(predicted):
-        return [bar, figures]
-    reasons = CORRECTED if measured.has_same_knobs else OTHER_KNOBS
-    return [bar, figures, first_fitting([[(words, "muted")] for words in reasons], width)]
+        return [
+            bar,
+            first_fitting([[*start, ("" if measured.has_same_knobs else " with other knobs", "muted")], start], width),
+        ]
+    difference = f" ({against_predicted_memory(measured.peak_bytes, predicted)})"
+    layouts = [[*start, (difference, "text")], [peak, (f" (predicted {fmt.size(predicted)})", "text")]]
+    return [bar, first_fitting(layouts, width)]
 
 
 def speed_lines(speed: NextRunSpeed, width: int) -> list[Line]:
@@ -226,8 +210,8 @@ def _predicted_speed_line(speed: NextRunSpeed, predicted: PredictedSpeed, width:
     change = f"{percent} from {fmt.number(speed.reference_samples_per_s)}"
     tone: Tone = "success" if speed.change_percent >= 0 else "warning"
     start: Line = [(f"{fmt.number(predicted.median)}/s, ", "title")]
-    layouts = ([label, *start, (f"{change}/s", tone)], [*start, (f"{change}/s", tone)], [*start, (change, tone)])
-    return first_fitting([*layouts, [*start, (percent, tone)]], width)
+    layouts = ([label, *start, (f"{change}/s", tone)], [*start, (change, tone)], [*start, (percent, tone)])
+    return first_fitting(layouts, width)
 
 
 def _measured_speed_line(measured: MeasuredSpeed, width: int) -> Line:
@@ -237,12 +221,6 @@ def _measured_speed_line(measured: MeasuredSpeed, width: int) -> Line:
         return start
     predicted_rate = fmt.number(predicted.median)
     difference = fmt.signed_percent(fmt.percent_change(measured.samples_per_s, predicted.median))
-    return first_fitting(
-        [
-            [*start, (f" (predicted {predicted_rate}, {difference})", "text")],
-            [*start[:1], (f"{rate}/s", "title"), (f" (predicted {predicted_rate}/s, {difference})", "text")],
-            [("ran ", "muted"), (f"{rate}/s", "title"), (f", predicted {predicted_rate}/s", "text")],
-            [(f"{rate}/s", "title"), (f", predicted {predicted_rate}/s", "text")],
-        ],
-        width,
-    )
+    long: Line = [*start[:1], (f"{rate}/s", "title"), (f" (predicted {predicted_rate}/s, {difference})", "text")]
+    short: Line = [("ran ", "muted"), (f"{rate}/s", "title"), (f", predicted {predicted_rate}/s", "text")]
+    return first_fitting([long, short], width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -11,15 +12,16 @@ from rich.cells import cell_len
 from trainfast_runner.machine.device_events import BUSY_PERCENT
 from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.throttle import causes_of
+from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
 from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin
 from trainfast_runner.units import counted
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.painting import PaintedWidget
-from trainfast_tui.panels.devices import gpu_line, host_line
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.device_lines import gpu_line, host_line
 from trainfast_tui.text.event_words import SHADES, severity_rank, shade_of
-from trainfast_tui.text.format import Line, Tone, labelled, line_length, moved_cursor, paragraph
+from trainfast_tui.text.format import Line, Tone, labelled, line_length, moved_cursor, packed, paragraph
 from trainfast_tui.text.topology import pcie_link
 
 INDENT = 6
@@ -63,27 +65,26 @@ class MonitorDevices(PaintedWidget):
         tick = snapshot.tick if snapshot is not None else None
         if snapshot is None or tick is None:
             return [[("monitor", "title"), ("   looking…", "muted")], [("looking at the machine…", "muted")]]
-        return [_head_line(snapshot, tick, width), *self._device_lines(snapshot, tick, width, height - 1)]
+        return [_head_line(tick, snapshot.machine_xids, width), *self._device_lines(snapshot, tick, width, height - 1)]
 
     def _device_lines(self, snapshot: Snapshot, tick: Tick, width: int, height: int) -> list[Line]:
         before, seconds = _before(snapshot, tick)
         host_head = host_line(tick.host, snapshot.cpu_percent, width, bool(tick.devices))
         rates = host_items(tick.host, before.host if before is not None else None, seconds)
-        host = [host_head, *item_lines(rates, width, INDENT)]
+        host = [host_head, *item_lines(rates, width)]
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
         if self._items is None:
             minute = _last_minute(snapshot, tick)
             self._items = [gpu_items(snapshot, device, minute, width) for device in tick.devices]
-        lost_s, items, chosen = snapshot.lost_s(), self._items, min(self._chosen, len(tick.devices) - 1)
+        items, chosen = self._items, min(self._chosen, len(tick.devices) - 1)
 
         def head(device: DeviceReading, *, is_chosen: bool = False) -> Line:
-            is_used, since_s = device.uuid in self._used_uuids, lost_s.get(device.index)
-            return gpu_line(device, width, is_used, since_s, tick.missing, is_chosen=is_chosen)
+            return gpu_line(device, width, device.uuid in self._used_uuids, tick.missing, is_chosen=is_chosen)
 
         heads = [head(device) for device in tick.devices]
         details = [
-            item_lines(own, width, INDENT) if device.error is None else _why_silent(device.error, head, width)
+            item_lines(own, width) if device.error is None else _why_silent(device.error, head, width)
             for device, head, own in zip(tick.devices, heads, items, strict=True)
         ]
         if sum(map(len, [heads, host, *details])) > height:
@@ -93,26 +94,24 @@ class MonitorDevices(PaintedWidget):
             for index, own in enumerate(items):
                 if index != chosen:
                     alarms = [item for item in own if item.is_alarm]
-                    details[index] = item_lines(alarms, width, INDENT)[: 1 if room > 0 else 0]
+                    details[index] = item_lines(alarms, width)[: 1 if room > 0 else 0]
                     room -= len(details[index])
             if len(details[chosen]) > room and items[chosen]:
                 alarms_first = sorted(items[chosen], key=lambda item: item.is_alarm, reverse=True)
-                details[chosen] = item_lines(alarms_first, width, INDENT)
+                details[chosen] = item_lines(alarms_first, width)
             details[chosen] = details[chosen][: max(0, room)]
         return [line for head, rows in zip(heads, details, strict=True) for line in (head, *rows)] + host
 
 
-def _head_line(snapshot: Snapshot, tick: Tick, width: int) -> Line:
-    """Return the throttled GPUs, and the cost of a sample where there is room."""
+def _head_line(tick: Tick, xids: Sequence[Event], width: int) -> Line:
+    """Return the throttled and the lost GPUs, the newest Xid error, and the reason for slower samples."""
     line: Line = [("monitor", "title")]
     if tick.devices:
         line += [(f"  {counted(len(tick.devices), 'GPU')}", "text")]
         worded = [*line, *_throttled(tick, with_words=True)]
         line = worded if line_length(worded) <= width else [*line, *_throttled(tick, with_words=False)]
-    cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(snapshot)}", "muted")]
-    if (slowed := tick.missing.get("sampler.period")) is not None:
-        cost.append((f"   {slowed}", "warning"))
-    return [*line, *cost] if line_length([*line, *cost]) <= width or slowed is not None else line
+    line += [(f"   GPU {xid.device}: Xid error {xid.detail}", "error") for xid in xids[-1:]]
+    return [*line, (f"   {tick.missing.get('sampler.period', '')}", "warning")]
 
 
 def _last_minute(snapshot: Snapshot, tick: Tick) -> dict[str | None, DeviceConditions]:
@@ -154,17 +153,6 @@ def _throttled(tick: Tick, *, with_words: bool) -> Line:
     return [*line, (f"  GPU {lost} {'does not answer' if with_words else 'lost'}", "error")] if lost else line
 
 
-def _microseconds(value: int) -> str:
-    return f"{value:,} µs" if value < 10_000 else fmt.milliseconds(value / 1e3)
-
-
-def _period(snapshot: Snapshot) -> str:
-    ticks = snapshot.machine_ticks
-    if len(ticks) < 2:
-        return ""
-    return f", every {fmt.duration(round((ticks[-1].t_ns - ticks[-2].t_ns) / 1e9, 1))}"
-
-
 def _why_no_gpu(tick: Tick) -> list[str]:
     failure = tick.missing.get("nvml", binding.NO_DEVICES)
     if binding.comes_from_a_driver(failure):
@@ -183,26 +171,23 @@ NEAR_MAX_MEMORY_C = 5
 """Chosen, not measured: memory this near its highest temperature, in degrees Celsius, is a warning."""
 MINUTE_NS, MINUTE_SAMPLES = 60_000_000_000, 6
 """The time over which throttling is counted, and the samples of it that are joined: counters have the rest."""
-WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
+ITEM_GAP, ITEM_STOP = 3, 8
+"""The least cells between two items, and the cells of a tab stop: a figure may grow to it and move no later item."""
 
 
 class Item(NamedTuple):
-    """A reading with its label."""
+    """A reading with its label; an empty or an absent one is not shown."""
 
     label: str
     text: str
     """The reading with its unit."""
     tone: Tone = "text"
-    """The tone of the reading."""
-    widest: str = ""
-    """The widest text of the reading: later items stay where they are while figures change."""
-    is_throttling: bool = False
-    """True for throttled time, which has its sign in the GPU's row too."""
+    """The tone of the reading; in the tone of a warning or an error a person should see it even in little room."""
 
     @property
     def is_alarm(self) -> bool:
-        """True if a person should see the item even in little room."""
-        return self.tone in ("warning", "error") and not self.is_throttling
+        """True for a warning or an error."""
+        return self.tone in ("warning", "error")
 
 
 def gpu_items(
@@ -216,194 +201,130 @@ def gpu_items(
     readings = before_tick.devices if before_tick is not None else []
     key = device.uuid or device.index
     before = next((reading for reading in readings if (reading.uuid or reading.index) == key), None)
-    with_sm_clock = width < ROW_HAS_CLOCK_FROM
-    items = [
+    rates = partial(_rates, device, before, seconds)
+    sm_clock = _of_max(fmt.megahertz, device.sm_clock_mhz, device.sm_clock_max_mhz)
+    memory_c, memory_max_c = device.memory_temperature_c, device.memory_max_temperature_c
+    is_hot = memory_c is not None and memory_max_c is not None and memory_c >= memory_max_c - NEAR_MAX_MEMORY_C
+    powers = ((device.power_average_w, "averaged over 1 s"), (device.power_instant_w, "now"))
+    corrected, uncorrected = device.ecc_corrected_errors, device.ecc_uncorrected_errors
+    has_ecc = corrected is not None or uncorrected is not None
+    remapped = [device.remapped_rows_corrected, device.remapped_rows_uncorrected]
+    return [
         *_throttled_items(last_minute.get(device.uuid)),
-        _limits(device),
-        _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
-        _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
-        _item("memory busy", fmt.percent(device.memory_utilization_percent), "100 %"),
-        _memory_temperature(device),
-        _item("fan", fmt.percent(device.fan_percent), "100 %"),
+        Item("slowdown", _limits(device)),
+        Item("SM clock", sm_clock if width < ROW_HAS_CLOCK_FROM else ""),
+        Item("memory clock", _of_max(fmt.megahertz, device.memory_clock_mhz, device.memory_clock_max_mhz)),
+        Item("memory busy", fmt.percent(device.memory_utilization_percent)),
+        Item("memory temp", _of_max(fmt.celsius, memory_c, memory_max_c), "warning" if is_hot else "text"),
+        Item("fan", fmt.percent(device.fan_percent)),
         # The driver's counters of PCIe bytes wrap after 4 GiB, perhaps more than once between two samples.
-        _rates("PCIe at least", device, before, seconds, {"out ": "pcie_tx_bytes", "in ": "pcie_rx_bytes"}),
-        _rates("NVLink", device, before, seconds, {"out ": "nvlink_tx_bytes", "in ": "nvlink_rx_bytes"}),
-        _power(device),
-        *_memory_health(device),
-        _mig(device),
-        _item(
-            "energy since driver load",
-            fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
-            "99.9 MJ",
+        Item("PCIe at least", rates({"out ": "pcie_tx_bytes", "in ": "pcie_rx_bytes"})),
+        Item("NVLink", rates({"out ": "nvlink_tx_bytes", "in ": "nvlink_rx_bytes"})),
+        Item("power", ", ".join(f"{fmt.watts(value)} {words}" for value, words in powers if value is not None)),
+        Item(
+            "ECC errors",
+            f"{fmt.count(uncorrected)} uncorrected, {fmt.count(corrected)} corrected" if has_ecc else "",
+            "error" if uncorrected else "text",
         ),
+        Item(
+            "remapped rows",
+            "" if remapped == [None, None] else fmt.count(sum(row or 0 for row in remapped)),
+            "warning" if any(remapped) else "text",
+        ),
+        Item("rows to remap", "waiting for a reset of the GPU" if device.remapped_rows_pending else "", "error"),
+        Item("remapping", "failed: replace this GPU" if device.remapped_rows_failed else "", "error"),
+        Item("MIG", "on: some readings are unavailable" if device.mig_mode else "", "warning"),
+        Item("energy since driver load", fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3)),
         # Last: the length of the link changes, and that of the missing readings.
         _pcie(device),
-        missing_item(tick, device.index, width - INDENT),
+        _missing_item(tick, device.index, width - INDENT),
     ]
-    return [item for item in items if item is not None]
 
 
 def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
     """Return the host's load, free memory, swap, storage and network, which a data loader uses too."""
-    items = [
-        _item("load", fmt.number(host.load_1m), "99.9"),
-        _item("available", fmt.size(host.memory_available_bytes), WIDEST_SIZE),
-        None
-        if host.swap_used_bytes is None
-        else Item("swap", fmt.size(host.swap_used_bytes), "warning" if host.swap_used_bytes else "text", WIDEST_SIZE),
-        _rates("storage read", host, before, seconds, {"": "disk_read_bytes"}),
-        _rates("written", host, before, seconds, {"": "disk_write_bytes"}),
-        _rates("network in", host, before, seconds, {"": "network_received_bytes"}),
-        _rates("out", host, before, seconds, {"": "network_sent_bytes"}),
+    rates = partial(_rates, host, before, seconds)
+    return [
+        Item("load", fmt.number(host.load_1m)),
+        Item("available", fmt.size(host.memory_available_bytes)),
+        Item("swap", fmt.size(host.swap_used_bytes), "warning" if host.swap_used_bytes else "text"),
+        Item("storage read", rates({"": "disk_read_bytes"})),
+        Item("written", rates({"": "disk_write_bytes"})),
+        Item("network in", rates({"": "network_received_bytes"})),
+        Item("out", rates({"": "network_sent_bytes"})),
     ]
-    return [item for item in items if item is not None]
 
 
-def missing_item(tick: Tick, index: int, width: int) -> Item | None:
+def _missing_item(tick: Tick, index: int, width: int) -> Item:
     """Name the readings this GPU does not have, with the reason if it fits in `width`."""
     why = {key.partition(".")[2]: text for key, text in tick.missing.items() if key.startswith(f"gpu{index}.")}
-    if not why:
-        return None
     names = [name.replace("_", " ") for name in why]
     hidden_count = len(names) - MAX_NAMED_READINGS
     list_words = ", ".join(names[:MAX_NAMED_READINGS]) + (f" and {hidden_count} more" if hidden_count > 0 else "")
-    label, reason = "no reading of", next(iter(why.values()))
-    has_one_reason = all(text == reason for text in why.values())
-    if has_one_reason and cell_len(f"{label} {list_words}: {reason}") <= width:
-        return Item(label, f"{list_words}: {reason}", "muted")
-    return Item(label, f"{list_words} (doctor says why)", "muted")
+    label, reasons = "no reading of", set(why.values())
+    with_reason = f"{list_words}: {', '.join(reasons)}"
+    if len(reasons) == 1 and cell_len(f"{label} {with_reason}") <= width:
+        return Item(label, with_reason, "muted")
+    return Item(label, f"{list_words} (doctor says why)" if why else "", "muted")
 
 
-def item_lines(items: Sequence[Item], width: int, indent: int) -> list[Line]:
-    """Lay the items out in lines of `width` cells; none is broken, and each has the room of its widest reading."""
-    lines: list[Line] = []
-    used_cells, gap = width + 1, 0
-    for label, text, tone, widest, _ in items:
-        length = cell_len(text)
-        room = max(length, len(widest))
-        if used_cells + gap + cell_len(label) + 1 + room > width:
-            lines.append([(" " * indent, "text")])
-            used_cells = indent
-        else:
-            lines[-1].append((" " * gap, "text"))
-            used_cells += gap
-        lines[-1] += [(f"{label} ", "muted"), (text, tone)]
-        used_cells += cell_len(label) + 1 + length
-        gap = 3 + room - length
-    return lines
-
-
-def _item(label: str, text: str, widest: str = "") -> Item | None:
-    """Return the item; None if its text says that the reading is missing."""
-    return None if text == fmt.ABSENT else Item(label, text, "text", widest)
+def item_lines(items: Sequence[Item], width: int) -> list[Line]:
+    """Lay the items out in lines of `width` cells."""
+    shown = [item for item in items if item.text not in ("", fmt.ABSENT)]
+    entries: list[Line] = [[(f"{label} ", "muted"), (text, tone)] for label, text, tone in shown]
+    return packed(entries, width, indent=INDENT, gap=ITEM_GAP, stop=ITEM_STOP)
 
 
 def _throttled_items(last_minute: DeviceConditions | None) -> list[Item]:
-    """Return the throttled shares of the last minute, by cause."""
+    """Return the throttled shares of the last minute, by cause; the GPU's row has their signs."""
     throttled_ms = {} if last_minute is None else last_minute.throttled_ms
-    items: list[Item] = []
-    for shade in SHADES:
-        if (share := (throttled_ms.get(shade.cause) or 0.0) * 1e6 / MINUTE_NS) >= MIN_THROTTLED_SHARE:
-            text = f"{fmt.fraction(share)} of the last minute"
-            label, widest = f"{shade.letter} {shade.words}", "100 % of the last minute"
-            items.append(Item(label, text, shade.tone, widest, is_throttling=True))
-    return items
+    shares = [(shade, (throttled_ms.get(shade.cause) or 0.0) * 1e6 / MINUTE_NS) for shade in SHADES]
+    return [
+        Item(f"{shade.letter} {shade.words}", f"{fmt.fraction(share)} of the last minute")
+        for shade, share in shares
+        if share >= MIN_THROTTLED_SHARE
+    ]
 
 
-def _limits(device: DeviceReading) -> Item | None:
+def _limits(device: DeviceReading) -> str:
     """Return the slowdown temperatures: the driver's limit, then the hardware's."""
+    left_c = device.degrees_to_slowdown_c
     limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
     parts = [f"{fmt.celsius(limit)} ({source} limit)" for source, limit in limits if limit is not None]
-    if device.degrees_to_slowdown_c is not None:
-        left_c = device.degrees_to_slowdown_c
+    if left_c is not None:
         parts.insert(0, f"in {left_c} °C" if left_c >= 0 else f"passed by {-left_c} °C")
-        return Item("slowdown", ", ".join(parts), "text", ", ".join(["passed by 10 °C", *parts[1:]]))
-    return Item("slowdown", ", ".join(parts)) if parts else None
+    return ", ".join(parts)
 
 
-def _clock(label: str, now_mhz: float | None, max_mhz: float | None) -> Item | None:
-    if now_mhz is None:
-        return None
-    limit = fmt.megahertz(max_mhz)
-    return Item(
-        label, fmt.beside_limit(fmt.megahertz(now_mhz), limit), "text", fmt.beside_limit(fmt.megahertz(1000), limit)
-    )
+def _of_max(format_value: fmt.Formatter, now: float | None, maximum: float | None) -> str:
+    """Return a reading beside its maximum; empty without a reading."""
+    return "" if now is None else fmt.beside_limit(format_value(now), format_value(maximum))
 
 
-def _memory_temperature(device: DeviceReading) -> Item | None:
-    if device.memory_temperature_c is None:
-        return None
-    max_c = device.memory_max_temperature_c
-    is_hot = max_c is not None and device.memory_temperature_c >= max_c - NEAR_MAX_MEMORY_C
-    limit = f" of {fmt.celsius(max_c)}" if max_c is not None else ""
-    text = fmt.celsius(device.memory_temperature_c) + limit
-    return Item("memory temp", text, "warning" if is_hot else "text", f"100 °C{limit}")
-
-
-def _mig(device: DeviceReading) -> Item | None:
-    return Item("MIG", "on: some readings are unavailable", "warning") if device.mig_mode else None
-
-
-def _pcie(device: DeviceReading) -> Item | None:
+def _pcie(device: DeviceReading) -> Item:
     link = pcie_link(device)
     present = device.pcie_generation, device.pcie_width
     highest = device.pcie_generation_max, device.pcie_width_max
     is_old, is_narrow = (a is not None and b is not None and a < b for a, b in zip(present, highest, strict=True))
-    if link == fmt.ABSENT or not (is_old or is_narrow):
-        return _item("PCIe", link)
-    if is_narrow or (device.gpu_utilization_percent or 0) >= BUSY_PERCENT:
+    if is_narrow or (is_old and (device.gpu_utilization_percent or 0) >= BUSY_PERCENT):
         return Item("PCIe", f"{link}: below its maximum", "warning")
-    return Item("PCIe", f"{link} while idle")
-
-
-def _power(device: DeviceReading) -> Item | None:
-    average, instant = device.power_average_w, device.power_instant_w
-    readings = [
-        (value, words) for value, words in ((average, "averaged over 1 s"), (instant, "now")) if value is not None
-    ]
-    text, widest = (
-        ", ".join(f"{fmt.watts(value)} {words}" for value, words in parts)
-        for parts in (readings, [(1000, words) for _, words in readings])
-    )
-    return Item("power", text, "text", widest) if text else None
-
-
-def _memory_health(device: DeviceReading) -> list[Item]:
-    """Return ECC errors and remapped rows; those that need a person are alarms."""
-    corrected, uncorrected = device.ecc_corrected_errors, device.ecc_uncorrected_errors
-    items: list[Item] = []
-    if corrected is not None or uncorrected is not None:
-        text = f"{fmt.count(uncorrected)} uncorrected, {fmt.count(corrected)} corrected"
-        items.append(Item("ECC errors", text, "error" if uncorrected else "text"))
-    rows = [device.remapped_rows_corrected, device.remapped_rows_uncorrected]
-    if any(row is not None for row in rows):
-        text = fmt.count(sum(row or 0 for row in rows))
-        items.append(Item("remapped rows", text, "warning" if any(rows) else "text"))
-    if device.remapped_rows_pending:
-        items.append(Item("rows to remap", "waiting for a reset of the GPU", "error"))
-    if device.remapped_rows_failed:
-        items.append(Item("remapping", "failed: replace this GPU", "error"))
-    return items
+    return Item("PCIe", f"{link} while idle" if is_old else link)
 
 
 def _rates(
-    label: str,
     newest: DeviceReading | HostReading,
     before: DeviceReading | HostReading | None,
     seconds: float,
     counters: Mapping[str, str],
-) -> Item | None:
-    """Return the growth a second of these counters, each after its word; None if none is read.
+) -> str:
+    """Return the growth a second of these counters, each after its word; empty if none is read.
 
     `before` is the reading `seconds` earlier. A rate is absent until the next sample if its counter was reset or
     wrapped.
     """
-    values = {word: getattr(newest, counter) for word, counter in counters.items()}
-    if all(value is None for value in values.values()):
-        return None
     rates: list[str] = []
-    for word, last in values.items():
-        first = getattr(before, counters[word], None)
+    for word, counter in counters.items():
+        last, first = getattr(newest, counter), getattr(before, counter, None)
         is_known = last is not None and first is not None and seconds > 0 and last >= first
-        rates.append(word + fmt.bytes_per_second((last - first) / seconds if is_known else None))
-    return Item(label, ", ".join(rates), "text", ", ".join(word + WIDEST_RATE for word in values))
+        rates += [word + fmt.bytes_per_second((last - first) / seconds if is_known else None)] * (last is not None)
+    return ", ".join(rates)

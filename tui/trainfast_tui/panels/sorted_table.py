@@ -13,45 +13,58 @@ from textual import events
 from textual.message import Message
 
 from trainfast_tui.painting import ListWidget
-from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, clamp_scroll, moved_cursor
+from trainfast_tui.text.format import (
+    Line,
+    Piece,
+    Side,
+    clamp_scroll,
+    has_all_words,
+    line_length,
+    moved_cursor,
+    to_width,
+)
+
+MARGIN = 3
+"""Cells of the cursor and the mark in front of a row."""
 
 RowT = TypeVar("RowT")
-Columns = tuple[tuple[str, int], ...]
-"""Names of columns and their widths, the space after each included."""
 
 
 @dataclass(frozen=True, slots=True)
-class SortOrder(Generic[RowT]):
-    """A column to order by; rows for which `key` gives None come last."""
+class Column(Generic[RowT]):
+    """A column of a table; one with a `key` can order it, rows for which it is None last."""
 
     name: str
-    key: Callable[[RowT], float | str | None]
+    narrow: int
+    """Cells in a narrow table, the two spaces after the column included; 0 leaves the column out."""
+    wide: int
+    """Cells in a wide table."""
+    key: Callable[[RowT], float | str | None] | None = None
     largest_first: bool = True
-    direction_labels: tuple[str, str] = ("most first", "least first")
-    """The usual direction and the other one."""
+    align: Side = "left"
 
 
-def sorted_rows(rows: Iterable[RowT], order: SortOrder[RowT], reverse: bool) -> list[RowT]:
-    """Return the rows in this order, rows without a value last; rows of equal values keep their order."""
-    listed_rows = list(rows)
-    rankable = [row for row in listed_rows if order.key(row) is not None]
-    without_value = [row for row in listed_rows if order.key(row) is None]
-    rankable.sort(key=order.key, reverse=order.largest_first != reverse)  # type: ignore[arg-type]
-    return rankable + without_value
+def sorted_rows(rows: Iterable[RowT], column: Column[RowT], reverse: bool) -> list[RowT]:
+    """Return the rows in the order of this column, rows without a value last; rows of equal values keep their order."""
+    assert column.key is not None
+    keyed = [(column.key(row), row) for row in rows]
+    rankable = [(key, row) for key, row in keyed if key is not None]
+    rankable.sort(key=lambda pair: pair[0], reverse=column.largest_first != reverse)
+    return [row for _, row in rankable] + [row for key, row in keyed if key is None]
 
 
 class SortedTable(ListWidget, Generic[RowT]):
     """The cursor stays on its row while the order of the rows changes."""
 
-    ORDERS: ClassVar[tuple[SortOrder[Any], ...]]
-    """The first is taken until a person chooses another."""
-    RIGHT_ALIGNED: ClassVar[tuple[str, ...]] = ()
-    """Columns that are set to the right."""
+    COLUMNS: ClassVar[tuple[Column[Any], ...]]
+    FIRST_ORDERS: ClassVar[tuple[str, ...]]
+    """The first of these columns that is shown orders the rows until a person chooses another."""
     LAST_COLUMN: ClassVar[str]
     """The column that takes the rest of the line."""
-    MARGIN: ClassVar[int] = 2
-    """Cells of the cursor and the marks."""
+    NOUN: ClassVar[str]
+    """The name of the rows beside their number."""
+    WIDE_FROM: ClassVar[int]
+    """The width from which the columns are wide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,24 +87,38 @@ class SortedTable(ListWidget, Generic[RowT]):
         """Return the text in which a filter looks for its words."""
         raise NotImplementedError
 
-    def columns(self, width: int) -> Columns:
-        """Return the columns there is room for."""
+    def cells(self, row: RowT) -> dict[str, Piece]:
+        """Return the text of each column by its name."""
         raise NotImplementedError
 
-    def row_line(self, row: RowT, width: int) -> Line:
-        """Paint a row, margin included."""
+    def rest(self, row: RowT, width: int) -> Line:
+        """Paint the last column of a row in `width` cells."""
         raise NotImplementedError
 
     @property
-    def orders(self) -> list[SortOrder[RowT]]:
-        """The orders by visible columns."""
-        shown = [name for name, _ in self.columns(self.size.width)]
-        return [order for order in self.ORDERS if order.name in shown]
+    def empty_words(self) -> str:
+        """The sentence of a table without rows."""
+        raise NotImplementedError
+
+    def mark(self, row: RowT) -> str:
+        """Return the sign of one cell in front of a row."""
+        return " "
+
+    def columns(self, width: int) -> list[tuple[Column[RowT], int]]:
+        """Return the columns there is room for, with their cells."""
+        cells = [(column, column.wide if width >= self.WIDE_FROM else column.narrow) for column in self.COLUMNS]
+        return [(column, count) for column, count in cells if count]
 
     @property
-    def order(self) -> SortOrder[RowT]:
-        """The order of the rows now."""
-        return next((order for order in self.orders if order.name == self._order), self.orders[0])
+    def orders(self) -> list[Column[RowT]]:
+        """The visible columns that can order the rows."""
+        return [column for column, _ in self.columns(self.size.width) if column.key is not None]
+
+    @property
+    def order(self) -> Column[RowT]:
+        """The column that orders the rows now."""
+        by_name = {column.name: column for column in self.orders}
+        return next(by_name[name] for name in (self._order, *self.FIRST_ORDERS) if name in by_name)
 
     def filter_rows(self, words: str) -> None:
         """List only the rows that contain all of these words."""
@@ -102,7 +129,7 @@ class SortedTable(ListWidget, Generic[RowT]):
         """List the rows in order and draw them; the cursor stays on its row, else at its index."""
         current = self.identity(self.current) if self.current is not None and self._cursor else None
         words = self._words
-        rows = [row for row in self.all_rows if not words or fmt.has_all_words(self.text_of(row), words)]
+        rows = [row for row in self.all_rows if not words or has_all_words(self.text_of(row), words)]
         self.listed = sorted_rows(rows, self.order, self.reverse)
         self._cursor = moved_cursor(self._cursor, 0, len(self.listed))
         if current is not None:
@@ -161,24 +188,37 @@ class SortedTable(ListWidget, Generic[RowT]):
 
     def _column_at(self, x: int) -> str:
         """Return the name of the column in this cell of a line."""
-        end = self.MARGIN
-        for name, width in self.columns(self.size.width):
-            end += width
+        end = MARGIN
+        for column, cells in self.columns(self.size.width):
+            end += cells
             if x < end:
-                return name
+                return column.name
         return self.LAST_COLUMN
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        rows = self.visible_rows(width, height - 1) if self.listed else [[(self.empty_words, "muted")]]
+        return [self.heading(width), *rows]
 
     def heading(self, width: int) -> Line:
         """Paint the names of the columns, with an arrow at the one that orders."""
         order = self.order
         arrow = "↓" if order.largest_first != self.reverse else "↑"
-        line: Line = [(" " * self.MARGIN, "muted")]
-        for name, column_width in self.columns(width):
-            if name == order.name:
-                line.append((self.cell(name, name + arrow, column_width), "title"))
-            else:
-                line.append((self.cell(name, name, column_width), "muted"))
-        return [*line, (self.LAST_COLUMN, "muted")]
+        line: Line = [(" " * MARGIN, "muted")]
+        for column, cells in self.columns(width):
+            is_order = column is order
+            text = column.name + arrow * is_order
+            line.append((_in_column(column, text, cells), "title" if is_order else "muted"))
+        count = f"   {len(self.listed):,} {self.NOUN}" if width >= self.WIDE_FROM else ""
+        return [*line, (self.LAST_COLUMN + count, "muted")]
+
+    def row_line(self, row: RowT, width: int) -> Line:
+        """Paint a row."""
+        cells = self.cells(row)
+        line: Line = [(f" {self.mark(row)} ", "accent")]
+        for column, count in self.columns(width):
+            text, tone = cells[column.name]
+            line.append((_in_column(column, text, count), tone))
+        return [*line, *self.rest(row, width - line_length(line))]
 
     def visible_rows(self, width: int, room: int) -> list[Line]:
         """Paint `room` rows around the cursor."""
@@ -189,6 +229,6 @@ class SortedTable(ListWidget, Generic[RowT]):
         lines[cursor - self._top] = [(f"▸{margin[1:]}", "cursor"), *((text, "cursor") for text, _ in rest)]
         return lines
 
-    def cell(self, column: str, text: str, width: int) -> str:
-        """Return the text as wide as its column."""
-        return fmt.to_width(text, width - 2, "right" if column in self.RIGHT_ALIGNED else "left") + "  "
+
+def _in_column(column: Column[Any], text: str, cells: int) -> str:
+    return to_width(text, cells - 2, column.align) + "  "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import mean_of_known
@@ -15,16 +15,15 @@ from trainfast_tui.live.figures import (
     predicted_peak_bytes,
     run_figures,
     seconds_left,
-    silent_gpus,
     step_words,
     worst_gpu,
 )
 from trainfast_tui.painting import ShownRunWidget
-from trainfast_tui.panels.devices import bar, stacked_cells
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.device_lines import bar, stacked_cells
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in_run
 from trainfast_tui.text.event_words import SHADES
-from trainfast_tui.text.format import DOUBT_SIGN, PHASE_TONES, SYNTHETIC_BADGE, Line, Tone, first_fitting, line_length
+from trainfast_tui.text.format import DOUBT_SIGN, PHASE_TONES, SYNTHETIC_BADGE, Line, Tone, packed
 from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word_of
 
@@ -36,17 +35,10 @@ if TYPE_CHECKING:
 PHASE_GLYPHS = {"data": "░", "forward": "█", "backward": "▓", "optimizer": "▒", "other": "·"}
 SHORT_PHASES = {"optimizer": "optim", "backward": "back", "forward": "fwd"}
 """Names of phases where there is little room."""
-WIDE_PROGRESS_FROM = 66
-"""Columns from which the words beside the progress bar have much room."""
 FIRST_COLUMN_CELLS = 19
 """Cells of the first figure of each line, without the space after it."""
-LONG_RATE_CELLS, SHORT_RATE_CELLS = (FIRST_COLUMN_CELLS, 18), (17, 16)
-"""Cells of samples and of tokens a second."""
-PROGRESS_LABEL_CELLS = 22
-"""The least cells of the words after the progress bar, which then keeps its length."""
-TWO_LEGEND_ROWS_FROM = 6
-"""Lines of the panel, without the one about the devices, from which a legend of short names has two rows."""
-FIRST_ROW_PHASES = 3
+SHORT_COLUMN_CELLS = 17
+"""Cells from one rate to the next where there is little room."""
 
 
 class StepPanel(ShownRunWidget):
@@ -62,13 +54,13 @@ class StepPanel(ShownRunWidget):
         if run is None:
             return []
         figures, is_doubtful = run_figures(run), run.result is not None and bool(run.result.doubts)
-        watched = [conditions_line(run, width)] if self.has_class("-watched") else []
+        watched = [conditions_line(run, width)] if has_conditions(run) else []
         return [
             _progress_line(run, width),
-            _speed_line(figures, width, is_doubtful=is_doubtful) + ([] if watched else _steadiness_pieces(run, width)),
+            _speed_line(figures, width, is_doubtful=is_doubtful),
             _loss_and_memory_line(run, width),
             *watched,
-            *_phase_lines(figures.phases, width, height - len(watched)),
+            *_phase_lines(figures.phases, width),
         ]
 
 
@@ -81,36 +73,20 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
     else:
         seconds_taken = run.result.seconds if run.result is not None else None
         end = f"took {fmt.duration(seconds_taken)}" if seconds_taken is not None else ""
-    words = step_words(run)
-    label = f" {fmt.fraction(share)}  {end}"
-    narrow = width < WIDE_PROGRESS_FROM
-    line: Line = [(f"{words} " if narrow else f"{words:<{FIRST_COLUMN_CELLS}} ", "title")]
-    text_width = (
-        len(words) + 1 + len(label)
-        if narrow
-        else max(FIRST_COLUMN_CELLS, len(words)) + 1 + max(PROGRESS_LABEL_CELLS, len(label))
-    )
-    return [*line, *bar(share, max(4, width - text_width)), (label, "text")]
+    words, label = step_words(run), f" {fmt.fraction(share)}  {end}"
+    return [(f"{words} ", "title"), *bar(share, max(4, width - len(words) - 1 - len(label))), (label, "text")]
 
 
 def _speed_line(figures: Figures, width: int, *, is_doubtful: bool) -> Line:
     long_words = width >= LONG_STEP_WORDS_FROM
-    samples_cells, tokens_cells = LONG_RATE_CELLS if long_words else SHORT_RATE_CELLS
     rate = f"{DOUBT_SIGN} " * is_doubtful + fmt.per_second(figures.samples_per_s, "samples")
-    line: Line = [
-        (fmt.to_width(rate, samples_cells) + " ", "warning" if is_doubtful else "title"),
-        (fmt.to_width(fmt.per_second(figures.tokens_per_s, "tokens"), tokens_cells), "text"),
-        (f"{fmt.milliseconds(figures.step_ms)}{' a step' if long_words else ''}", "text"),
+    entries: list[Line] = [
+        [(rate, "warning" if is_doubtful else "title")],
+        [(fmt.per_second(figures.tokens_per_s, "tokens"), "text")],
+        [(f"{fmt.milliseconds(figures.step_ms)}{' a step' if long_words else ''}", "text")],
+        [(figures.basis if long_words else "", "muted")],
     ]
-    if long_words:
-        line.append((f"   {figures.basis}", "muted"))
-    return line
-
-
-def _steadiness_pieces(run: RunSnapshot, width: int) -> Line:
-    """Return the steadiness of the step time, for runs without a line about the devices."""
-    mark = steadiness(run) if width >= LONG_STEP_WORDS_FROM else []
-    return [("   ", "text"), *mark] if mark else []
+    return packed(entries, width, gap=1, stop=FIRST_COLUMN_CELLS + 1 if long_words else SHORT_COLUMN_CELLS)[0]
 
 
 def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
@@ -133,41 +109,30 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
     return line
 
 
-def _phase_lines(phases: dict[str, float | None], width: int, height: int) -> list[Line]:
-    """Return a stacked bar and its legend, in two lines on a narrow screen."""
+def _phase_lines(phases: dict[str, float | None], width: int) -> list[Line]:
+    """Return a stacked bar and its legend, on a narrow screen with short names in two lines."""
     if not any(phases.values()):
         return []
     cells = stacked_cells([phases[name] or 0.0 for name in PHASE_GLYPHS], width)
     stacked: Line = [
         (glyph * count, PHASE_TONES[name]) for (name, glyph), count in zip(PHASE_GLYPHS.items(), cells, strict=True)
     ]
-    legend: Line = []
-    for name in PHASE_GLYPHS:
-        legend += [*_legend_entry(name, name), (f"{fmt.milliseconds(phases[name])}   ", "text")]
-    if line_length(legend) - 3 <= width:
-        return [stacked, legend]
-    names = list(PHASE_GLYPHS)
-    rows = (names[:FIRST_ROW_PHASES], names[FIRST_ROW_PHASES:]) if height >= TWO_LEGEND_ROWS_FROM else (names,)
-    return [stacked, *(_short_legend(row, phases) for row in rows)]
+    legend = _legend(phases, {}, width)
+    return [stacked, *(legend if len(legend) == 1 else _legend(phases, SHORT_PHASES, width))]
 
 
-def _short_legend(names: Sequence[str], phases: dict[str, float | None]) -> Line:
-    """Return the legend of these phases with short names, and the unit once at the end."""
-    legend: Line = []
-    for name in names:
-        legend += [*_legend_entry(name, SHORT_PHASES.get(name, name)), (f"{_short_figure(phases[name])} ", "text")]
-    return [*legend, ("ms", "text")]
-
-
-def _short_figure(milliseconds: float | None) -> str:
-    """Return a figure of five cells at most below 10,000: thousandths of a millisecond are the least shown."""
-    is_small = milliseconds is not None and milliseconds < 0.1
-    return f"{milliseconds:.3f}" if is_small else fmt.number(milliseconds)
-
-
-def _legend_entry(name: str, label: str) -> Line:
-    """Return the sign of a phase and its label."""
-    return [(f"{PHASE_GLYPHS[name]} ", PHASE_TONES[name]), (f"{label} ", "muted")]
+def _legend(phases: dict[str, float | None], names: dict[str, str], width: int) -> list[Line]:
+    return packed(
+        (
+            [
+                (f"{glyph} ", PHASE_TONES[phase]),
+                (f"{names.get(phase, phase)} ", "muted"),
+                (fmt.milliseconds(phases[phase]), "text"),
+            ]
+            for phase, glyph in PHASE_GLYPHS.items()
+        ),
+        width,
+    )
 
 
 LONG_STEP_WORDS_FROM = 78
@@ -189,32 +154,14 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     warming = steadiness(run, short=not long_words)
     if not conditions:
         return warming
-    indexes = silent_gpus(run.conditions) if run.is_live else []
-    if indexes and len(indexes) == len(conditions[-1].devices):
-        return [*_no_reading_line(indexes), *([("   " if long_words else "  ", "text"), *warming] if warming else [])]
-    gpu_words = _watched_gpus(run, conditions)
-    throttled, names_gpus = _throttled(conditions, long_words, gpu_words)
-    each_step, each_sample = _energy(conditions, "" if names_gpus else gpu_words)
-    throttled = [*_no_reading_line(indexes), ("  ", "text"), *throttled] if indexes else throttled
-    clock, degrees = _clock(conditions), _temperature(run, conditions, long_words)
-    energy = [*each_step, *each_sample] if long_words else each_sample
-    layouts = (
-        (throttled, clock, energy, degrees, warming),
-        (throttled, clock, each_sample, degrees, warming),
-        (throttled, energy, degrees, warming),
-        (throttled, energy, warming),
-        (throttled, warming),
-        (throttled,),
+    per_step, per_sample = (
+        mean_of_known(step.energy_joules for step in conditions),
+        mean_of_known(step.joules_per_sample for step in conditions),
     )
-    return first_fitting([_joined(parts, "   " if long_words else "  ") for parts in layouts], width)
-
-
-def _joined(parts: Iterable[Line], gap: str) -> Line:
-    """Return the parts that are not empty as one line."""
-    line: Line = []
-    for part in filter(None, parts):
-        line += [(gap, "text"), *part] if line else part
-    return line
+    step_words = f"{fmt.joules(per_step)}/step, " if long_words else ""
+    energy: Line = [] if per_step is None else [(f"{step_words}{fmt.joules(per_sample)}/sample", "text")]
+    parts = [_throttled(conditions, long_words, _watched_gpus(run, conditions)), warming, _clock(conditions), energy]
+    return packed(filter(None, parts), width, gap=3 if long_words else 2)[0]
 
 
 def steadiness(run: RunSnapshot, *, short: bool = False) -> Line:
@@ -234,34 +181,26 @@ def steadiness(run: RunSnapshot, *, short: bool = False) -> Line:
     return [(f"{drift_text(slope)}{'' if run.is_live else ' at the end'}", "warning")]
 
 
-def _no_reading_line(indexes: Sequence[int | None]) -> Line:
-    return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
+def _throttled(conditions: Sequence[StepConditions], long_words: bool, gpu_words: str) -> Line:
+    """Return the throttled milliseconds of a step by cause, after the GPUs that a run on the CPU only watches.
 
-
-def _throttled(conditions: Sequence[StepConditions], long_words: bool, gpu_words: str) -> tuple[Line, bool]:
-    """Return the throttled milliseconds of a step by cause, and True if the line names the GPUs as `gpu_words`.
-
-    If there are several devices, it names the most throttled of each cause.
+    If there are several devices, the line names the most throttled of each cause.
     """
     read_ms = [
         (shade, ms)
         for shade in SHADES
         if (ms := mean_of_known(step.throttled_ms.get(shade.cause) for step in conditions)) is not None
     ]
-    if not read_ms:
-        return [("throttling unknown", "muted")], False
-    begin: Line = [(f"{gpu_words}: ", "muted")] if gpu_words and long_words else []
+    line: Line = [(f"{gpu_words}: ", "muted")] if gpu_words else []
     throttled = [(shade, ms) for shade, ms in read_ms if ms >= MIN_THROTTLED_MS]
     if not throttled:
-        return [*begin, ("not throttled", "success")], bool(begin)
-    line: Line = []
+        return [*line, ("not throttled", "success") if read_ms else ("throttling unknown", "muted")]
+    line = line or [("throttled " if long_words else "", "muted")]
     for index, (shade, ms) in enumerate(throttled):
         line += [(f"{'  ' if index else ''}{shade.letter} ", shade.tone), (fmt.milliseconds(ms), "text")]
         worst = worst_gpu(conditions, shade.cause)
         line += [("" if worst is None else f" (GPU {worst})", "muted")]
-    if not long_words:
-        return line, False
-    return [*(begin or [("throttled ", "muted")]), *line, (" a step", "muted")], bool(begin)
+    return [*line, (" a step" if long_words else "", "muted")]
 
 
 def _clock(conditions: Sequence[StepConditions]) -> Line:
@@ -271,18 +210,6 @@ def _clock(conditions: Sequence[StepConditions]) -> Line:
     return [("clock at maximum" if loss < MIN_CLOCK_LOSS else f"clock -{fmt.fraction(loss)}", "text")]
 
 
-def _energy(conditions: Sequence[StepConditions], gpu_words: str) -> tuple[Line, Line]:
-    """Return joules per step and per sample; the second names the GPUs if nothing else does."""
-    per_step, per_sample = (
-        mean_of_known(step.energy_joules for step in conditions),
-        mean_of_known(step.joules_per_sample for step in conditions),
-    )
-    if per_step is None:
-        return [], []
-    mark: Line = [(f" ({gpu_words})", "muted")] if gpu_words else []
-    return [(f"{fmt.joules(per_step)}/step, ", "text")], [(f"{fmt.joules(per_sample)}/sample", "text"), *mark]
-
-
 def _watched_gpus(run: RunSnapshot, conditions: Sequence[StepConditions]) -> str:
     """Name the GPUs that a CPU run only watches: their energy did not train its samples."""
     if run.run_file is None or run.run_file.device_uuids:
@@ -290,15 +217,6 @@ def _watched_gpus(run: RunSnapshot, conditions: Sequence[StepConditions]) -> str
     from trainfast_runner.results.doubts import watched_gpus
 
     return watched_gpus([device.index for device in conditions[-1].devices])
-
-
-def _temperature(run: RunSnapshot, conditions: Sequence[StepConditions], long_words: bool) -> Line:
-    """Return the temperature at the newest step of a live run, or at the start of an ended one."""
-    if run.result is None:
-        degrees, time_words = conditions[-1].temperature_c, " now"
-    else:
-        degrees, time_words = run.result.conditions.start_temperature_c, " at start"
-    return [] if degrees is None else [(fmt.celsius(degrees) + (time_words if long_words else ""), "text")]
 
 
 SEVERITY_TONES: dict[str, Tone] = {"warning": "warning", "info": "secondary"}

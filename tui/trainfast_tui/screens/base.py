@@ -145,15 +145,7 @@ class AppScreen(Screen[None]):
         for status in self.query(StatusLine):
             status.show_text(text, tone)
 
-    def notify(
-        self,
-        message: str,
-        *,
-        title: str = "",
-        severity: SeverityLevel = "information",
-        timeout: float | None = None,
-        markup: bool = True,
-    ) -> None:
+    def notify(self, message: str, *, severity: SeverityLevel = "information", **options: Any) -> None:
         """Put a line on the status line, in place of Textual's toast."""
         self.show_notice(message, "text" if severity == "information" else severity)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.screens.base import Page, PageScreen
-from trainfast_tui.text.event_words import OTHER_REASON_LETTER, SHADES
+from trainfast_tui.text.event_words import SHADES
 from trainfast_tui.text.format import Line, Section, Tone, has_all_words, labelled, line_text, paragraph, rule
 from trainfast_tui.text.keys import SCRIPT_KEY, actions_of, knobs_by_group
 
@@ -37,11 +37,8 @@ SIGN_MEANINGS = (
     ("•", "a knob that differs from the run on the screen"),
     ("▸", "the cursor; beside a GPU: the run uses it"),
     ("T t", "event line: throttling by heat began (T) and ended (t); other causes use their letters"),
-    ("✗ ✓ + - X c", "event line: GPU lost, GPU back, process started, process left, Xid error, step compiled"),
-    (
-        f"{OTHER_REASON_LETTER} {OTHER_REASON_LETTER.lower()}",
-        "event line: a reason for lower clocks that has no letter of its own began and ended",
-    ),
+    ("✗ ✓ + - X c", "event line: GPU lost, GPU back, process came, process left, Xid error, step compiled"),
+    ("O o", "event line: a reason for lower clocks that has no letter of its own began and ended"),
     *((f"{shade.letter} {shade.glyph * 2}", f"below a chart, and as its shade: {shade.words}") for shade in SHADES),
 )
 LABEL_CELLS = 14

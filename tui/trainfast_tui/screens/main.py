@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WIDE_SIDE_FROM = 120
 """Columns from which the knobs have a wide column."""
-LOW_STEP_PANEL_FROM = 100
+LOW_STEP_PANEL_FROM = 140
 """Columns from which the step panel needs one line less."""
 RUNS_TO_COMPLETION = "{} runs to completion and writes its usual files; set the knob steps to end it sooner."
 
@@ -332,17 +332,15 @@ class LogPane(ListWidget):
         super().__init__(classes="-empty")
         self._run_id: str | None = None
         self._output: tuple[str, ...] = ()
-        self._has_ended = False
         self._lines_back = 0
 
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show the log of this run; while a person reads earlier lines, those of the same run stay as they are."""
         run_id, output = (None, ()) if run is None else (run.run_id, run.log)
-        has_ended = run is not None and not run.is_live
         if run_id != self._run_id:
             self._run_id, self._lines_back = run_id, 0
-        if not self._lines_back and (output is not self._output or has_ended != self._has_ended):
-            self._output, self._has_ended = output, has_ended
+        if not self._lines_back and output is not self._output:
+            self._output = output
             self.set_class(not output, "-empty")
             if self.display:
                 self.repaint()
@@ -364,5 +362,4 @@ class LogPane(ListWidget):
         visible_lines = self._output[max(0, end - room) : end]
         title = "log" if not self._lines_back else f"log, {self._lines_back} lines back"
         body: list[Line] = [[(line, "text")] for line in visible_lines]
-        nothing = "The training printed nothing." if self._has_ended else "Nothing printed yet."
-        return [rule(title, width), *(body or [[(nothing, "muted")]])]
+        return [rule(title, width), *(body or [[("Nothing was printed.", "muted")]])]

@@ -16,14 +16,13 @@ from trainfast_runner.records.run_directory import is_alive, notable_reason, sta
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.running.history import RunRow, row_of
 from trainfast_runner.running.present_state import refuse_left_alone
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME, defaults
 from trainfast_runner.settings.spec import without_search_settings
-from trainfast_tui.control.messages import Message, Notified, Post
+from trainfast_tui.control.messages import Message, Notified
 from trainfast_tui.control.threads import as_warning, start_thread
 from trainfast_tui.painting import PaintedWidget
 from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.header_footer import FilterLine
-from trainfast_tui.panels.sorted_table import Columns, SortedTable, SortOrder
+from trainfast_tui.panels.sorted_table import Column, SortedTable
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
@@ -39,10 +38,9 @@ class RunsListed(Message, frozen=True):
     """The home's runs, newest first, with the warm processes of searches."""
 
     rows: list[RunRow]
-    request_id: int
 
 
-def list_runs(home: Home, earlier_rows: list[RunRow], request_id: int) -> RunsListed:
+def list_runs(home: Home, earlier_rows: list[RunRow]) -> RunsListed:
     """List the home's runs; those in `earlier_rows` that had ended are not read again."""
     ended = {row.run_id: row for row in earlier_rows if row.supervised is None and row.seconds is not None}
     numbers = home.launch_numbers()
@@ -50,17 +48,15 @@ def list_runs(home: Home, earlier_rows: list[RunRow], request_id: int) -> RunsLi
         [
             ended.get(run_id) or replace(row_of(home, run_id), number=numbers.get(run_id))
             for run_id in reversed(home.run_ids())
-        ],
-        request_id,
+        ]
     )
 
 
-def delete_run(home: Home, row: RunRow, rows: list[RunRow], request_id: int, post: Post) -> RunsListed:
-    """Delete a run with all its records, and list the others. Raises UserError for one that is live."""
+def delete_run(home: Home, row: RunRow) -> Notified:
+    """Delete a run with all its records. Raises UserError for one that is live."""
     refuse_left_alone(home.directory(row.run_id))
     home.remove(row.run_id)
-    post(Notified(f"deleted {_run_words(row)}"))
-    return list_runs(home, rows, request_id)
+    return Notified(f"deleted {_run_words(row)}")
 
 
 def _run_words(row: RunRow) -> str:
@@ -79,41 +75,31 @@ class RunsScreen(AppScreen):
         self._all_rows: list[RunRow] | None = None
         """All runs of the newest listing, with the warm processes of searches; None before the first."""
         self._is_listing = False
-        self._request_id = 0
-        """Number of the newest listing."""
+        self._deleted: set[str] = set()
+        """Ids of deleted runs: a listing that was begun before does not bring them back."""
 
     def content(self) -> ComposeResult:
-        yield RunsHead()
         yield RunsTable()
         yield RunDetail()
 
     def on_mount(self) -> None:
-        self.action_reload()
-        self.set_interval(REFRESH_S, self._look_again)
+        self._list()
+        self.set_interval(REFRESH_S, self._list)
 
     def on_posted_message(self, message: PostedMessage) -> None:
-        """Take in the newest listing: an earlier one may have runs that were deleted since."""
-        listed = message.content
-        if not isinstance(listed, RunsListed) or listed.request_id != self._request_id:
+        """Take in a listing; leave other messages to the app."""
+        if not isinstance(message.content, RunsListed):
             return
         self._is_listing = False
-        if listed.rows != self._all_rows:
-            self._show_runs(listed.rows)
+        rows = [row for row in message.content.rows if row.run_id not in self._deleted]
+        if rows != self._all_rows:
+            self._show_runs(rows)
 
-    def action_reload(self) -> None:
-        self._list([])
-
-    def _look_again(self) -> None:
+    def _list(self) -> None:
         """List runs that have started, ended or gone meanwhile, unless an earlier look is still under way."""
         if not self._is_listing:
-            self._list(self._all_rows or [])
-
-    def _list(self, earlier_rows: list[RunRow]) -> None:
-        self._is_listing = True
-        self._request_id += 1
-        start_thread(
-            "runs", partial(list_runs, self._home, earlier_rows, self._request_id), self.post, self._not_listed
-        )
+            self._is_listing = True
+            start_thread("runs", partial(list_runs, self._home, self._all_rows or []), self.post, self._not_listed)
 
     def _not_listed(self, error: UserError) -> Notified:
         self._is_listing = False
@@ -131,12 +117,7 @@ class RunsScreen(AppScreen):
     def on_sorted_table_moved(self) -> None:
         self.query_one(RunDetail).show_row(self.table.current)
         if self._all_rows is not None:
-            self.query_one(RunsHead).show_text(self._head())
             self.query_one(FilterLine).show_count(f"{len(self.table.listed):,} of {len(self.table.all_rows):,}")
-
-    def _head(self) -> str:
-        order = self.table.order
-        return f"runs   {len(self.table.listed):,}   by {order.name}, {order.direction_labels[self.table.reverse]}"
 
     def on_sorted_table_opened(self) -> None:
         self.action_open()
@@ -180,65 +161,39 @@ class RunsScreen(AppScreen):
         ask_yes(self.app, question, "delete it", partial(self._delete, row))
 
     def _delete(self, row: RunRow) -> None:
-        """Delete a run and list the others; a listing that was begun before does not bring it back."""
-        self._is_listing = True
-        self._request_id += 1
-        rows = [other for other in self._all_rows or () if other.run_id != row.run_id]
-        delete = partial(delete_run, self._home, row, rows, self._request_id, self.post)
-        start_thread("delete", delete, self.post, self._not_listed)
-        self._show_runs(rows)
+        def not_deleted(error: UserError) -> Notified:
+            self._deleted.discard(row.run_id)
+            return as_warning(error)
+
+        self._deleted.add(row.run_id)
+        start_thread("delete", partial(delete_run, self._home, row), self.post, not_deleted)
+        self._show_runs([other for other in self._all_rows or () if other.run_id != row.run_id])
 
 
-class RunsHead(PaintedWidget):
-    """The number of runs and their order."""
-
-    _text = "runs"
-
-    def show_text(self, text: str) -> None:
-        """Show this line."""
-        self._text = text
-        self.repaint()
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        return [[(self._text, "title")]]
-
-
-ALL_COLUMNS: Columns = (
-    ("run", 6),
-    ("started", 16),
-    ("preset", 22),
-    ("state", 17),
-    ("samples/s", 12),
-    ("peak memory", 14),
-)
-FEWER_COLUMNS: Columns = (("run", 6), ("preset", 15), ("state", 17), ("samples/s", 12))
-ALL_COLUMNS_FROM = 110
-"""The width from which the table has all columns."""
 ID_TIME_LETTERS = len("20261121-054455")
 """The letters of a run's id that are its start."""
-
-ORDERS: tuple[SortOrder[RunRow], ...] = (
-    SortOrder("run", lambda row: row.run_id, direction_labels=("newest first", "oldest first")),
-    SortOrder("samples/s", lambda row: row.samples_per_s if row.measured_under is None else None),
-    SortOrder("peak memory", lambda row: row.peak_allocated_bytes),
-    SortOrder("preset", lambda row: row.name, largest_first=False, direction_labels=("a to z", "z to a")),
-    SortOrder("state", lambda row: row.state, largest_first=False, direction_labels=("a to z", "z to a")),
-)
 
 
 class RunsTable(SortedTable[RunRow]):
     """Rows with a cursor and marks."""
 
-    ORDERS = ORDERS
-    RIGHT_ALIGNED = ("samples/s", "peak memory")
-    LAST_COLUMN = "overrides"
-    MARGIN = 3
+    COLUMNS = (
+        Column("run", 6, 6, lambda row: row.run_id),
+        Column("started", 0, 16),
+        Column("preset", 15, 22, lambda row: row.name, largest_first=False),
+        Column("state", 17, 17, lambda row: row.state, largest_first=False),
+        Column("samples/s", 12, 12, lambda row: None if row.measured_under else row.samples_per_s, align="right"),
+        Column("peak memory", 0, 14, lambda row: row.peak_allocated_bytes, align="right"),
+    )
+    FIRST_ORDERS = ("run",)
+    LAST_COLUMN, NOUN = "overrides", "runs"
+    WIDE_FROM = 110
 
     def __init__(self) -> None:
         super().__init__()
         self.marked: list[str] = []
         """Ids of marked runs, first marked first; at most two."""
-        self._empty_words = "listing the runs…"
+        self._no_rows_words = "listing the runs…"
 
     @property
     def below(self) -> RunRow | None:
@@ -249,7 +204,7 @@ class RunsTable(SortedTable[RunRow]):
         """Show these rows; a mark goes with its run."""
         self.all_rows, ids = rows, {row.run_id for row in rows}
         self.marked = [run_id for run_id in self.marked if run_id in ids]
-        self._empty_words = f"No run yet; {key_of('runs', 'back')}, then {RUN_KEY} starts one."
+        self._no_rows_words = f"No run yet; {key_of('runs', 'back')}, then {RUN_KEY} starts one."
         self.reorder()
 
     def text_of(self, row: RunRow) -> str:
@@ -273,62 +228,41 @@ class RunsTable(SortedTable[RunRow]):
             self.marked = [*self.marked, row.run_id][-2:]
         self.repaint()
 
-    def lines(self, width: int, height: int) -> list[Line]:
-        if not self.listed:
-            return [[("No matching runs." if self.all_rows else self._empty_words, "muted")]]
-        return [self.heading(width), *self.visible_rows(width, height - 1)]
+    @property
+    def empty_words(self) -> str:
+        return "No matching runs." if self.all_rows else self._no_rows_words
 
     def identity(self, row: RunRow) -> str:
         return row.run_id
 
-    def columns(self, width: int) -> Columns:
-        return ALL_COLUMNS if width >= ALL_COLUMNS_FROM else FEWER_COLUMNS
+    def mark(self, row: RunRow) -> str:
+        return "●" if row.run_id in self.marked else " "
 
-    def row_line(self, row: RunRow, width: int) -> Line:
+    def cells(self, row: RunRow) -> dict[str, Piece]:
         sign, tone = fmt.state_sign(row.state, row.doubts)
         state = "unsupervised" if row.supervised is False else state_text(row.state)
-        cells: dict[str, Piece] = {
+        speed, is_doubtful = fmt.number(row.samples_per_s), row.doubts and row.samples_per_s is not None
+        return {
             "run": (fmt.ABSENT if row.number is None else str(row.number), "muted"),
             "started": (_started(row), "text"),
             "preset": (fmt.plain(row.name), "title"),
             "state": (f"{sign} {state}", tone),
-            "samples/s": _speed(row),
+            "samples/s": (f"{DOUBT_SIGN} {speed}", "warning") if is_doubtful else (speed, "text"),
             "peak memory": (fmt.size(row.peak_allocated_bytes), "text"),
         }
-        line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
-        line += [
-            (self.cell(name, cells[name][0], column_width), cells[name][1])
-            for name, column_width in self.columns(width)
-        ]
-        overrides = without_search_settings(row.overrides, row.role)
-        changed = fmt.plain(short_overrides(overrides, width - fmt.line_length(line)))
-        line.append((changed, "text"))
-        gap = "  " if changed else ""
-        if role := ROLE_WORDS.get(row.role or ""):
-            line.append((f"{gap}{role}", "muted"))
-            gap = "  "
+
+    def rest(self, row: RunRow, width: int) -> Line:
+        changed = fmt.plain(short_overrides(without_search_settings(row.overrides, row.role), width))
         marks = [SYNTHETIC_MARK] * bool(row.synthetic_data) + [fmt.doubt_words(row.doubts)] * bool(row.doubts)
-        line.append((f"{gap}{', '.join(marks)}" if marks else "", "warning"))
-        reason = fmt.with_sizes(notable_reason(row.state, row.reason))
-        return [*line, (f"  {reason}" if reason else "", "muted")]
-
-
-def _speed(row: RunRow) -> Piece:
-    """Return the samples per second, with a sign if the figure is in doubt."""
-    if row.doubts and row.samples_per_s is not None:
-        return f"{DOUBT_SIGN} {fmt.number(row.samples_per_s)}", "warning"
-    return fmt.number(row.samples_per_s), "text"
+        notes: Line = [(ROLE_WORDS.get(row.role or "", ""), "muted"), (", ".join(marks), "warning")]
+        notes.append((fmt.with_sizes(notable_reason(row.state, row.reason)), "muted"))
+        return [(changed, "text"), *((f"  {text}", tone) for text, tone in notes if text)]
 
 
 def _started(row: RunRow) -> str:
     if row.started_wall_ns is None:
         return row.run_id[:ID_TIME_LETTERS]
     return time.strftime("%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
-
-
-LEFT_OUT_KNOBS = ("steps", "timing_warmup", "devices", "watch", "seed")
-"""Knobs left out of the overrides: they change little of a result."""
-KNOB_DEFAULTS = defaults()
 
 
 class RunDetail(PaintedWidget):
@@ -345,26 +279,9 @@ class RunDetail(PaintedWidget):
         row = self._row
         if row is None:
             return []
-        first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_text(row.state), "muted")]
         reason = fmt.with_sizes(row.reason)
-        if row.command:
-            return [
-                first,
-                *fmt.paragraph(shlex.join(row.command), width, "text"),
-                *fmt.paragraph(reason, width, "muted"),
-            ]
-        knobs = " ".join(override_words(row)) or "all knobs at their defaults"
-        knobs += f"  {SYNTHETIC_MARK}" if row.synthetic_data else ""
-        return [first, *fmt.paragraph(f"{reason}.  {knobs}" if reason else knobs, width, "text")]
-
-
-def override_words(row: RunRow) -> list[str]:
-    """Return the overrides, then the preset's own knobs that are not at their default, as they are typed."""
-    return [fmt.plain(setting) for setting in typed_overrides(row.overrides)] + [
-        f"{name}={KNOBS_BY_NAME[name].text_of(value)}"
-        for name, value in row.knobs.items()
-        if name in KNOBS_BY_NAME
-        and name not in LEFT_OUT_KNOBS
-        and name not in row.overrides
-        and value != KNOB_DEFAULTS[name]
-    ]
+        settings = shlex.join(row.command or typed_overrides(row.overrides)) or "no overrides"
+        words = ".  ".join(filter(None, (reason, fmt.plain(settings))))
+        words += f"  {SYNTHETIC_MARK}" if row.synthetic_data else ""
+        first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_text(row.state), "muted")]
+        return [first, *fmt.paragraph(words, width, "text")]

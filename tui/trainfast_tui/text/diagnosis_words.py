@@ -13,13 +13,16 @@ from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import Line, labelled, paragraph
+from trainfast_tui.text.format import Line, labelled, paragraph, rule
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis, Result
     from trainfast_runner.results.bottleneck_rules import FigureCondition
     from trainfast_runner.running.follower import RunSnapshot
 
+OVERLAP_WORDS = "The shares add up to more than a step: causes active at the same time each count in full."
+MAX_RULE_CELLS = 120
+"""The longest line beside a title: a pipe has lines of any length."""
 FORMATTERS: dict[str, Callable[[float], str]] = {
     "_fraction": lambda value: fmt.fraction(value, 1),
     "_share": lambda value: fmt.fraction(value, 1),
@@ -41,28 +44,36 @@ FORMATTERS: dict[str, Callable[[float], str]] = {
 """The formatter of each unit at the end of a name; the longest suffix that matches counts."""
 
 
-def diagnosis_section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]]:
-    """Return a title with the cost, and the lines: figures beside their thresholds, advice, source."""
+def diagnosis_lines(diagnoses: Sequence[Diagnosis], nothing: str, width: int) -> list[Line]:
+    """Return each bottleneck with its figures, its rule's thresholds and their sources; else `nothing`."""
+    if not diagnoses:
+        return [[(nothing, "text")]]
+    overlap = OVERLAP_WORDS if sum(diagnosis.cost_fraction or 0.0 for diagnosis in diagnoses) > 1 else ""
+    lines = paragraph(overlap, width, "muted")
+    for index, diagnosis in enumerate(diagnoses):
+        lines += [*([[]] if index else []), *_section(diagnosis, width)]
+    return lines
+
+
+def _section(diagnosis: Diagnosis, width: int) -> list[Line]:
+    """Return a title with the cost, then figures beside their thresholds, advice, source."""
     from trainfast_runner.results.bottleneck_rules import matching_rule
 
     matched = matching_rule(diagnosis.rule, diagnosis.figures)
     rule_title = matched.title if matched is not None else diagnosis.rule
     title = ", ".join(filter(None, (rule_title, cost_words(diagnosis))))
     thresholds = {condition.figure: condition for condition in matched.when} if matched is not None else {}
-    lines = paragraph(diagnosis.line, width, "title")
+    lines = [rule(title, min(width, MAX_RULE_CELLS)), *paragraph(diagnosis.line, width, "title")]
     name_width = max((cell_len(figure_name(name)) for name in diagnosis.figures), default=0)
     for name, value in diagnosis.figures.items():
-        line: Line = [
-            (f"  {fmt.to_width(figure_name(name), name_width)}  ", "muted"),
-            (figure_text(name, value), "text"),
-        ]
-        if (condition := thresholds.get(name)) is not None:
-            line.append((f"   the rule: {_threshold_words(condition)}", "muted"))
-        lines.append(line)
+        condition = thresholds.get(name)
+        threshold = "" if condition is None or condition.operator == "is" else _threshold_words(condition)
+        label = f"  {fmt.to_width(figure_name(name), name_width)}  "
+        lines.append([(label, "muted"), (figure_text(name, value), "text"), (threshold, "muted")])
     source = matched.source if matched is not None else ""
     for label, text in (("try", diagnosis.advice), ("source", source)):
         lines += labelled((f"  {label:<10}", "key"), text, width)
-    return title, lines
+    return lines
 
 
 def figure_name(name: str) -> str:
@@ -89,9 +100,9 @@ def _threshold_words(condition: FigureCondition) -> str:
     """Return a rule's threshold for a figure, with its unit."""
     threshold = condition.threshold
     if isinstance(threshold, tuple):
-        return f"one of {', '.join(threshold)}"
-    words = {">=": "at least ", "<": "below ", "is": "must be "}.get(condition.operator, "")
-    return f"{words}{figure_text(condition.figure, threshold)}"
+        return f"   the rule: one of {', '.join(threshold)}"
+    words = "below" if condition.operator == "<" else "at least"
+    return f"   the rule: {words} {figure_text(condition.figure, threshold)}"
 
 
 def cost_words(diagnosis: Diagnosis) -> str:
@@ -100,13 +111,6 @@ def cost_words(diagnosis: Diagnosis) -> str:
         return ""
     share = f"{fmt.fraction(diagnosis.cost_fraction)} of a step"
     return share if diagnosis.cost_ms_per_step is None else f"{share}: {fmt.milliseconds(diagnosis.cost_ms_per_step)}"
-
-
-def overlap_words(diagnoses: Sequence[Diagnosis]) -> str:
-    """Explain why the shares add up to more than a step; empty if they do not."""
-    if sum(diagnosis.cost_fraction or 0.0 for diagnosis in diagnoses) <= 1:
-        return ""
-    return "The shares add up to more than a step: causes active at the same time each count in full."
 
 
 def no_bottleneck_in_run(run: RunSnapshot) -> str:

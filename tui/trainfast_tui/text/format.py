@@ -92,12 +92,6 @@ def milliseconds(value_ms: float | None) -> str:
     return ABSENT if _finite(value_ms) is None else f"{number(value_ms)} ms"
 
 
-def watts(value_w: float | None) -> str:
-    """Return whole watts: `251 W`."""
-    value = _finite(value_w)
-    return ABSENT if value is None else f"{value:.0f} W"
-
-
 def joules(value_j: float | None) -> str:
     """Return joules, or kJ and MJ when large: `12.3 kJ`."""
     if (value := _finite(value_j)) is None:
@@ -108,16 +102,18 @@ def joules(value_j: float | None) -> str:
     return f"{number(value)} J"
 
 
-def celsius(value_c: float | None) -> str:
-    """Return whole degrees Celsius: `64 °C`."""
-    value = _finite(value_c)
-    return ABSENT if value is None else f"{value:.0f} °C"
+def _whole(unit: str) -> Formatter:
+    """Return a formatter to whole numbers with this unit."""
+
+    def text(value: float | None) -> str:
+        value = _finite(value)
+        return ABSENT if value is None else f"{value:.0f} {unit}"
+
+    return text
 
 
-def megahertz(value_mhz: float | None) -> str:
-    """Return whole megahertz without separators, as nvidia-smi prints clocks: `1980 MHz`."""
-    value = _finite(value_mhz)
-    return ABSENT if value is None else f"{value:.0f} MHz"
+watts, celsius, megahertz = _whole("W"), _whole("°C"), _whole("MHz")
+"""Format watts, degrees Celsius and, without separators as nvidia-smi prints clocks, megahertz: `1980 MHz`."""
 
 
 def beside_limit(reading: str, limit: str) -> str:
@@ -331,6 +327,23 @@ def join_pieces(cells: Iterable[Piece]) -> Line:
     return line
 
 
+def packed(entries: Iterable[Line], width: int, *, indent: int = 0, gap: int = 2, stop: int = 1) -> list[Line]:
+    """Lay entries out in lines of `width` cells, none broken, at least `gap` cells apart, each at a multiple of `stop`.
+
+    `indent` is the blank start of each line, in cells.
+    """
+    lines: list[Line] = []
+    end = width
+    for entry in entries:
+        begin = indent + math.ceil((end + gap - indent) / stop) * stop
+        if begin + line_length(entry) > width:
+            begin, end = indent, 0
+            lines.append([])
+        lines[-1] += [(" " * (begin - end), "text"), *entry]
+        end = begin + line_length(entry)
+    return lines
+
+
 def has_all_words(text: str, words: str) -> bool:
     """True if the text contains every one of these words; case does not count."""
     lowered = text.lower()
@@ -425,13 +438,27 @@ def figure_headings(*texts: str) -> tuple[FigureHeading, ...]:
     return tuple(map(FigureHeading, texts))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], max_cells: int = MAX_COLUMN_CELLS) -> list[str]:
-    """Return aligned lines, the header first; no column is over `max_cells` wide."""
-    lines = [header, *rows]
-    sides: list[Side] = ["right" if isinstance(heading, FigureHeading) else "left" for heading in header]
-    widths = [min(max_cells, max(map(cell_len, column))) for column in zip(*lines, strict=True)]
-    gap = " " * GAP_CELLS
-    return [gap.join(map(to_width, line, widths, sides)).rstrip() for line in lines]
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    max_cells: int = MAX_COLUMN_CELLS,
+    width: int | None = None,
+    drop: Sequence[str] = (),
+) -> list[str]:
+    """Return aligned lines, the header first; no column is over `max_cells` wide, and no line over `width`.
+
+    The columns named in `drop` are left out one by one until the rest fits in `width`, so that no figure is cut.
+    """
+    columns = list(zip(header, *rows, strict=True))
+    widths = {column: min(max_cells, max(map(cell_len, column))) for column in columns}
+    for dropped in drop:
+        if width is None or sum(widths[column] + GAP_CELLS for column in columns) - GAP_CELLS <= width:
+            break
+        columns = [column for column in columns if column[0] != dropped]
+    sides: list[Side] = ["right" if isinstance(column[0], FigureHeading) else "left" for column in columns]
+    cells_wide, gap = [widths[column] for column in columns], " " * GAP_CELLS
+    lines = (gap.join(map(to_width, cells, cells_wide, sides)).rstrip() for cells in zip(*columns, strict=True))
+    return [line if width is None else truncate(line, width) for line in lines]
 
 
 def without_empty_columns(

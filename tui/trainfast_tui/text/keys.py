@@ -53,7 +53,7 @@ class Action(msgspec.Struct, frozen=True):
     @property
     def shown_keys(self) -> list[str]:
         """The names of the keys on the screen."""
-        return [KEY_WORDS.get(key, key) for key in self.keys.split() if key != "equals_sign"]
+        return [_shown(key) for key in self.keys.split() if key != "equals_sign"]
 
     @property
     def bound_keys(self) -> str:
@@ -68,8 +68,9 @@ KEY_WORDS = {
     "down": "↓",
     "left": "←",
     "right": "→",
-    "enter": "Enter",
     "escape": "Esc",
+    "space": "space",
+    "backspace": "backspace",
     "pageup": "PgUp",
     "pagedown": "PgDn",
     "question_mark": "?",
@@ -81,17 +82,11 @@ KEY_WORDS = {
     "comma": ",",
     "full_stop": ".",
     "colon": ":",
-    "home": "Home",
-    "end": "End",
-    "f1": "F1",
-    "f2": "F2",
-    "f5": "F5",
-    "ctrl+c": "Ctrl-C",
-    "ctrl+l": "Ctrl-L",
-    "ctrl+p": "Ctrl-P",
-    "ctrl+q": "Ctrl-Q",
-    "ctrl+z": "Ctrl-Z",
 }
+
+
+def _shown(key: str) -> str:
+    return key if len(key) == 1 else KEY_WORDS.get(key) or key.title().replace("+", "-")
 
 
 def _in_palette(id: str, keys: str, label: str, help: str) -> Action:
@@ -147,7 +142,11 @@ def _fix(index: int, nth: str) -> Action:
     return _in_palette(f"EndingPanel.apply_change({index})", str(index + 1), f"{nth} fix", words)
 
 
-_TIME_AXIS = (
+_ZOOMS = (
+    _in_palette("ChartColumn.zoom(-1)", "plus equals_sign", "shorter time", "Show a shorter time."),
+    _in_palette("ChartColumn.zoom(1)", "minus", "longer time", "Show a longer time."),
+)
+_EVENTS = (
     _in_palette(
         "ChartColumn.event(-1)",
         "less_than_sign comma",
@@ -160,8 +159,6 @@ _TIME_AXIS = (
         "later event",
         "A later event; after the last the newest again.",
     ),
-    _in_palette("ChartColumn.zoom(-1)", "plus equals_sign", "shorter time", "Show a shorter time."),
-    _in_palette("ChartColumn.zoom(1)", "minus", "longer time", "Show a longer time."),
 )
 
 _BY_SCREEN: dict[str, tuple[Action, ...]] = {
@@ -203,7 +200,8 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "ChartColumn.throughput_unit", "t", "samples or tokens", "Throughput in samples a second or in tokens."
         ),
         _in_palette("ChartColumn.reading", "n", "next reading", "Another device reading in the chart."),
-        *_TIME_AXIS,
+        *_EVENTS,
+        *_ZOOMS,
         Action("back", "q", "quit", "Leave. A run or search goes on; come back with trainfast-tui."),
     ),
     "batch": (
@@ -254,7 +252,6 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         *_shares("the run under the cursor"),
         Action("RunsTable.sort", "o", "order", "Order by another column."),
         _in_palette("RunsTable.reverse", "O", "reverse", "Turn the order around."),
-        _in_palette("reload", "f5", "reload", "List the runs again."),
         *_moves("RunsTable", "run"),
     ),
     "compare": (
@@ -266,19 +263,13 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "topo": (_back("T"), Action("reload", "f5", "ask again", "Ask the driver again."), *_moves("Page", "line")),
     "monitor": (
         _back("m"),
-        Action(
-            "end_process",
-            "x",
-            "end",
-            "End the process under the cursor, then kill it; for a run's process, stop the run.",
-        ),
         Action("ProcessTable.sort", "o", "order", "Order the processes by another column."),
         _in_palette("ProcessTable.reverse", "O", "reverse", "Turn the order around."),
         Action("ChartColumn.reading", "n", "next reading", "Another device reading in the first chart."),
         _filter("processes"),
         Action("MonitorDevices.choose(1)", "right", "next GPU", "All readings of the next GPU."),
         _in_palette("MonitorDevices.choose(-1)", "left", "GPU before", "All readings of the GPU before."),
-        *_TIME_AXIS,
+        *_ZOOMS,
         *_moves("ProcessTable", "process"),
     ),
     "diagnosis": (_back("d"), *_moves("Page", "line")),

@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Cpu, Flops, Losses, Result, Thinning
+from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Flops, Losses, Result, Thinning
 from trainfast_runner.records.run_directory import notable_reason, state_text
 from trainfast_runner.records.run_file import SCHEMA, ScriptFigures
 from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.comparison import (
+    BETTER,
     DIFFERENT_SAMPLE_VERDICTS,
     DIFFERENT_SEQ_LEN,
     DOUBTFUL,
     NOISE,
     STRICT_THRESHOLDS,
+    WORSE,
     Comparison,
     ComparisonRow,
 )
@@ -28,7 +30,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.words import STEP_PHASES
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import ABSENT, DOUBT_SIGN
+from trainfast_tui.text.format import ABSENT, DOUBT_SIGN, Line, Tone, labelled, paragraph
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word
 from trainfast_tui.text.next_run_words import SAMPLES_VARY, against_predicted_speed, few_steps_note
 from trainfast_tui.text.search_words import ROLE_WORDS, warm_words
@@ -97,8 +99,6 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
         yield "optimizer", fmt.plain(result.actual.optimizer_reason)
     if result.script is not None:
         yield from _script(result.script, result.run_id)
-    elif result.cpu is not None:
-        yield "on the CPU", _cpu(result.cpu)
 
 
 def _losses(loss: Losses) -> str:
@@ -179,16 +179,6 @@ def _script(script: ScriptFigures, run_id: str) -> Iterator[tuple[str, str]]:
     for override in script.overridden:
         ran = "what ran is unknown" if override.ran is None else f"ran {override.ran}"
         yield "overridden", fmt.plain(f"{override.knob}: asked for {override.asked}, {ran} ({override.by})")
-
-
-def _cpu(cpu: Cpu) -> str:
-    """Return allocator, threads and their wait policy, with the reason."""
-    threads = "1 thread a rank" if cpu.threads == 1 else f"{cpu.threads} threads a rank"
-    reason = f" ({cpu.wait_policy_reason})" if cpu.wait_policy_reason else ""
-    return fmt.plain(
-        f"{cpu.allocator}, thresholds {cpu.thresholds}; {threads} of {cpu.openmp or 'no OpenMP'}, wait policy"
-        f" {cpu.wait_policy}{reason}"
-    )
 
 
 def _ran_as(actual: Actual, world_size: int) -> str:
@@ -283,3 +273,55 @@ def verdict_reasons(comparison: Comparison) -> list[str]:
     """Return the reasons for doubt, and a way to a verdict without it; empty if no doubt touches the runs."""
     is_by_conditions = any(doubt.kind not in NOT_BY_CONDITIONS for doubt in comparison.doubts)
     return [*(fmt.plain(doubt.text) for doubt in comparison.doubts), *[REPEAT_ADVICE] * is_by_conditions]
+
+
+VERDICT_TONES: dict[str, Tone] = {BETTER: "success", WORSE: "error", DOUBTFUL: "warning"}
+
+
+def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
+    """Yield the verdict with its doubts and notes, then the settings, figures and conditions, in `width` cells."""
+    tone = VERDICT_TONES.get(comparison.rows[0].verdict, "text")
+    yield from paragraph(verdict_words(comparison) or "", width, tone)
+    for reason in verdict_reasons(comparison):
+        yield from labelled((f"{DOUBT_SIGN} ", "warning"), reason, width, "warning")
+    for note in map(fmt.with_sizes, comparison.notes):
+        yield from labelled(("note: ", "muted"), note, width, "warning")
+    yield []
+    if comparison.knobs:
+        knobs = [(name, value_text(name, a), value_text(name, b)) for name, a, b in comparison.knobs]
+        yield from _toned_table(("KNOB", "A", "B"), knobs, ["text"] * len(knobs), width)
+    else:
+        yield [("the same settings", "text")]
+    yield []
+    figures = [
+        (
+            row.label,
+            figure_with_unit(row.a, row.unit),
+            figure_with_unit(row.b, row.unit),
+            difference_text(row),
+            "" if row.percent is None else fmt.signed_percent(row.percent),
+            interval_text(row),
+            row.verdict,
+        )
+        for row in comparison.shown_rows
+    ]
+    header = ("FIGURE", *fmt.figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
+    tones = [VERDICT_TONES.get(row.verdict, "text") for row in comparison.shown_rows]
+    yield from _toned_table(header, figures, tones, width, drop=("95 % CI", "CHANGE"))
+    if comparison.conditions:
+        yield []
+        conditions = [
+            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
+            for row in comparison.conditions
+        ]
+        tones = ["warning" if row.differs else "text" for row in comparison.conditions]
+        yield from _toned_table(("CONDITION", "A", "B", ""), conditions, tones, width)
+
+
+def _toned_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], tones: Sequence[Tone], width: int, drop: Sequence[str] = ()
+) -> list[Line]:
+    """Return a table whose rows have these tones."""
+    cells = [[fmt.plain(cell) for cell in row] for row in rows]
+    lines = fmt.table(header, cells, width=width, drop=drop)
+    return [[(line, tone)] for line, tone in zip(lines, ("muted", *tones), strict=True)]
