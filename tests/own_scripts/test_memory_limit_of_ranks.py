@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainfast_runner.door.trainfast_door import model_hook
 from trainfast_runner.door.trainfast_door.memory_limit import MemoryLimit
+from trainfast_runner.door.trainfast_door.step_hooks import ModelHooks
 
 GIB = 1 << 30
 
@@ -74,8 +74,9 @@ class Model(torch.nn.Module):
 @pytest.fixture
 def watched_run():
     """Install the model hook for a run with this limit; the hooks are removed afterwards."""
-    yield lambda limit: model_hook.install(SimpleNamespace(memory_limit=limit, removals=[]))
-    model_hook.remove_hooks()
+    hooks = []
+    yield lambda limit: hooks.append(ModelHooks(SimpleNamespace(memory_limit=limit)))
+    hooks[0].remove()
 
 
 def global_forward_hooks():

@@ -1,10 +1,8 @@
 """The lines that the hooks write about a script whose figures or objects are odd, and on a full disk."""
 
-import atexit
 import json
 import math
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -21,16 +19,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv(notes.RUN_VARIABLE, str(tmp_path))
     monkeypatch.setattr(notes, "_noted", set())
     run = ScriptRun(str(tmp_path))
-    assert not run.steps.record_step()
+    assert not run.record_step()
     return run
-
-
-def end_process(run, monkeypatch):
-    """Record the end of the script as the exit of the interpreter does."""
-    at_exit = []
-    monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append(partial(function, *arguments)))
-    install.install(run)
-    at_exit[0]()
 
 
 def written_lines(directory):
@@ -56,7 +46,7 @@ def test_the_end_is_recorded_though_the_facts_about_the_script_cannot_be_read(ru
 
     monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(AcceleratorState=Unreadable))
     monkeypatch.setattr(sys, "last_value", None, raising=False)
-    end_process(run, monkeypatch)
+    install.record_end(run)
     assert written_lines(tmp_path)["finished"]["step"] == 1
     assert "no Accelerator" in (tmp_path / "door.jsonl").read_text()
 
@@ -70,7 +60,7 @@ def test_the_end_is_recorded_though_its_exception_has_no_text(run, tmp_path, mon
 
     monkeypatch.setattr(sys, "last_exc", None, raising=False)
     monkeypatch.setattr(sys, "last_value", MuteError(), raising=False)
-    end_process(run, monkeypatch)
+    install.record_end(run)
     line = written_lines(tmp_path)["exception"]
     assert line["type"].endswith("MuteError")
     assert line["message"] == ""
@@ -81,7 +71,7 @@ def log(tmp_path, monkeypatch):
     """The log of a script that is to stop after two steps."""
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
     (tmp_path / "run.json").write_text(json.dumps({"script": {"steps": 2}, "device": "cpu"}))
-    return ScriptRun(str(tmp_path)).steps
+    return ScriptRun(str(tmp_path))
 
 
 def test_the_last_step_stops_the_script_though_the_disk_is_full(log, disk):

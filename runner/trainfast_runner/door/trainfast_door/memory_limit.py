@@ -105,6 +105,7 @@ READ_EVERY_NS = 250_000_000
 """Time between two readings. A reading takes 20 to 50 us, and a screen looks no more often."""
 ALWAYS_READ_STEPS = 8
 """Number of first steps that are all read: a short script has no others."""
+NEVER_NS = 1 << 63
 
 
 class MemoryPeaks:
@@ -113,46 +114,38 @@ class MemoryPeaks:
     def __init__(self) -> None:
         self.device: Any = None
         """The device of the optimizer's parameters; None before the first step."""
-        self.on_cpu = False
-        """True if that device is the CPU, whose work the host's clock times."""
         self._baseline: tuple[int, int] | None = None
         """Resident bytes, and those of files among them, when the first parameter was made; None before."""
-        self.due_ns = 0
+        self._due_ns = 0
         """Time of the next reading (CLOCK_MONOTONIC)."""
         self._readings = 0
-        self._is_stopped = False
 
     @property
     def has_model(self) -> bool:
         """True once this process has made a parameter."""
         return self._baseline is not None
 
-    def watch(self, device: Any) -> None:
-        """Read the peaks of this device from here on."""
-        self.device = device
-        self.on_cpu = device.type == "cpu"
+    @property
+    def on_cpu(self) -> bool:
+        """True if the parameters are known to be on a CPU."""
+        return self.device is not None and self.device.type == "cpu"
 
     def set_baseline(self) -> None:
         """Set the baseline when the first parameter is made: memory that the imports needed."""
-        if self._baseline is None:
-            figures = process.status_bytes()
-            self._baseline = figures["VmRSS"], figures["RssFile"]
+        figures = process.status_bytes()
+        self._baseline = figures["VmRSS"], figures["RssFile"]
 
     def stop(self) -> None:
         """Read no further peaks."""
-        self._is_stopped = True
+        self._due_ns = NEVER_NS
 
     def read_due(self, now_ns: int) -> dict[str, int]:
-        """Read the peaks at the end of a step, and set the time of the next reading; empty once stopped."""
-        if self._is_stopped:
+        """The peaks at the end of a step, by the names of its record's fields; empty if no reading is due or known."""
+        if now_ns < self._due_ns:
             return {}
         self._readings += 1
         if self._readings >= ALWAYS_READ_STEPS:
-            self.due_ns = now_ns + READ_EVERY_NS
-        return self._read()
-
-    def _read(self) -> dict[str, int]:
-        """The peaks by the names of a step record's fields; empty before there are any."""
+            self._due_ns = now_ns + READ_EVERY_NS
         kind = getattr(self.device, "type", None)
         if kind == "cuda":
             statistics = sys.modules["torch"].cuda.memory_stats(self.device)
