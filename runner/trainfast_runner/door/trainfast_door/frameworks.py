@@ -92,7 +92,7 @@ def _set_trainer_fields(module: Any, run: ScriptRun) -> None:
             elif name in asked:
                 note(f"TrainingArguments has no field {name} in this version of transformers")
             if name in sandbox and given_value and given_value != value:
-                run.suppress(f"{name}={given_value}")
+                run.suppressed[f"{name}={given_value}"] = None
 
     if asked or sandbox:
         follow(module.TrainingArguments, "__post_init__", before=set_fields)

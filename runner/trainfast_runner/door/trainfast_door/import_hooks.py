@@ -7,12 +7,13 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .notes import never_raises
 from .script_run import ScriptRun
 
-Hook = Callable[[Any], None]
+if TYPE_CHECKING:
+    Hook = Callable[[Any], None]
 
 
 def hook_modules(hooks: Mapping[str, Hook]) -> None:
@@ -25,8 +26,9 @@ def hook_modules(hooks: Mapping[str, Hook]) -> None:
         sys.meta_path.insert(0, _AwaitedModules(awaited))
     for name in hooks.keys() - awaited.keys():
         module = sys.modules[name]
-        if getattr(module.__spec__, "_initializing", False):
-            _call_at_end(module.__spec__, hooks[name])
+        spec = getattr(module, "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            _call_at_end(spec, hooks[name])
         else:
             never_raises(hooks[name])(module)
 
@@ -103,7 +105,7 @@ SAVE_FUNCTIONS = {
 def install(run: ScriptRun) -> None:
     """Keep a trial from saving; does nothing in any other run."""
     if run.is_trial:
-        run.suppress("experiment trackers")
+        run.suppressed["experiment trackers"] = None
         hook_modules({name: functools.partial(_silence, names, run) for name, names in SAVE_FUNCTIONS.items()})
 
 
@@ -127,6 +129,6 @@ def _silence(names: tuple[str, ...], run: ScriptRun, module: Any) -> None:
 def _silenced(function: Any, label: str, run: ScriptRun) -> Any:
     @functools.wraps(function)
     def silent(*_args: Any, **_more: Any) -> None:
-        run.suppress(label)
+        run.suppressed[label] = None
 
     return silent

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice, takewhile
 from time import monotonic_ns
 from typing import Any
 
@@ -161,11 +161,11 @@ def _look(iterator: Any, first_batch: list[int]) -> tuple[list[int] | None, int,
     candidates: Sequence[int] = range(len(dataset))
     batches: list[list[int]] = []
     if type(getattr(sampler, "sampler", sampler)).__name__ not in WHOLE_SAMPLERS or makes_batches:
-        drawn = list(_within(iterator._sampler_iter, DRAWN_SAMPLES // len(first_batch), deadline_ns))
+        drawn = list(islice(iterator._sampler_iter, DRAWN_SAMPLES // len(first_batch)))
         iterator._sampler_iter = chain(drawn, iterator._sampler_iter)
         batches = [first_batch, *map(_batch, drawn)]
         candidates = list(dict.fromkeys(chain.from_iterable(batches)))
-    length_of = dict(_within(_lengths(dataset, candidates), len(candidates), deadline_ns))
+    length_of = dict(takewhile(lambda _: monotonic_ns() < deadline_ns, _lengths(dataset, candidates)))
     if makes_batches:
         longest = max(batches, key=lambda batch: len(batch) * max(length_of.get(index, 0) for index in batch))
     else:
@@ -173,19 +173,6 @@ def _look(iterator: Any, first_batch: list[int]) -> tuple[list[int] | None, int,
     is_full = makes_batches or len(longest) == len(first_batch)
     differ = len(set(length_of.values())) > 1
     return longest if is_full and differ else None, len(length_of), len(candidates)
-
-
-def _within(items: Iterable[Any], count: int, deadline_ns: int) -> Iterator[Any]:
-    """Yield the first `count` items, fewer after the deadline; take no item that is not yielded."""
-    iterator = iter(items)
-    for _ in range(count):
-        if monotonic_ns() > deadline_ns:
-            return
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        yield item
 
 
 def _lengths(dataset: Any, candidates: Sequence[int]) -> Iterator[tuple[int, int]]:

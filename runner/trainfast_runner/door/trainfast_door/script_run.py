@@ -68,9 +68,10 @@ class ScriptRun:
         self.settings = SimpleNamespace(**{**DEFAULTS, **(recorded["script"] or {})})
         self.is_trial: bool = self.settings.trial
         """True in a search's trial, whose memory is limited and which leaves no files."""
-        limits_bytes = recorded.get("memory_limit_bytes") if self.is_trial else None
-        self.memory_limit = MemoryLimit(limits_bytes or [], str(recorded.get("device")))
         self.files = RankFiles(directory, steps_from_log=bool(self.settings.steps_from_log))
+        limits = (recorded.get("memory_limit_bytes") if self.is_trial else None) or [0]
+        limit_bytes = limits[min(self.files.rank, len(limits) - 1)]
+        self.memory_limit = MemoryLimit(limit_bytes, str(recorded.get("device")))
         self.opened = False
         """True once the hooks are installed."""
 
@@ -78,12 +79,12 @@ class ScriptRun:
         """The reporter whose steps are counted."""
         self.framework: str | None = None
         """The framework that has reported steps; None without one."""
-        self.hooks: list[str] = []
-        """Names of the hooks that were called in this process."""
-        self.suppressed: list[str] = []
-        """Actions that a trial kept the script from."""
-        self.removals: list[Callable[[], None]] = []
-        """Functions that take hooks off the script's own objects."""
+        self.hooks: dict[str, None] = {}
+        """Names of the hooks that were called in this process, in the order of their first calls."""
+        self.suppressed: dict[str, None] = {}
+        """Actions that a trial kept the script from, in their order."""
+        self.take_hooks_off: Callable[[], None] = lambda: None
+        """Takes the hooks off the script's own objects."""
 
         self.taken = 0
         """Number of steps so far."""
@@ -123,20 +124,10 @@ class ScriptRun:
         """Steps by the source of their samples."""
         self._noted_phase = "train"
 
-    def note_hook(self, hook: str) -> None:
-        """Record that a hook was called."""
-        if hook not in self.hooks:
-            self.hooks.append(hook)
-
-    def suppress(self, name: str) -> None:
-        """Note, once, that the trial kept the script from doing `name`."""
-        if name not in self.suppressed:
-            self.suppressed.append(name)
-
     def count_steps_of(self, source: str) -> None:
         """From now on count only the steps that `source`, a framework, reports."""
         self.source = self.framework = source
-        self.note_hook(source)
+        self.hooks[source] = None
 
     def end_training(self) -> None:
         """End a framework's training: a trial ends here, any other script may go on with the model.
@@ -145,15 +136,14 @@ class ScriptRun:
         """
         self.flush()
         self.source, self.waits_for_loss = OPTIMIZER_SOURCE, False
-        for remove in self.removals:
-            remove()
+        self.take_hooks_off()
         if self.is_trial:
             raise SystemExit(0)
 
     def begin_draw(self, iterator: Any, loader: Any, now_ns: int) -> Turn:
         """Note that the script asks an iterator for a batch, and return the turn that this belongs to."""
         if self.taken == 0 and self.turns.loader_knobs is None:
-            self.note_hook("DataLoader")
+            self.hooks["DataLoader"] = None
             self.begun_ns = now_ns
         turn = self.turns.begin_draw(iterator, loader, now_ns)
         if turn.source is not self.turns.training:
@@ -176,7 +166,11 @@ class ScriptRun:
         if not self.files.claim():
             return False
         if self.is_stopping:
-            self._note_ignored_stop()
+            if not self._noted_ignored_stop:
+                # The script trains on; the supervisor ends it.
+                self.flush()
+                self.files.write("ignored_stop", step=self.taken)
+                self._noted_ignored_stop = True
             return False
         turns = self.turns
         if not turns.has_backward:
@@ -202,13 +196,6 @@ class ScriptRun:
         if self.taken == FACTS_AFTER:
             self.write_facts()
         return self.is_stopping
-
-    def _note_ignored_stop(self) -> None:
-        """Record, once, that the script trains on; the supervisor ends it."""
-        if not self._noted_ignored_stop:
-            self.flush()
-            self.files.write("ignored_stop", step=self.taken)
-            self._noted_ignored_stop = True
 
     def add_loss(self, loss: float) -> None:
         """Put a loss into the newest record; a framework may report it after the step's end."""
@@ -258,11 +245,11 @@ class ScriptRun:
         self.files.write(
             "script",
             framework=self.framework or ("accelerate" if uses_accelerate() else "torch"),
-            hooks=self.hooks,
+            hooks=list(self.hooks),
             samples_from=max(self._sources, key=self._sources.__getitem__, default=None),
             unknown=self.unknown,
             ran=self.ran,
-            suppressed=self.suppressed,
+            suppressed=list(self.suppressed),
             limit_peak_bytes=self.memory_limit.peak_bytes(),
             widths=self.widths or None,
             evaluation_seconds=self.turns.all_evaluated_ns() / 1e9,

@@ -3,7 +3,6 @@
 | hooked | when | read from it |
 |---|---|---|
 | modules and parameters being made | until the first step | which modules are outermost, the memory's baseline |
-| the first forward pass on a GPU | once, in a trial | the GPU to limit |
 | the outermost module with the optimizer's parameters | from the first step on | time, input size, evaluations, facts |
 | `torch.autograd.backward` | always | which batches are trained on |
 | every optimizer's step | always | steps, time, learning rate, the main optimizer |
@@ -25,7 +24,6 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import (
-    register_module_forward_pre_hook,
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
@@ -49,7 +47,7 @@ COMPILED_REASON = "the script compiles: a hook in the compiled part would break 
 def install(run: ScriptRun) -> None:
     """Install the hooks of a run's process."""
     model = ModelHooks(run)
-    run.removals.append(model.remove)
+    run.take_hooks_off = model.remove
     optimizers = OptimizerHooks(run, model)
     register_optimizer_step_pre_hook(optimizers.before)
     register_optimizer_step_post_hook(optimizers.after)
@@ -143,12 +141,11 @@ class OptimizerHooks:
             self._smaller.add(optimizer)
             return False
         if run.source == OPTIMIZER_SOURCE:
-            run.note_hook("optimizer step hook")
+            run.hooks["optimizer step hook"] = None
         self._main, self._main_count = weakref.ref(optimizer), count
         group = optimizer.param_groups[0]
         run.has_scheduler = "initial_lr" in group
         run.given_rate = _finite(group.get("initial_lr", group.get("lr")))
-        # A forward pass that was compiled whole has not limited its GPU.
         run.memory_limit.limit_gpu_of(parameters[0])
         run.peaks.device = parameters[0].device
         run.actual.update(
@@ -185,8 +182,7 @@ def _finite(rate: Any) -> float | None:
 class ModelHooks:
     """Watches modules being made until the first step, then hooks the model alone.
 
-    Global forward hooks would slow down every module's call. The one in a trial on GPUs limits the model's GPU before
-    the first forward pass, then removes itself.
+    Global forward hooks would slow down every module's call.
     """
 
     def __init__(self, run: ScriptRun) -> None:
@@ -203,9 +199,6 @@ class ModelHooks:
             register_module_parameter_registration_hook(never_raises(self._on_parameter)),
         ]
         """The handles of all hooks that are in place."""
-        if run.memory_limit.is_on_gpus:
-            self._before_first_forward = register_module_forward_pre_hook(never_raises(self._limit_gpu))
-            self._handles.append(self._before_first_forward)
 
     def remove(self) -> None:
         """Take all hooks off the modules: a model with hooks cannot be scripted, and training is over."""
@@ -220,21 +213,11 @@ class ModelHooks:
     def _on_parameter(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         run = self._run
         if not run.peaks.has_model:
-            run.memory_limit.impose(run.files.rank)
+            run.memory_limit.impose()
             run.peaks.set_baseline()
         self._modules.add(module)
         if run.taken == 0:
             run.begun_ns = monotonic_ns()
-
-    def _limit_gpu(self, module: nn.Module, args: Any) -> None:
-        # In compiled code only this line is traced.
-        if is_compiling():
-            return
-        # The script's transforms may be modules too: they have no parameters, or some on the CPU.
-        parameter = next(module.parameters(), None)
-        if parameter is not None and parameter.is_cuda:
-            self._before_first_forward.remove()
-            self._run.memory_limit.limit_gpu_of(parameter)
 
     @never_raises
     def hook(self, parameters: list[Tensor]) -> None:
@@ -283,8 +266,7 @@ class ModelHooks:
                 self._read_first_forward()
             if run.settings.longest_first:
                 _note_width(run, (args, kwargs))
-            rows = (leading_size(args) or leading_size(kwargs) or 0) if run.turns.counts_rows else 0
-            run.turns.add_forward(rows, module.training, now_ns)
+            run.turns.add_forward(leading_size(args) or leading_size(kwargs) or 0, module.training, now_ns)
         except Exception as error:
             note_error("model forward hook", error)
         self._begun_ns = monotonic_ns()
@@ -298,7 +280,7 @@ class ModelHooks:
     def _read_first_forward(self) -> None:
         """Record the facts that only a running model shows."""
         run, self._is_first = self._run, False
-        run.note_hook("model forward hook")
+        run.hooks["model forward hook"] = None
         device = run.peaks.device
         if device is not None and torch.is_autocast_enabled(device.type):
             run.actual["compute_dtype"] = str(torch.get_autocast_dtype(device.type)).replace("torch.", "")

@@ -165,10 +165,14 @@ class Turns:
     def reach_backward(self, step_begun_ns: int) -> None:
         """Add the training's turns since the last backward, which has just ended, to the step."""
         self.has_backward = True
-        training = self._training_turns()
-        evaluated_ns = self._evaluated_ns(training, step_begun_ns)
-        self.step_evaluated_ns += evaluated_ns
-        self.evaluated_ns += evaluated_ns
+        before, last = self._turns[0], self._turns[-1]
+        if len(self._turns) == 2 and last.source is self.training is not None and not before.evaluation_ns:
+            training = [last]  # nearly every step, so this path is short
+        else:
+            training = self._training_turns()
+            evaluated_ns = self._evaluated_ns(training, step_begun_ns)
+            self.step_evaluated_ns += evaluated_ns
+            self.evaluated_ns += evaluated_ns
         reached = {id(source): source for source in [turn.source for turn in training] or [self.training] if source}
         if self._is_new_attempt(reached.values()):
             self.batch_size, self.samples, self.rows = None, 0, 0
@@ -195,11 +199,6 @@ class Turns:
         if training is None or training.ended or training.iterator() is not None:
             return False
         return not any(source is training or self._is_trained(source) for source in reached)
-
-    @property
-    def counts_rows(self) -> bool:
-        """True unless a batch of known size is being trained on, as in nearly all steps."""
-        return self.batch_size is None or self._turns[-1].source is not self.training
 
     @property
     def is_evaluating(self) -> bool:
