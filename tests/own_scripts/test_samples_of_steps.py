@@ -133,7 +133,7 @@ for n, (x,) in enumerate(train):
 
 
 @pytest.mark.parametrize("data", ["DataLoader(rows(64), batch_size=32)", "[(torch.ones(32, 8),)] * 2"])
-def test_kind_b_the_time_of_an_evaluation_is_in_no_step(run, data):
+def test_case_01_kind_b_the_time_of_an_evaluation_is_in_no_step(run, data):
     ran = run(f"""
 train, test = DataLoader(rows(16), batch_size=8), {data}
 for epoch in range(3):
