@@ -74,7 +74,8 @@ def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_noth
         "import os\nos.environ['HF_ENDPOINT'] = 'http://127.0.0.1:9'\n"
         # Before torch, with which the hooks come, and after it.
         "from huggingface_hub import upload_folder\nfrom huggingface_hub.hf_api import create_commit\n"
-        f"{LINEAR}import huggingface_hub\nbegin = {'repo_id': 'me/mine', 'token': 'hf_x'}\n"
+        f"{LINEAR}import huggingface_hub\n"
+        "begin = {'repo_id': 'me/mine', 'token': 'hf_x'}\n"
         "upload_folder(folder_path=os.path.dirname(__file__), **begin)\n"
         "create_commit(operations=[], commit_message='begin', **begin)\n"
         "huggingface_hub.upload_file(path_or_fileobj=b'x', path_in_repo='x', **begin)\n"
