@@ -33,16 +33,12 @@ BLOCK_STEPS = 10
 
 def rows(pairs: int = 30) -> list[Row]:
     """The share by which records lengthen a step of tiny-llama: what, measured, budget, held."""
-    recorder = importlib.import_module("trainfast_worker.records.step_log")
     with tempfile.TemporaryDirectory() as folder:
         prepared = _training(Path(folder), (2 * pairs + 2) * BLOCK_STEPS)
         prepared.memory.start(prepared.spec.strict_steps)
-        step_log = prepared.build()
-        clock_of_device = recorder.make_clock(prepared.device)
-        recorders = {
-            "with": recorder.StepRecorder(clock_of_device, prepared.memory, step_log, prepared.log),
-            "without": SimpleNamespace(begin_step=_nothing, enter=_nothing, end_step=_nothing),
-        }
+        recorder = prepared.build()
+        nothing = SimpleNamespace(begin_step=_nothing, enter=_nothing, end_step=_nothing)
+        recorders = {"with": recorder, "without": nothing}
 
         def seconds(name: str) -> float:
             knobs, began_s = replace(prepared.state.knobs, steps=BLOCK_STEPS), time.perf_counter()
@@ -54,7 +50,7 @@ def rows(pairs: int = 30) -> list[Row]:
         blocks = [
             {name: seconds(name) for name in ("with", "without")[:: 1 if pair % 2 else -1]} for pair in range(pairs)
         ]
-        step_log.flush()
+        recorder.flush()
         prepared.memory.free_reserve()
     ratios = [100 * (block["with"] / block["without"] - 1) for block in blocks]
     low, middle, high = statistics.quantiles(ratios, n=4)

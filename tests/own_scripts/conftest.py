@@ -28,6 +28,15 @@ args = parser.parse_args()
 pathlib.Path("trained").write_text("the training has begun")
 """
 """A script that writes the file `trained` after its parser has read the flags."""
+LINEAR = (
+    "import argparse, torch\nparser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--batch-size', type=int, default=4)\nargs = parser.parse_args()\n"
+    "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "def loader(samples, size=args.batch_size):\n"
+    "    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(samples, 4)), size)\n"
+    "def step(rows):\n    model(rows).mean().backward()\n    optimizer.step()\n"
+)
+"""The first lines of a script with a flag for its batch."""
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ import pytest
 
 from cli.command import Cli, until
 from own_scripts.conftest import no_step, run_script, script, written
-from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import is_alive_after_grace
-from trainfast_runner.records.run_lines import Step
 
 
 def test_a_script_that_ends_before_its_first_step_lists_the_ways(cli: Cli, tmp_path: Path) -> None:
@@ -47,21 +45,6 @@ def test_loop_without_torch_optim_may_report_its_own_steps(cli: Cli, tmp_path: P
         "trainfast_door.step()",
         "--samples-per-step",
     )
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_step_of_two_optimizers_counts_once(cli: Cli, tmp_path: Path) -> None:
-    lines = (
-        "import torch\nnets = [torch.nn.Linear(2, 2), torch.nn.Linear(9, 9)]\n"
-        "optimizers = [torch.optim.SGD(net.parameters(), lr=1) for net in nets]\n"
-        "for _ in range(6):\n    for optimizer in optimizers:\n        optimizer.step()\n"
-    )
-    result = run_script(cli, *written(tmp_path, lines))
-    assert result["reason"] == "took 6 steps"
-    assert result["actual"]["parameters"] == 90
-    steps = read_all(cli.home / "runs" / result["run_id"] / "steps.jsonl", Step)[0]
-    assert {step.lr for step in steps} == {1.0}, "a whole number is a rate too"
 
 
 def test_script_that_forks_and_leaves_is_ended_with_its_children(cli: Cli, tmp_path: Path) -> None:

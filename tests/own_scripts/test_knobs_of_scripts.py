@@ -109,52 +109,6 @@ def test_trainer_that_imports_torch_itself_takes_fp32_in_place_of_tf32(cli, tmp_
     assert samples_of_steps(cli, result) == {4}
 
 
-def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(cli, tmp_path):
-    lines = (
-        "import sys, torch\nfrom types import SimpleNamespace as Some\n"
-        "sys.modules['lightning.pytorch.callbacks'] = Some(Callback=object)\n"
-        "from trainfast_door.frameworks import callbacks_of_lightning\n"
-        "trainer = Some(global_step=0, accumulate_grad_batches=4, precision='32-true', gradient_clip_val=None)\n"
-        "module, (callback,) = Some(automatic_optimization=True), callbacks_of_lightning()\n"
-        "callback.on_train_start(trainer, module)\n"
-        "for step in range(1, 9):\n    trainer.global_step = step\n"
-        "    callback.on_train_batch_end(trainer, module, {'loss': torch.tensor(3.0) / 4}, None, 0)\n"
-    )
-    result = run_script(cli, *written(tmp_path, lines))
-    assert result["loss"]["first"] == 3.0, result["troubles"]
-
-
-@pytest.mark.long
-def test_compiled_layers_leave_the_precision_of_autocast_unknown(cli, tmp_path):
-    mapping = tmp_path / "mine.toml"
-    mapping.write_text('schema = 1\n[script.knobs.precision]\nbf16 = "--bf16"\n')
-    lines = (
-        "import torch\nmodel = torch.nn.Linear(4, 1)\nmodel.compile(backend='eager')\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor _ in range(8):\n"
-        "    with torch.autocast('cpu', torch.bfloat16):\n        loss = model(torch.ones(2, 4)).sum()\n"
-        "    loss.backward()\n    optimizer.step()\n"
-    )
-    result = run_script(cli, "--preset", str(mapping), "--set", "precision=bf16", *written(tmp_path, lines))
-    assert (result["actual"]["compiled"], result["actual"]["compute_dtype"]) == (True, None)
-    assert result["script"]["overridden"] == []
-
-
-@pytest.mark.long
-def test_accumulation_of_the_scripts_own_beside_accelerate_is_believed(cli, tmp_path):
-    mapping = tmp_path / "mine.toml"
-    mapping.write_text('schema = 1\n[script.knobs]\ngrad_accum = "--accumulate {}"\n')
-    lines = (
-        "import sys, torch\nfrom accelerate import Accelerator\naccelerator = Accelerator(cpu=True)\n"
-        "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "model, optimizer = accelerator.prepare(model, optimizer)\nfor batch in range(1, 17):\n"
-        "    accelerator.backward(model(torch.ones(2, 4)).sum())\n"
-        "    if batch % int(sys.argv[2]) == 0:\n        optimizer.step()\n"
-    )
-    result = run_script(cli, "--preset", str(mapping), "--set", "grad_accum=2", *written(tmp_path, lines))
-    assert (result["steps"]["measured"], result["script"]["framework"]) == (5, "accelerate")
-    assert result["script"]["overridden"] == []
-
-
 @pytest.mark.long
 def test_hard_coded_trainer_takes_the_knobs(cli):
     settings = {"batch_size": 2, "grad_accum": 3, "lr": 0.01, "checkpointing": "full", "precision": "bf16"}

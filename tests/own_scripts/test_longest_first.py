@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 
 from own_scripts.conftest import preset_of, written
 from trainfast_runner.door.trainfast_door import loader_hook
-from trainfast_runner.door.trainfast_door.step_log import Settings
 from trainfast_runner.search.batch_journal import BatchFollower
 from trainfast_tui.text.batch_words import batch_answer_lines
 
@@ -42,9 +41,7 @@ for batch in torch.utils.data.DataLoader(SOURCE, args.batch_size, collate_fn=pad
 @pytest.fixture
 def run(monkeypatch):
     """A trial of a batch search in this process, before its first step."""
-    trial = SimpleNamespace(
-        settings=Settings(longest_first=True, timing_warmup=2), steps=SimpleNamespace(taken=0), widths={}
-    )
+    trial = SimpleNamespace(settings=SimpleNamespace(longest_first=True, timing_warmup=2), taken=0, widths={})
     iterator_class = dataloader._BaseDataLoaderIter
     monkeypatch.setattr(iterator_class, "_next_index", iterator_class._next_index)
     loader_hook.take_longest_first(trial)
@@ -112,7 +109,7 @@ def test_kind_e_first_batches_hold_the_longest_samples(run, dataset, workers):
 def test_kind_e_timed_steps_take_ordinary_batches(run):
     batches = iter(DataLoader(ROWS, 2, collate_fn=list))
     assert _length(next(batches)[0]) == 64
-    run.steps.taken = 2
+    run.taken = 2
     assert [_length(sample) for sample in next(batches)] == LENGTHS[2:4]
 
 
@@ -125,7 +122,7 @@ def test_kind_e_samples_outside_the_sampler_are_not_taken(run):
 def test_kind_e_the_widest_of_a_samplers_own_batches_comes_first(run):
     loader = DataLoader(ROWS, batch_sampler=Budget(), collate_fn=list)
     assert [len(batch) for batch in loader] == [40, 40, 40]
-    run.steps.taken = 2
+    run.taken = 2
     assert [len(batch) for batch in loader] == [20, 1, 40]
 
 

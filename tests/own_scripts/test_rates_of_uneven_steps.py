@@ -2,12 +2,7 @@
 
 import re
 
-import pytest
-
 from own_scripts.conftest import run_script, samples_of_steps, written
-from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_directory import rank_file
-from trainfast_runner.records.run_lines import Step
 
 START = """
 import time, torch
@@ -43,30 +38,6 @@ for x in DataLoader(torch.randn(sum(sizes), 8), batch_sampler=batches):
     assert rate["mean"] in compared["rows"][0].values()
     assert cli("report", "last", "-o", str(tmp_path / "report.md")).code == 0
     assert "mean: steps differ in size" in (tmp_path / "report.md").read_text()
-
-
-@pytest.mark.ci
-@pytest.mark.long
-def test_case_01_an_evaluation_between_steps_leaves_the_throughput_alone(cli, tmp_path):
-    lines = """
-train, test = (DataLoader(TensorDataset(torch.randn(count, 8)), batch_size=8) for count in (16, 64))
-for epoch in range(6):
-    for (x,) in train:
-        time.sleep(0.02)
-        step(x)
-    for (x,) in test:
-        time.sleep(0.02)
-        with torch.no_grad(): model(x)
-"""
-    result = run_script(cli, *written(tmp_path, START + lines))
-    assert samples_of_steps(cli, result) == {8}
-    rate = result["throughput"]["samples_per_s"]
-    assert rate["median"] > 0
-    assert rate["mean"] > 0
-    steps = read_all(rank_file(cli.home / "runs" / result["run_id"], "steps", 0), Step)[0]
-    assert min(step.step_ms for step in steps[2::2]) < 160, "an evaluation takes 160 ms"
-    assert result["script"]["evaluation_seconds"] > 6 * 0.16 * 0.9
-    assert "evaluation" in cli("runs", "show", "last").out
 
 
 def test_case_08_out_of_memory_in_an_evaluation_is_told_from_one_in_training(cli, tmp_path):

@@ -1,16 +1,14 @@
 """The lines that the hooks write about a script whose figures or objects are odd, and on a full disk."""
 
-import atexit
 import json
 import math
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from trainfast_runner.door.trainfast_door import install, notes
-from trainfast_runner.door.trainfast_door.notes import RUN_VARIABLE, process
+from trainfast_runner.door.trainfast_door.notes import RUN_VARIABLE
 from trainfast_runner.door.trainfast_door.script_run import ScriptRun
 
 
@@ -21,16 +19,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv(notes.RUN_VARIABLE, str(tmp_path))
     monkeypatch.setattr(notes, "_noted", set())
     run = ScriptRun(str(tmp_path))
-    assert not run.steps.record_step()
+    assert not run.record_step()
     return run
-
-
-def end_process(run, monkeypatch):
-    """Record the end of the script as the exit of the interpreter does."""
-    at_exit = []
-    monkeypatch.setattr(atexit, "register", lambda function, *arguments: at_exit.append(partial(function, *arguments)))
-    install.install(run)
-    at_exit[0]()
 
 
 def written_lines(directory):
@@ -56,7 +46,7 @@ def test_the_end_is_recorded_though_the_facts_about_the_script_cannot_be_read(ru
 
     monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(AcceleratorState=Unreadable))
     monkeypatch.setattr(sys, "last_value", None, raising=False)
-    end_process(run, monkeypatch)
+    install.record_end(run)
     assert written_lines(tmp_path)["finished"]["step"] == 1
     assert "no Accelerator" in (tmp_path / "door.jsonl").read_text()
 
@@ -70,7 +60,7 @@ def test_the_end_is_recorded_though_its_exception_has_no_text(run, tmp_path, mon
 
     monkeypatch.setattr(sys, "last_exc", None, raising=False)
     monkeypatch.setattr(sys, "last_value", MuteError(), raising=False)
-    end_process(run, monkeypatch)
+    install.record_end(run)
     line = written_lines(tmp_path)["exception"]
     assert line["type"].endswith("MuteError")
     assert line["message"] == ""
@@ -81,13 +71,7 @@ def log(tmp_path, monkeypatch):
     """The log of a script that is to stop after two steps."""
     monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
     (tmp_path / "run.json").write_text(json.dumps({"script": {"steps": 2}, "device": "cpu"}))
-    return ScriptRun(str(tmp_path)).steps
-
-
-def test_the_last_step_stops_the_script_though_the_disk_is_full(log, disk):
-    assert not log.record_step()
-    disk["room"] = 0
-    assert log.record_step()
+    return ScriptRun(str(tmp_path))
 
 
 def test_steps_count_from_the_first_though_the_disk_is_full(log, tmp_path, disk):
@@ -101,22 +85,12 @@ def test_steps_count_from_the_first_though_the_disk_is_full(log, tmp_path, disk)
 
 
 def test_a_script_that_trains_on_is_noted_once_the_disk_has_room(log, tmp_path, disk):
-    assert [log.record_step() for _ in range(2)] == [False, True]
+    assert not log.record_step()
     disk["room"] = 0
+    assert log.record_step(), "the last step stops the script all the same"
     with pytest.raises(OSError, match="No space left"):
         log.record_step()
     disk["room"] = None
     assert not any(log.record_step() for _ in range(3))
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "worker.jsonl").read_text().splitlines()]
     assert kinds.count("ignored_stop") == 1
-
-
-def test_a_line_of_the_hooks_cut_short_spoils_no_other(tmp_path, disk):
-    file = process.LineFile(str(tmp_path / "steps.jsonl"))
-    disk["room"] = 5
-    with pytest.raises(OSError, match="No space left"):
-        file.write({"step": 1})
-    disk["room"] = None
-    file.write({"step": 2})
-    file.write({"step": 3})
-    assert (tmp_path / "steps.jsonl").read_text() == '{"ste\n{"step":2}\n{"step":3}\n'

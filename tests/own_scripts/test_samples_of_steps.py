@@ -133,7 +133,7 @@ for n, (x,) in enumerate(train):
 
 
 @pytest.mark.parametrize("data", ["DataLoader(rows(64), batch_size=32)", "[(torch.ones(32, 8),)] * 2"])
-def test_kind_b_the_time_of_an_evaluation_is_in_no_step(run, data):
+def test_case_01_kind_b_the_time_of_an_evaluation_is_in_no_step(run, data):
     ran = run(f"""
 train, test = DataLoader(rows(16), batch_size=8), {data}
 for epoch in range(3):
@@ -453,3 +453,47 @@ def test_kind_k_many_optimizers_take_one_step_for_a_backward(run, lines):
     assert ran.samples == [4] * 20
     assert ran.newest("actual")["parameters"] == 12 * (8 * 8 + 8) + 8 + 1
     assert ran.troubles == []
+
+
+def test_loss_of_lightning_is_of_one_batch_where_it_accumulates(run):
+    ran = run("""
+import sys
+from types import SimpleNamespace as Some
+sys.modules["lightning.pytorch.callbacks"] = Some(Callback=object)
+from trainfast_door.frameworks import callbacks_of_lightning
+trainer = Some(global_step=0, accumulate_grad_batches=4, precision="32-true", gradient_clip_val=None)
+module, (callback,) = Some(automatic_optimization=True), callbacks_of_lightning()
+callback.on_train_start(trainer, module)
+for step in range(1, 9):
+    trainer.global_step = step
+    callback.on_train_batch_end(trainer, module, {"loss": torch.tensor(3.0) / 4}, None, 0)
+""")
+    assert ({step["loss"] for step in ran.steps}, ran.troubles) == ({3.0}, [])
+    assert ran.newest("script")["ran"] == {"precision": "fp32", "grad_accum": 4, "grad_clip": 0.0}
+
+
+def test_compiled_layers_leave_the_precision_of_autocast_unknown(run):
+    ran = run("""
+model.compile(backend="eager")
+for x in torch.ones(8, 2, 8):
+    with torch.autocast("cpu", torch.bfloat16): loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+""")
+    actual = ran.newest("actual")
+    assert (actual["compiled"], actual.get("compute_dtype")) == (True, None)
+    assert "precision" not in ran.newest("script")["ran"]
+
+
+def test_accumulation_by_a_flag_of_the_script_beside_accelerate_is_believed(run):
+    lines = """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model, optimizer = accelerator.prepare(model, optimizer)
+for batch in range(1, 17):
+    accelerator.backward(model(torch.ones(2, 8)).sum())
+    if batch % 2 == 0: optimizer.step()
+"""
+    ran = run(lines, flagged=["grad_accum"])
+    assert (len(ran.steps), ran.newest("script")["framework"]) == (8, "accelerate")
+    assert "grad_accum" not in ran.newest("script")["ran"]

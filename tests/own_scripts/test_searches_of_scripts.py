@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from own_scripts.conftest import files_below, preset_of, script, written
+from own_scripts.conftest import LINEAR, files_below, preset_of, script, written
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import is_alive_after_grace
@@ -50,12 +50,8 @@ def test_trial_of_a_script_that_saves_every_step_leaves_no_file(cli, tmp_path, w
     lines = (
         # Both import torch, with which the hooks come.
         "from safetensors.torch import save_file\nfrom accelerate import Accelerator\n"
-        "import argparse, tempfile, torch\n"
-        "parser = argparse.ArgumentParser()\nparser.add_argument('--batch-size', type=int, default=4)\n"
-        "args = parser.parse_args()\naccelerator = Accelerator(cpu=True)\nmodel = torch.nn.Linear(4, 1)\n"
-        "data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(400, 4)), args.batch_size)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "model, optimizer, data = accelerator.prepare(model, optimizer, data)\nfor (rows,) in data:\n"
+        f"import tempfile\n{LINEAR}accelerator = Accelerator(cpu=True)\n"
+        "model, optimizer, data = accelerator.prepare(model, optimizer, loader(400))\nfor (rows,) in data:\n"
         "    accelerator.backward(model(rows).mean())\n    optimizer.step()\n    accelerator.save_state('state')\n"
         "    save_file(dict(model.state_dict()), 'weights.safetensors')\n    torch.save(model, 'model.pt')\n"
         "    tempfile.NamedTemporaryFile(delete=False).write(b'x')\n"
@@ -78,14 +74,12 @@ def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_noth
         "import os\nos.environ['HF_ENDPOINT'] = 'http://127.0.0.1:9'\n"
         # Before torch, with which the hooks come, and after it.
         "from huggingface_hub import upload_folder\nfrom huggingface_hub.hf_api import create_commit\n"
-        "import argparse, torch\nimport huggingface_hub\n"
-        "parser = argparse.ArgumentParser()\nparser.add_argument('--batch-size', type=int, default=4)\n"
-        "args = parser.parse_args()\nmodel = torch.nn.Linear(4, 1)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nbegin = {'repo_id': 'me/mine', 'token': 'hf_x'}\n"
+        f"{LINEAR}import huggingface_hub\n"
+        "begin = {'repo_id': 'me/mine', 'token': 'hf_x'}\n"
         "upload_folder(folder_path=os.path.dirname(__file__), **begin)\n"
         "create_commit(operations=[], commit_message='begin', **begin)\n"
         "huggingface_hub.upload_file(path_or_fileobj=b'x', path_in_repo='x', **begin)\n"
-        "for _ in range(100):\n    model(torch.ones(args.batch_size, 4)).mean().backward()\n    optimizer.step()\n"
+        "for _ in range(100):\n    step(torch.ones(args.batch_size, 4))\n"
     )
     preset_of(cli, *written(tmp_path, lines))
     row = cli("bench", "mine", "--vary", "batch_size=4", "--set", "steps=6", "--json").json["rows"][0]
@@ -96,14 +90,7 @@ def test_trial_of_a_script_that_uploads_by_the_functions_of_the_hub_uploads_noth
 
 @pytest.mark.long
 def test_batch_that_the_script_overrides_is_incompatible(cli, tmp_path):
-    lines = (
-        "import argparse, torch\nparser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--batch-size', type=int, default=4)\nparser.parse_args()\n"
-        "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for (rows,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(99, 4)), batch_size=3):\n"
-        "    model(rows).mean().backward()\n    optimizer.step()\n"
-    )
-    preset_of(cli, *written(tmp_path, lines))
+    preset_of(cli, *written(tmp_path, f"{LINEAR}for (rows,) in loader(99, size=3):\n    step(rows)\n"))
     done = cli("search", "max-batch", "mine", "--set", "memory_limit=256MiB")
     assert done.code == 4
     assert "batch_size=4 is incompatible with the script: 3 ran, by torch" in done.out
@@ -113,15 +100,7 @@ def test_batch_that_the_script_overrides_is_incompatible(cli, tmp_path):
 
 @pytest.mark.long
 def test_search_ends_at_the_batch_that_the_data_fills(cli, tmp_path):
-    lines = (
-        "import argparse, torch\nparser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--batch-size', type=int, default=4)\nasked = parser.parse_args()\n"
-        "model = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "data = torch.utils.data.TensorDataset(torch.ones(99, 4))\n"
-        "for epoch in range(100):\n"
-        "    for (rows,) in torch.utils.data.DataLoader(data, batch_size=asked.batch_size):\n"
-        "        model(rows).mean().backward()\n        optimizer.step()\n"
-    )
+    lines = f"{LINEAR}for epoch in range(100):\n    for (rows,) in loader(99):\n        step(rows)\n"
     preset_of(cli, *written(tmp_path, lines))
     assert searched(cli, "--set", "memory_limit=256MiB")["max_batch"] == 99
 

@@ -24,8 +24,8 @@ def test_the_batch_under_data_parallel_is_that_of_one_gpu(tmp_path, gpus, sample
     callback.on_train_begin(arguments, None, None)
     callback.on_step_end(arguments, None, None)
     assert run.ran["batch_size"] == 8
-    assert run.steps.samples_beside(callback.asked_samples) == samples
-    run.steps.turns.batch_size = samples
+    assert run.samples_beside(callback.asked_samples) == samples
+    run.turns.batch_size = samples
     run.write_facts()
     assert run.ran["batch_size"] == 8
 

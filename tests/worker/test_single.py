@@ -143,7 +143,6 @@ def test_fp16_records_its_scale_and_the_steps_it_skipped(train):
     skipped = {record["step"]: record["scale"] for record in run.records("overflow")}
     fell = {n + 1: now for n, now in enumerate(scales) if now < (scales[n - 1] if n else 65536.0)}
     assert skipped == fell
-    assert run.record("finished")["scaler"]["scale"] == scales[-1]
 
 
 @pytest.mark.long

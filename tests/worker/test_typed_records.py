@@ -18,7 +18,7 @@ UNREAD = {
     "data": {"data_kind", "samples", "tokens"},
     "actual": {"model_type"},
     "signal": {"signal"},
-    "finished": {"steps", "seconds", "scaler"},
+    "finished": {"steps", "seconds"},
 }
 """Fields that stand in the file for a person."""
 WARM = {"probe": ProbeLine, "trial": TrialLine, "ready": WarmLine}

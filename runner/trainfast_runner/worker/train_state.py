@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from .data.batches import Samples, batches_of, is_padded, mean_tokens
 from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
 from .memory.allocator import use_ordinary_thresholds
+from .memory.memory_meter import MemoryMeter
 from .model.build import SdpaBackend, attention_of, attention_reason, build_model
 from .model.compilation import CompileWatch, unwrap
 from .model.flops import SampleFlops, flops_per_sample
@@ -24,7 +26,7 @@ from .model.model_config import text_part
 from .model.objective import Objective, logits_of
 from .model.optimizer import class_name, dtype_name, implementation, optimizer_class
 from .records.record_file import WorkerLog
-from .records.step_log import StepLog
+from .records.step_log import StepRecorder, make_clock
 from .spec import RankSpec
 from .strategies.base import make_strategy
 
@@ -110,19 +112,24 @@ class TrainState:
         self._compute_dtype = ComputeDtype(module, self._is_compiled)
         self._sdpa = SdpaBackend(attention_of(self.model) == "sdpa" and not self._is_compiled)
 
-    def step_log(self, write: Callable[[dict[str, Any]], object], log: WorkerLog, timing_warmup: int) -> StepLog:
-        """Make the log of the next steps, the first `timing_warmup` of them warm-up; `write` gets each record."""
+    def recorder(
+        self, write: Callable[[dict[str, Any]], object], log: WorkerLog, memory: MemoryMeter, timing_warmup: int
+    ) -> StepRecorder:
+        """Make the recorder of the next steps, the first `timing_warmup` of them warm-up; `write` gets each record."""
         samples = self.knobs.batch_size * self.knobs.grad_accum
-        return StepLog(
+        return StepRecorder(
             write,
             log,
+            memory,
+            make_clock(self.strategy.device),
             samples=samples,
             tokens=self.batches.take_tokens
             if isinstance(self.batches, CountedBatches)
             else samples * self._tokens_per_sample,
             timing_warmup=timing_warmup,
             compile_watch=CompileWatch() if self._is_compiled else None,
-            initial_scale=self.strategy.precision.initial_scale(),
+            last_scale=self.strategy.precision.initial_scale(),
+            write_actual=partial(self.write_actual, log),
         )
 
     def write_actual(self, log: WorkerLog) -> None:

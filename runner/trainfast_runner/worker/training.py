@@ -23,7 +23,7 @@ from .memory.memory_meter import make_memory_meter
 from .model.build import import_model_code
 from .model.model_config import check_seq_len, resolve_config
 from .records.record_file import RecordFile, WorkerLog
-from .records.step_log import StepLog, StepRecorder, make_clock
+from .records.step_log import StepRecorder, make_clock
 from .shared.host import openmp_libraries, search_lock, wait_policy
 from .shared.memory_limit import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
 from .shared.process import rank_suffix
@@ -87,42 +87,35 @@ class Training:
         self.memory.free_reserve()
         self.strategy.stop()
 
-    def build(self) -> StepLog:
-        """Build the model, wrap it with its optimizer, and open the step log."""
+    def build(self) -> StepRecorder:
+        """Build the model, wrap it with its optimizer, and open the records of its steps."""
         self.state.build(self.samples)
         if self.log.rank == 0:
             for name, document in self.strategy.run_documents().items():
                 (self.run_dir / name).write_text(json.dumps(document, indent=2) + "\n")
         steps = RecordFile(self.run_dir / f"steps{rank_suffix(self.log.rank)}.jsonl", complain=self.log.trouble)
-        return self.state.step_log(steps.write, self.log, self.spec.knobs.timing_warmup)
+        recorder = self.state.recorder(steps.write, self.log, self.memory, self.spec.knobs.timing_warmup)
+        keep_last_step_on_sigterm(recorder, self.log, self.device)
+        self.state.write_actual(self.log)
+        return recorder
 
     def _train(self) -> None:
         """Take the steps. Every step that ended is on record, however the training ends."""
-        step_log = self.build()
-        keep_last_step_on_sigterm(step_log, self.log, self.device)
-        write_actual = partial(self.state.write_actual, self.log)
-        write_actual()
-        recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
+        recorder = self.build()
         self.log.enter("train")
         began_s = time.monotonic()
+        recorder.clock = make_clock(self.device)
         try:
             self.state.engine.train(self.state.knobs, self.state.batches, recorder)
-            step_log.flush()
+            recorder.flush()
         except BaseException:
-            step_log.flush(timeout_s=STEP_LOG_TIMEOUT_S)
+            recorder.flush(timeout_s=STEP_LOG_TIMEOUT_S)
             raise
-        self.log.write(
-            "finished",
-            steps=self.spec.knobs.steps,
-            seconds=time.monotonic() - began_s,
-            scaler=self.strategy.precision.state(),
-        )
+        self.log.write("finished", steps=self.spec.knobs.steps, seconds=time.monotonic() - began_s)
 
     def _probe(self) -> None:
         """Try the batch sizes that the parent orders, all on one model."""
-        step_log = self.build()
-        keep_last_step_on_sigterm(step_log, self.log, self.device)
-        self.state.write_actual(self.log)
+        self.build()
         self.log.enter("train", "trying batch sizes")
         # From here on the parent may order.
         self.log.write("ready", room_bytes=self.memory.available_bytes())
@@ -196,10 +189,10 @@ EXIT_SIGTERM = 128 + signal.SIGTERM
 """Exit code after SIGTERM, as a shell reports it."""
 
 
-def keep_last_step_on_sigterm(step_log: StepLog | None, log: WorkerLog, device: torch.device) -> None:
+def keep_last_step_on_sigterm(recorder: StepRecorder | None, log: WorkerLog, device: torch.device) -> None:
     """Handle SIGTERM in a thread, because the main thread may wait in a collective for a rank that is gone.
 
-    Without a step log no step is kept. A new thread's device is the first GPU, where CUDA would make a context: the
+    Without a recorder no step is kept. A new thread's device is the first GPU, where CUDA would make a context: the
     thread sets `device` first.
     """
     receiver, sender = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -211,8 +204,8 @@ def keep_last_step_on_sigterm(step_log: StepLog | None, log: WorkerLog, device: 
             torch.cuda.set_device(device)
         while os.read(receiver, 1) != bytes([signal.SIGTERM]):
             pass
-        if step_log is not None:
-            step_log.flush(timeout_s=STEP_LOG_TIMEOUT_S)
+        if recorder is not None:
+            recorder.flush(timeout_s=STEP_LOG_TIMEOUT_S)
         log.write("signal", signal="SIGTERM", phase=log.phase, step=log.step)
         exit_now(EXIT_SIGTERM)
 

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from .data.samples import Batch
 from .memory.allocator import fullest_device_memory
 from .memory.memory_meter import MemoryMeter
 from .records.record_file import WorkerLog, chain_is_oom
-from .records.step_log import StepRecorder, make_clock
+from .records.step_log import make_clock
+from .shared.host import wait_for_lock
 from .shared.process import exception_chain
 from .shared.words import MEMORY_PHASES
 from .spec import Knobs, RankSpec
@@ -76,12 +76,9 @@ def _is_free(lock: Path) -> bool:
     """True if no process holds the lock, or if its file is gone with the search."""
     try:
         with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+            return wait_for_lock(file.fileno(), fcntl.LOCK_SH, within_s=0)
     except OSError:
         return True
-    return True
 
 
 MAX_SKIPPED_STEPS = 20
@@ -139,18 +136,17 @@ class ProbeRunner:
         """
         state, precision = self.state, self.state.strategy.precision
         records: list[dict[str, Any]] = []
-        step_log = state.step_log(records.append, self.log, timing_warmup=0)
+        recorder = state.recorder(records.append, self.log, self.memory, timing_warmup=0)
+        if not is_first:
+            recorder.write_actual = lambda: None
         skips_before, attempted, updates = precision.skipped_steps(), 0, 0
         max_steps = wanted_updates + MAX_SKIPPED_STEPS
         while updates < wanted_updates and attempted < max_steps:
             next_steps = min(wanted_updates - updates, max_steps - attempted)
             knobs = replace(state.knobs, batch_size=batch_size, steps=next_steps)
-            # Which objects really ran is recorded after the first step of the first size.
-            recorder = StepRecorder(make_clock(state.strategy.device), self.memory, step_log, self.log)
-            if is_first and attempted == 0:
-                recorder.write_actual = partial(state.write_actual, self.log)
+            recorder.clock = make_clock(state.strategy.device)
             state.engine.train(knobs, self._longest(knobs), recorder)
-            step_log.flush()
+            recorder.flush()
             attempted += next_steps
             updates = attempted - (precision.skipped_steps() - skips_before)
         if updates <= 0:
@@ -241,13 +237,12 @@ class TrialRunner:
         untimed = 0 if is_more else order["untimed"]
         state = self._same_setting() if is_more else self._next_setting(order["knobs"], untimed)
         records: list[dict[str, Any]] = []
-        step_log = state.step_log(records.append, self.log, untimed)
-        recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log)
-        if not is_more:
-            recorder.write_actual = partial(state.write_actual, self.log)
+        recorder = state.recorder(records.append, self.log, self.memory, untimed)
+        if is_more:
+            recorder.write_actual = lambda: None
         switch_s = time.monotonic() - began_s
         state.engine.train(replace(state.knobs, steps=untimed + order["steps"]), state.batches, recorder)
-        step_log.flush()
+        recorder.flush()
         return {"switch_s": switch_s, **trial_fields(records)}
 
     def _same_setting(self) -> TrainState:

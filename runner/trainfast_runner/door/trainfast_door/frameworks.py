@@ -1,83 +1,38 @@
 """Hooks into the frameworks that count steps themselves, each installed in its module.
 
-Lightning's steps come by a callback that its entry points `callbacks_factory` add to every Trainer.
+| hooked | when | read from it |
+|---|---|---|
+| `TrainingArguments.__post_init__` | before | nothing: the fields asked for are set, and a trial's own |
+| HF Trainer: a callback in `DEFAULT_CALLBACKS` | begin, step, log, end | knobs, steps, losses |
+| Lightning: a callback from its entry points `callbacks_factory` | start, batch, end | knobs, steps, samples, losses |
+| `DeepSpeedEngine.step` | before and after | steps, stage |
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import os
 from typing import Any
 
-from .import_hooks import hook_modules, sandbox_fields
-from .model_hook import leading_size
+from .import_hooks import hook_modules
 from .notes import follow, never_raises, note
 from .script_run import ScriptRun, current_run
+from .step_hooks import leading_size
 
-
-def install(run: ScriptRun) -> None:
-    """Hook the Trainer, its arguments, and DeepSpeed's engine."""
-    hooks: dict[str, Callable[..., None]] = {
-        "transformers.trainer": install_trainer,
-        "transformers.training_args": set_trainer_fields,
-        "deepspeed.runtime.engine": install_deepspeed,
-    }
-    hook_modules({name: functools.partial(hook, run=run) for name, hook in hooks.items()})
-
-
-DEEPSPEED = "DeepSpeed"
-"""DeepSpeed, as a run's framework is recorded."""
-
-
-def install_deepspeed(module: Any, run: ScriptRun) -> None:
-    """Follow `DeepSpeedEngine.step` of `module`, which is `deepspeed.runtime.engine`."""
-    steps_before = 0
-
-    def begin(engine: Any, *_args: Any, **_kwargs: Any) -> None:
-        nonlocal steps_before
-        steps_before = engine.global_steps
-        # The Trainer and Lightning count their own steps, and report before the engine's first step.
-        if run.steps.framework is None:
-            run.steps.count_steps_of(DEEPSPEED)
-
-    def count(_result: Any, engine: Any, *_args: Any, **_kwargs: Any) -> None:
-        if engine.global_steps == steps_before:
-            return
-        # The engine's optimizer holds flat partitions, which belong to no module of the model.
-        run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
-        asked = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
-        if run.steps.source == DEEPSPEED and run.steps.record_step(samples=run.steps.samples_beside(asked)):
-            raise SystemExit(0)
-
-    follow(module.DeepSpeedEngine, "step", begin, count)
-
-
-def set_trainer_fields(module: Any, run: ScriptRun) -> None:
-    """Set the fields asked for before `TrainingArguments.__post_init__` of `transformers.training_args` reads them."""
-    fields = run.settings.trainer_fields
-    sandbox = sandbox_fields(run)
-
-    def set_fields(arguments: Any) -> None:
-        for name, value in fields.items():
-            if hasattr(arguments, name):
-                setattr(arguments, name, value)
-            else:
-                note(f"TrainingArguments has no field {name} in this version of transformers")
-        for name, value in sandbox.items():
-            # Versions differ in their fields.
-            given_value = getattr(arguments, name, value)
-            if given_value != value:
-                setattr(arguments, name, value)
-                if given_value:
-                    run.suppress(f"{name}={given_value}")
-
-    if fields or sandbox:
-        follow(module.TrainingArguments, "__post_init__", before=set_fields)
-
-
-HF_TRAINER = "HF Trainer"
-"""The Hugging Face Trainer, as a run's framework is recorded."""
+DEEPSPEED, HF_TRAINER, LIGHTNING = "DeepSpeed", "HF Trainer", "Lightning"
+"""The frameworks, as a run's is recorded."""
+SANDBOX_FOLDER = "sandbox"
+"""The folder of a trial's own files in the run directory."""
+SANDBOX_FIELDS = {
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "load_best_model_at_end": False,
+    "push_to_hub": False,
+    "report_to": "none",
+    "auto_find_batch_size": False,
+}
+"""Fields of TrainingArguments that keep a trial from leaving files; versions differ in their fields."""
 OPTIMIZER_BY_TRAINER_NAME = {
     "adamw_torch": "adamw",
     "adamw_torch_fused": "adamw-fused",
@@ -88,6 +43,59 @@ OPTIMIZER_BY_TRAINER_NAME = {
     "sgd": "sgd",
 }
 """The knob's value by the Trainer's name of an optimizer."""
+PRECISION_BY_LIGHTNING_NAME = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
+"""The knob's value by Lightning's name of a precision."""
+
+
+def install(run: ScriptRun) -> None:
+    """Hook the Trainer, its arguments, and DeepSpeed's engine."""
+    hooks = {
+        "transformers.trainer": install_trainer,
+        "transformers.training_args": _set_trainer_fields,
+        "deepspeed.runtime.engine": _follow_deepspeed,
+    }
+    hook_modules({name: functools.partial(hook, run=run) for name, hook in hooks.items()})
+
+
+def _follow_deepspeed(module: Any, run: ScriptRun) -> None:
+    steps_before = 0
+
+    def begin(engine: Any, *_args: Any, **_kwargs: Any) -> None:
+        nonlocal steps_before
+        steps_before = engine.global_steps
+        # A Trainer and Lightning have their own callbacks, and report before the engine's first step.
+        if run.framework is None:
+            run.count_steps_of(DEEPSPEED)
+
+    def count(_result: Any, engine: Any, *_args: Any, **_kwargs: Any) -> None:
+        if engine.global_steps == steps_before:
+            return
+        # The engine's optimizer holds flat partitions, which belong to no module of the model.
+        run.actual.update(wrapper=type(engine).__name__, zero_stage=engine.zero_optimization_stage())
+        asked = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps()
+        if run.source == DEEPSPEED and run.record_step(samples=run.samples_beside(asked)):
+            raise SystemExit(0)
+
+    follow(module.DeepSpeedEngine, "step", begin, count)
+
+
+def _set_trainer_fields(module: Any, run: ScriptRun) -> None:
+    asked, sandbox = run.settings.trainer_fields, {}
+    if run.is_trial:
+        sandbox = {"output_dir": os.path.join(run.files.directory, SANDBOX_FOLDER), **SANDBOX_FIELDS}
+
+    def set_fields(arguments: Any) -> None:
+        for name, value in {**asked, **sandbox}.items():
+            given_value = getattr(arguments, name, None)
+            if hasattr(arguments, name):
+                setattr(arguments, name, value)
+            elif name in asked:
+                note(f"TrainingArguments has no field {name} in this version of transformers")
+            if name in sandbox and given_value and given_value != value:
+                run.suppressed[f"{name}={given_value}"] = None
+
+    if asked or sandbox:
+        follow(module.TrainingArguments, "__post_init__", before=set_fields)
 
 
 def install_trainer(module: Any, run: ScriptRun) -> None:
@@ -100,26 +108,25 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
 
         @never_raises
         def on_train_begin(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
-            run.steps.count_steps_of(HF_TRAINER)
+            run.count_steps_of(HF_TRAINER)
             # The loss of a step is logged after its end.
-            run.steps.waits_for_loss = True
-            run.ran.update(knobs_of_arguments(args))
+            run.waits_for_loss = True
             batch = getattr(state, "train_batch_size", None) or args.train_batch_size
             self.asked_samples = batch * args.gradient_accumulation_steps
             # Under DataParallel the batch is split among the GPUs.
             run.batch_shares = max(1, args.n_gpu)
-            run.ran["batch_size"] = batch // run.batch_shares
+            run.ran.update(knobs_of_arguments(args), batch_size=batch // run.batch_shares)
 
         @never_raises
         def on_step_end(self, args: Any, state: Any, control: Any, **_more: Any) -> Any:
-            if run.steps.record_step(samples=run.steps.samples_beside(self.asked_samples)):
+            if run.record_step(samples=run.samples_beside(self.asked_samples)):
                 control.should_training_stop = True
             return control
 
         @never_raises
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_more: Any) -> None:
             if logs and "loss" in logs:
-                run.steps.add_loss(float(logs["loss"]))
+                run.add_loss(float(logs["loss"]))
 
         @never_raises
         def on_train_end(self, args: Any, state: Any, control: Any, **_more: Any) -> None:
@@ -131,9 +138,12 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
 def knobs_of_arguments(args: Any) -> dict[str, Any]:
     """Values of the knobs that TrainingArguments set."""
     optimizer = getattr(args.optim, "value", args.optim)
+    # With accumulation our max-autotune is the Trainer's mode without CUDA graphs.
+    compile_mode = (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
+    precisions = {"bf16": args.bf16, "fp16": args.fp16, "tf32": getattr(args, "tf32", None)}
     return {
         "grad_accum": args.gradient_accumulation_steps,
-        "precision": _precision(args),
+        "precision": next((name for name, is_on in precisions.items() if is_on), "fp32"),
         "checkpointing": "full" if args.gradient_checkpointing else "off",
         "workers": args.dataloader_num_workers,
         "pin_memory": "on" if args.dataloader_pin_memory else "off",
@@ -143,26 +153,9 @@ def knobs_of_arguments(args: Any) -> dict[str, Any]:
         "seed": args.seed,
         "prefetch": args.dataloader_prefetch_factor,
         "lr_schedule": getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type),
-        # With accumulation our max-autotune is the Trainer's mode without CUDA graphs.
-        "compile": (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
-        if args.torch_compile
-        else "off",
+        "compile": compile_mode if args.torch_compile else "off",
         "optimizer": OPTIMIZER_BY_TRAINER_NAME.get(optimizer, optimizer),
     }
-
-
-def _precision(args: Any) -> str:
-    if args.bf16:
-        return "bf16"
-    if args.fp16:
-        return "fp16"
-    return "tf32" if getattr(args, "tf32", None) else "fp32"
-
-
-LIGHTNING = "Lightning"
-"""Lightning, as a run's framework is recorded."""
-PRECISION_BY_LIGHTNING_NAME = {"32-true": "fp32", "16-mixed": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16-pure"}
-"""The knob's value by Lightning's name of a precision."""
 
 
 def callbacks_of_lightning() -> list[Any]:
@@ -191,9 +184,14 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
 
         @never_raises
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            run.steps.count_steps_of(LIGHTNING)
+            run.count_steps_of(LIGHTNING)
             self._steps_before = trainer.global_step
-            run.ran.update(knobs_of_trainer(trainer))
+            precision = str(trainer.precision)
+            run.ran.update(
+                precision=PRECISION_BY_LIGHTNING_NAME.get(precision, precision),
+                grad_accum=trainer.accumulate_grad_batches,
+                grad_clip=trainer.gradient_clip_val or 0.0,
+            )
 
         @never_raises
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -206,13 +204,12 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
             step_loss = None
             if loss is not None and loss.device.type == "cpu":
                 # Lightning divides the loss by the batches that it accumulates.
-                step_loss = float(loss.detach()) * (
-                    trainer.accumulate_grad_batches if module.automatic_optimization else 1
-                )
+                parts = trainer.accumulate_grad_batches if module.automatic_optimization else 1
+                step_loss = float(loss.detach()) * parts
             elif loss is not None:
-                run.steps.unknown["loss"] = "reading it would stall the GPU"
+                run.unknown["loss"] = "reading it would stall the GPU"
             samples, self._samples = self._samples or None, 0
-            if run.steps.record_step(samples=samples, loss=step_loss):
+            if run.record_step(samples=samples, loss=step_loss):
                 trainer.should_stop = True
 
         @never_raises
@@ -220,13 +217,3 @@ def _callback_class(base: Any, run: ScriptRun) -> Any:
             run.end_training()
 
     return LightningSteps
-
-
-def knobs_of_trainer(trainer: Any) -> dict[str, Any]:
-    """Values of the knobs that Lightning's Trainer set."""
-    precision = str(trainer.precision)
-    return {
-        "precision": PRECISION_BY_LIGHTNING_NAME.get(precision, precision),
-        "grad_accum": trainer.accumulate_grad_batches,
-        "grad_clip": trainer.gradient_clip_val or 0.0,
-    }

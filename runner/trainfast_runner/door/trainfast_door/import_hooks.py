@@ -1,20 +1,22 @@
-"""Hooks into modules, such as the frameworks that count steps themselves, called once a module has been executed."""
+"""Hooks into modules, each called once its module has been executed, and those that keep a trial from saving."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .notes import never_raises
 from .script_run import ScriptRun
 
+if TYPE_CHECKING:
+    Hook = Callable[[Any], None]
 
-def hook_modules(hooks: Mapping[str, Callable[[Any], None]]) -> None:
+
+def hook_modules(hooks: Mapping[str, Hook]) -> None:
     """Call each hook with its module: now, at the end of an execution under way, or when the module is imported.
 
     A module that imports torch itself is under way when torch's import installs the hooks.
@@ -23,25 +25,27 @@ def hook_modules(hooks: Mapping[str, Callable[[Any], None]]) -> None:
     if awaited:
         sys.meta_path.insert(0, _AwaitedModules(awaited))
     for name in hooks.keys() - awaited.keys():
-        _hook_loaded(sys.modules[name], hooks[name])
+        module = sys.modules[name]
+        spec = getattr(module, "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            _call_at_end(spec, hooks[name])
+        else:
+            never_raises(hooks[name])(module)
 
 
 @never_raises
-def _hook_loaded(module: Any, hook: Callable[[Any], None]) -> None:
-    spec = module.__spec__
-    if isinstance(spec, _ExecutedSpec):
-        spec.hooks.append(hook)
-    elif getattr(spec, "_initializing", False):
+def _call_at_end(spec: Any, hook: Hook) -> None:
+    """Call the hook once the module of `spec` has been executed."""
+    if not isinstance(spec, _ExecutedSpec):
         spec.__class__ = _ExecutedSpec
-        spec.hooks = [hook]
-    else:
-        never_raises(hook)(module)
+        spec.hooks = []
+    spec.hooks.append(hook)
 
 
 class _ExecutedSpec(ModuleSpec):
-    """The spec of a module under execution; importlib sets its `_initializing` to False at the end."""
+    """The spec of a module to execute; importlib sets its `_initializing` to False at the end."""
 
-    hooks: list[Callable[[Any], None]]
+    hooks: list[Hook]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -55,15 +59,15 @@ class _ExecutedSpec(ModuleSpec):
 
 
 class _AwaitedModules:
-    """Finds the awaited modules as the other finders do; each hook gets its module after the module's execution."""
+    """Finds the awaited modules as the other finders do."""
 
-    def __init__(self, hooks: Mapping[str, Callable[[Any], None]]) -> None:
-        self._hooks = dict(hooks)
+    def __init__(self, hooks: Mapping[str, Hook]) -> None:
+        self._hooks = hooks
         self._finding: set[str] = set()
         """The modules that the other finders look for now."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec of an awaited module, None for any other. A look-up alone leaves the hook in place."""
+        """The spec of an awaited module, which calls the hook if the module is executed; None for any other."""
         if name not in self._hooks or name in self._finding:
             return None
         self._finding.add(name)
@@ -71,33 +75,16 @@ class _AwaitedModules:
             spec = importlib.util.find_spec(name)
         finally:
             self._finding.discard(name)
-        if spec is not None and spec.loader is not None:
-            self._follow(spec.loader, name)
+        if spec is not None:
+            _call_at_end(spec, self._hooks[name])
         return spec
 
-    @never_raises
-    def _follow(self, loader: Any, name: str) -> None:
-        execute = loader.exec_module
 
-        def executed(module: Any) -> None:
-            execute(module)
-            hook = self._hooks.pop(name, None)
-            if hook is None:
-                return
-            if not self._hooks and self in sys.meta_path:
-                sys.meta_path.remove(self)
-            never_raises(hook)(module)
-
-        # Replace the method on the instance, so that other tools still see the loader's own type.
-        loader.exec_module = executed
-
-
-SANDBOX_FOLDER = "sandbox"
-"""The folder of a trial's own files in the run directory."""
 UPLOAD_METHODS = ("upload_file", "upload_folder", "create_commit", "preupload_lfs_files")
 """Upload methods of the Hub's `HfApi`. Its module also exports them as functions bound to one instance, so both
 are replaced."""
 SAVE_FUNCTIONS = {
+    "torch": ("save",),
     "safetensors.torch": ("save_file", "save_model"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained", "PreTrainedModel.push_to_hub"),
     "transformers.tokenization_utils_base": (
@@ -114,45 +101,25 @@ SAVE_FUNCTIONS = {
 }
 """Functions that write checkpoints or upload them, by module; in a trial they do nothing."""
 
-SILENT_MARK = "_trainfast_silent"
-"""Marks a function that was replaced."""
-
 
 def install(run: ScriptRun) -> None:
     """Keep a trial from saving; does nothing in any other run."""
-    if not run.is_trial:
-        return
-    run.suppress("experiment trackers")
-    _silence(sys.modules["torch"], ("save",), run)
-    hook_modules({name: functools.partial(_silence, names=names, run=run) for name, names in SAVE_FUNCTIONS.items()})
+    if run.is_trial:
+        run.suppressed["experiment trackers"] = None
+        hook_modules({name: functools.partial(_silence, names, run) for name, names in SAVE_FUNCTIONS.items()})
 
 
-def sandbox_fields(run: ScriptRun) -> dict[str, Any]:
-    """Fields of TrainingArguments that keep a trial's files in its folder; empty in any other run."""
-    if not run.is_trial:
-        return {}
-    return {
-        "output_dir": os.path.join(run.files.directory, SANDBOX_FOLDER),
-        "save_strategy": "no",
-        "eval_strategy": "no",
-        "load_best_model_at_end": False,
-        "push_to_hub": False,
-        "report_to": "none",
-        "auto_find_batch_size": False,
-    }
-
-
-def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
+def _silence(names: tuple[str, ...], run: ScriptRun, module: Any) -> None:
     """Replace functions and methods of a module by ones that only note the call.
 
     The script's globals that name them are replaced too.
     """
     script = vars(sys.modules["__main__"])
     for name in names:
-        *owner_names, function_name = name.split(".")
-        owner = getattr(module, owner_names[0], None) if owner_names else module
+        owner_name, _, function_name = name.rpartition(".")
+        owner = getattr(module, owner_name, None) if owner_name else module
         function = getattr(owner, function_name, None)
-        if function is None or hasattr(function, SILENT_MARK):
+        if function is None:
             continue
         silent = _silenced(function, f"{module.__name__.partition('.')[0]}: {name}", run)
         setattr(owner, function_name, silent)
@@ -161,8 +128,7 @@ def _silence(module: Any, names: tuple[str, ...], run: ScriptRun) -> None:
 
 def _silenced(function: Any, label: str, run: ScriptRun) -> Any:
     @functools.wraps(function)
-    def silent(*args: Any, **kwargs: Any) -> None:
-        run.suppress(label)
+    def silent(*_args: Any, **_more: Any) -> None:
+        run.suppressed[label] = None
 
-    setattr(silent, SILENT_MARK, True)
     return silent

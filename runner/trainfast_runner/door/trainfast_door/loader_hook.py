@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice, takewhile
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Generator, Tensor, is_grad_enabled, randperm
 from torch.utils.data import BatchSampler, dataloader
 
 from .import_hooks import hook_modules
-from .model_hook import leading_size
 from .notes import never_raises
 from .script_run import ScriptRun
+from .step_hooks import leading_size
 from .turns import Turn
 
 ACCELERATE_LOADERS = ("DataLoaderShard", "DataLoaderDispatcher")
@@ -27,41 +27,44 @@ ACCELERATE_LOADERS = ("DataLoaderShard", "DataLoaderDispatcher")
 
 
 def install(run: ScriptRun) -> None:
-    """Time `__next__` of the loaders' iterators: the class's method, so that no object changes its type."""
+    """Follow the draws of batches, each where the script gets the batch.
+
+    `__next__` of the loaders' iterators is the class's method, so that no object changes its type.
+    """
     _set_defaults(dataloader.DataLoader.__init__, run.settings.loader_defaults)
     iterator_class = dataloader._BaseDataLoaderIter
     next_batch = iterator_class.__next__
     draws = _Draws(run)
 
     @functools.wraps(next_batch)
-    def timed(self: Any) -> Any:
+    def followed(self: Any) -> Any:
         draws.knobs = self._num_workers, self._pin_memory
         return draws.draw(next_batch, self, self._index_sampler)
 
-    iterator_class.__next__ = timed  # type: ignore[method-assign]
-    hook_modules({"accelerate.data_loader": draws.follow_accelerate})
+    def follow_accelerate(module: Any) -> None:
+        for name in ACCELERATE_LOADERS:
+            loader_class = getattr(module, name)
+            loader_class.__iter__ = draws.followed(loader_class.__iter__)
+
+    iterator_class.__next__ = followed  # type: ignore[method-assign]
+    hook_modules({"accelerate.data_loader": follow_accelerate})
     if run.settings.longest_first:
         take_longest_first(run)
 
 
 class _Draws:
-    """Follows the draws of batches, each where the script gets the batch."""
+    """The draws of batches; one within another is of a batch that the script does not get yet."""
 
     def __init__(self, run: ScriptRun) -> None:
-        self._begin = never_raises(run.steps.begin_draw)
-        self._end_draw = never_raises(run.steps.turns.end_draw)
+        self._begin = never_raises(run.begin_draw)
+        self._turns = run.turns
         self.knobs: tuple[int, bool] | None = None
         """Workers and pinned memory of the DataLoader that gave the newest batch."""
         self._is_inner = False
-        """True during a draw: one within it is of a batch that the script does not get yet."""
 
-    def follow_accelerate(self, module: Any) -> None:
-        """Follow the batches that the loaders of `accelerate.data_loader` hand on."""
-        for name in ACCELERATE_LOADERS:
-            loader_class = getattr(module, name)
-            loader_class.__iter__ = self._followed(loader_class.__iter__)
+    def followed(self, iterate: Callable[[Any], Any]) -> Any:
+        """Return an `__iter__` that follows the batches of `iterate`."""
 
-    def _followed(self, iterate: Any) -> Any:
         @functools.wraps(iterate)
         def followed(loader: Any) -> Any:
             batches = iterate(loader)
@@ -80,21 +83,19 @@ class _Draws:
             return next_batch(iterator)
         begun_ns = monotonic_ns()
         turn = self._begin(iterator, loader, begun_ns)
-        self._is_inner = True
+        self._is_inner, batch = True, None
         try:
             batch = next_batch(iterator)
-        except StopIteration:
-            self._end(turn, begun_ns, None)
-            raise
         finally:
             self._is_inner = False
-        self._end(turn, begun_ns, batch)
+            if turn is not None:
+                self._end(turn, begun_ns, batch)
         return batch
 
-    def _end(self, turn: Turn | None, begun_ns: int, batch: Any) -> None:
-        if turn is not None:
-            size = None if batch is None else leading_size(batch) or 0
-            self._end_draw(turn, begun_ns, size, self.knobs)
+    @never_raises
+    def _end(self, turn: Turn, begun_ns: int, batch: Any) -> None:
+        size = None if batch is None else leading_size(batch) or 0
+        self._turns.end_draw(turn, begun_ns, size, self.knobs)
 
 
 @never_raises
@@ -112,17 +113,8 @@ WHOLE_SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "S
 """Samplers of torch and accelerate that may put any sample of the data set into any batch."""
 LENGTH_NAMES = ("length", "lengths", "sizes")
 """Names of the attribute with a data set's own lengths."""
-LOOK = "_trainfast_look"
-"""The attribute of a loader's iterator with its `_Look`."""
-
-
-class _Look(NamedTuple):
-    """The batch to take first: the longest samples, or None where lengths are equal or unknown."""
-
-    batch: list[int] | None
-    looked_at: int
-    """Samples whose length was seen."""
-    samples: int
+LONGEST = "_trainfast_longest"
+"""The attribute of a loader's iterator with the batch that it takes first; None where no lengths differ."""
 
 
 def take_longest_first(run: ScriptRun) -> None:
@@ -133,31 +125,35 @@ def take_longest_first(run: ScriptRun) -> None:
     @functools.wraps(next_index)
     def longest_first(self: Any) -> Any:
         index = next_index(self)  # type: ignore[no-untyped-call]
-        if run.steps.taken >= run.settings.timing_warmup or not is_grad_enabled():
+        if run.taken >= run.settings.timing_warmup or not is_grad_enabled():
             return index
-        longer = longer_batch(self, index)
-        return index if longer is None else longer
+        longest = longest_batch(self, _batch(index))
+        return index if longest is None else longest if isinstance(index, list) else longest[0]
 
     @never_raises
-    def longer_batch(iterator: Any, index: Any) -> Any:
-        batch = index if isinstance(index, list) else [index]
+    def longest_batch(iterator: Any, batch: list[Any]) -> Any:
         if not batch or not all(isinstance(number, int) for number in batch):
             return None  # an iterable data set, or keys
-        if not hasattr(iterator, LOOK):
-            setattr(iterator, LOOK, _Look(None, 0, 0))
-            look = _look(iterator, batch)
-            setattr(iterator, LOOK, look)
-            run.widths.update(longest_first=look.batch is not None, looked_at=look.looked_at, samples=look.samples)
-        longest = getattr(iterator, LOOK).batch
-        if longest is None:
-            return None
-        return longest if isinstance(index, list) else longest[0]
+        if not hasattr(iterator, LONGEST):
+            setattr(iterator, LONGEST, None)
+            longest, looked_at, samples = _look(iterator, batch)
+            setattr(iterator, LONGEST, longest)
+            run.widths.update(longest_first=longest is not None, looked_at=looked_at, samples=samples)
+        return getattr(iterator, LONGEST)
 
     iterator_class._next_index = longest_first  # type: ignore[method-assign]
 
 
-def _look(iterator: Any, first_batch: list[int]) -> _Look:
-    """Look for the batch that needs most: the longest samples, or the widest of a script's own batches."""
+def _batch(index: Any) -> list[Any]:
+    """The indices that a sampler gives for one batch; without automatic batching it gives one alone."""
+    return index if isinstance(index, list) else [index]
+
+
+def _look(iterator: Any, first_batch: list[int]) -> tuple[list[int] | None, int, int]:
+    """Look for the batch that needs most: the longest samples, or the widest of a script's own batches.
+
+    Return it, None where lengths are equal or unknown; the samples whose length was seen; and all samples.
+    """
     dataset, sampler, deadline_ns = iterator._dataset, iterator._index_sampler, monotonic_ns() + LOOK_NS
     while hasattr(sampler, "batch_sampler"):
         sampler = sampler.batch_sampler  # accelerate's share of a rank
@@ -165,40 +161,18 @@ def _look(iterator: Any, first_batch: list[int]) -> _Look:
     candidates: Sequence[int] = range(len(dataset))
     batches: list[list[int]] = []
     if type(getattr(sampler, "sampler", sampler)).__name__ not in WHOLE_SAMPLERS or makes_batches:
-        drawn = list(_within(iterator._sampler_iter, DRAWN_SAMPLES // len(first_batch), deadline_ns))
+        drawn = list(islice(iterator._sampler_iter, DRAWN_SAMPLES // len(first_batch)))
         iterator._sampler_iter = chain(drawn, iterator._sampler_iter)
-        batches = [first_batch, *(index if isinstance(index, list) else [index] for index in drawn)]
+        batches = [first_batch, *map(_batch, drawn)]
         candidates = list(dict.fromkeys(chain.from_iterable(batches)))
-    seen = 0
-    shortest = longest = 0
-
-    def seen_lengths() -> Iterator[tuple[int, int]]:
-        nonlocal seen, shortest, longest
-        for index, length in _within(_lengths(dataset, candidates), len(candidates), deadline_ns):
-            shortest, longest = (min(shortest, length), max(longest, length)) if seen else (length, length)
-            seen += 1
-            yield length, index
-
+    length_of = dict(takewhile(lambda _: monotonic_ns() < deadline_ns, _lengths(dataset, candidates)))
     if makes_batches:
-        length_of = {index: length for length, index in seen_lengths()}
-        batch = max(batches, key=lambda batch: len(batch) * max(length_of.get(index, 0) for index in batch))
+        longest = max(batches, key=lambda batch: len(batch) * max(length_of.get(index, 0) for index in batch))
     else:
-        batch = [index for _, index in heapq.nlargest(len(first_batch), seen_lengths())]
-    is_full = len(batch) == len(first_batch) or makes_batches
-    return _Look(batch if shortest < longest and is_full else None, seen, len(candidates))
-
-
-def _within(items: Iterable[Any], count: int, deadline_ns: int) -> Iterator[Any]:
-    """Yield the first `count` items, fewer after the deadline; take no item that is not yielded."""
-    iterator = iter(items)
-    for _ in range(count):
-        if monotonic_ns() > deadline_ns:
-            return
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        yield item
+        longest = heapq.nlargest(len(first_batch), length_of, key=lambda index: (length_of[index], index))
+    is_full = makes_batches or len(longest) == len(first_batch)
+    differ = len(set(length_of.values())) > 1
+    return longest if is_full and differ else None, len(length_of), len(candidates)
 
 
 def _lengths(dataset: Any, candidates: Sequence[int]) -> Iterator[tuple[int, int]]:

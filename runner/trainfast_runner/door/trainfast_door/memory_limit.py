@@ -12,22 +12,15 @@ from .notes import never_raises, process
 
 
 class MemoryLimit:
-    """`limits_bytes` are the limits of the ranks, empty without one; `device` is `cuda` or `cpu`."""
+    """`limit_bytes` is the limit of this rank, 0 for none; `device` is `cuda` or `cpu`."""
 
-    def __init__(self, limits_bytes: list[int], device: str) -> None:
-        self._limits_bytes = limits_bytes
-        self._device = device
+    def __init__(self, limit_bytes: int, device: str) -> None:
+        self._limit_bytes = limit_bytes
+        self._is_on_gpus = limit_bytes > 0 and device == "cuda"
+        self._limited_gpus: set[int] = set()
         self._address_space: process.AddressSpacePeak | None = None
         """The peak since the limit on a CPU was set; None while there is none."""
-        self._limit_bytes = 0
-        """The limit of this rank on a GPU; 0 before it is set, and without one."""
-        self._limited_gpus: set[int] = set()
         self._peak_bytes: int | None = None
-
-    @property
-    def is_on_gpus(self) -> bool:
-        """True if GPU memory is limited."""
-        return bool(self._limits_bytes) and self._device == "cuda"
 
     @property
     def is_on_cpu(self) -> bool:
@@ -35,18 +28,16 @@ class MemoryLimit:
         return self._address_space is not None
 
     @never_raises
-    def impose(self, rank: int) -> None:
-        """Set this rank's limit: on CUDA the allocator's fraction, on a CPU RLIMIT_DATA above the present VmData.
+    def impose(self) -> None:
+        """Set the limit: on CUDA the allocator's fraction, on a CPU RLIMIT_DATA above the present VmData.
 
         On a CPU malloc returns freed tensors at once from here on, so that the limit counts what the tensors need. A
         small product first starts torch's threads, whose stacks would otherwise count.
         """
-        if not self._limits_bytes:
+        if not self._limit_bytes:
             return
         torch: Any = sys.modules["torch"]
-        limit_bytes = self._limits_bytes[min(rank, len(self._limits_bytes) - 1)]
-        if self._device == "cuda":
-            self._limit_bytes = limit_bytes
+        if self._is_on_gpus:
             # A script that starts its ranks itself names none in the environment.
             local_rank = os.environ.get("LOCAL_RANK")
             self._limit_gpu(int(local_rank) if local_rank else torch.cuda.current_device())
@@ -59,12 +50,12 @@ class MemoryLimit:
         _set_thresholds(process.STRICT_BYTES, process.STRICT_BYTES)
         os.register_at_fork(after_in_child=_set_ordinary_thresholds)
         self._address_space = process.AddressSpacePeak()
-        process.limit_data(process.status_bytes()["VmData"] + limit_bytes)
+        process.limit_data(process.status_bytes()["VmData"] + self._limit_bytes)
 
     @never_raises
     def limit_gpu_of(self, parameter: Any) -> None:
-        """Limit the parameter's GPU too: a script may choose a GPU after its first parameter, by `model.to(device)`."""
-        if self._limit_bytes and parameter.is_cuda and parameter.get_device() not in self._limited_gpus:
+        """Limit the GPU of a parameter that is trained too: a script may choose one later, by `model.to(device)`."""
+        if self._is_on_gpus and parameter.is_cuda and parameter.get_device() not in self._limited_gpus:
             self._limit_gpu(parameter.get_device())
 
     def _limit_gpu(self, index: int) -> None:
@@ -105,6 +96,7 @@ READ_EVERY_NS = 250_000_000
 """Time between two readings. A reading takes 20 to 50 us, and a screen looks no more often."""
 ALWAYS_READ_STEPS = 8
 """Number of first steps that are all read: a short script has no others."""
+NEVER_NS = 1 << 63
 
 
 class MemoryPeaks:
@@ -113,46 +105,38 @@ class MemoryPeaks:
     def __init__(self) -> None:
         self.device: Any = None
         """The device of the optimizer's parameters; None before the first step."""
-        self.on_cpu = False
-        """True if that device is the CPU, whose work the host's clock times."""
         self._baseline: tuple[int, int] | None = None
         """Resident bytes, and those of files among them, when the first parameter was made; None before."""
-        self.due_ns = 0
+        self._due_ns = 0
         """Time of the next reading (CLOCK_MONOTONIC)."""
         self._readings = 0
-        self._is_stopped = False
 
     @property
     def has_model(self) -> bool:
         """True once this process has made a parameter."""
         return self._baseline is not None
 
-    def watch(self, device: Any) -> None:
-        """Read the peaks of this device from here on."""
-        self.device = device
-        self.on_cpu = device.type == "cpu"
+    @property
+    def on_cpu(self) -> bool:
+        """True if the parameters are known to be on a CPU."""
+        return self.device is not None and self.device.type == "cpu"
 
     def set_baseline(self) -> None:
         """Set the baseline when the first parameter is made: memory that the imports needed."""
-        if self._baseline is None:
-            figures = process.status_bytes()
-            self._baseline = figures["VmRSS"], figures["RssFile"]
+        figures = process.status_bytes()
+        self._baseline = figures["VmRSS"], figures["RssFile"]
 
     def stop(self) -> None:
         """Read no further peaks."""
-        self._is_stopped = True
+        self._due_ns = NEVER_NS
 
     def read_due(self, now_ns: int) -> dict[str, int]:
-        """Read the peaks at the end of a step, and set the time of the next reading; empty once stopped."""
-        if self._is_stopped:
+        """The peaks at the end of a step, by the names of its record's fields; empty if no reading is due or known."""
+        if now_ns < self._due_ns:
             return {}
         self._readings += 1
         if self._readings >= ALWAYS_READ_STEPS:
-            self.due_ns = now_ns + READ_EVERY_NS
-        return self._read()
-
-    def _read(self) -> dict[str, int]:
-        """The peaks by the names of a step record's fields; empty before there are any."""
+            self._due_ns = now_ns + READ_EVERY_NS
         kind = getattr(self.device, "type", None)
         if kind == "cuda":
             statistics = sys.modules["torch"].cuda.memory_stats(self.device)

@@ -23,10 +23,8 @@ else:
 
 RUN_VARIABLE = "TRAINFAST_RUN"
 """Names the run directory, in the environment of the command and all it starts."""
-MAX_NOTES = 20
-"""Chosen, not measured: the most problems that one process notes."""
-NOTE_CHARACTERS = 500
-"""Chosen, not measured: the most of a problem's text, as of an error that prints a tensor."""
+MAX_NOTES, NOTE_CHARACTERS = 20, 500
+"""Chosen, not measured: the most problems that one process notes, and the most of one's text."""
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 _noted: set[str] = set()
@@ -110,27 +108,32 @@ class RankFiles:
         """True if a process records this rank, or if no process is to."""
         self.are_ours = False
         """True if this process records the rank; False in a process forked from this one."""
+        self.steps: process.LineFile | None = None
+        """The step file, once the rank is claimed."""
         self._worker: process.LineFile | None = None
 
-    def claim(self) -> process.LineFile | None:
-        """Claim this rank and return its new step file; None if another process records the rank or has recorded it."""
+    def claim(self) -> bool:
+        """Claim this rank unless a process records it, or has recorded it; return True if this process does."""
+        if self.is_claimed:
+            return self.are_ours
         group = sys.modules.get("torch.distributed")
         if group is not None and group.is_available() and group.is_initialized():
             # A script that spawns its ranks itself names none in the environment.
             self.rank, self.world_size = group.get_rank(), group.get_world_size()
         try:
-            steps = process.LineFile(self._path("steps"), os.O_EXCL)
+            self.steps = process.LineFile(self._path("steps"), os.O_EXCL)
         except FileExistsError:
             self.is_claimed = True
             note(f"rank {self.rank}: another process takes steps too; only the first one's are recorded")
-            return None
+            return False
         self.is_claimed = self.are_ours = True
         os.register_at_fork(after_in_child=self._leave)
         # Held for the life of this process: a reader that can lock it exclusively knows that the run is over.
         lock = os.open(os.path.join(self.directory, "alive.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
         never_raises(self.write)("started", pid=os.getpid(), start_ticks=process.start_ticks())
-        return steps
+        never_raises(self.write)("phase", phase="train")
+        return True
 
     def _leave(self) -> None:
         """Record nothing in a process that was forked from this rank's."""

@@ -170,7 +170,8 @@ class Turns:
             training = [last]  # nearly every step, so this path is short
         else:
             training = self._training_turns()
-            self.step_evaluated_ns += (evaluated_ns := self._evaluated_ns(training, step_begun_ns))
+            evaluated_ns = self._evaluated_ns(training, step_begun_ns)
+            self.step_evaluated_ns += evaluated_ns
             self.evaluated_ns += evaluated_ns
         reached = {id(source): source for source in [turn.source for turn in training] or [self.training] if source}
         if self._is_new_attempt(reached.values()):
@@ -198,11 +199,6 @@ class Turns:
         if training is None or training.ended or training.iterator() is not None:
             return False
         return not any(source is training or self._is_trained(source) for source in reached)
-
-    @property
-    def counts_rows(self) -> bool:
-        """True unless a batch of known size is being trained on, as in nearly all steps."""
-        return self.batch_size is None or self._turns[-1].source is not self.training
 
     @property
     def is_evaluating(self) -> bool:

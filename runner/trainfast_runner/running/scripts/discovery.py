@@ -36,7 +36,8 @@ READ_BYTES, MAX_SHOWN = 1 << 20, 300
 """Bytes at the output's end that are searched for its last line, and most characters of this line in an error."""
 NO_TORCH = "No module named 'torch'"
 """The end of Python's error at an import of torch that is not installed."""
-FIND_FLAGS = HOOKS_FOLDER / "trainfast_door" / "find_flags.py"
+FIND_FLAGS = f"import sys; sys.path.append({str(HOOKS_FOLDER)!r}); from trainfast_door.discovery import main; main()"
+"""The program of a script's Python, which may have no PYTHONPATH of ours."""
 ONLY_RANK = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
@@ -92,14 +93,8 @@ def _run(
     with (folder / OUTPUT_FILE).open("wb") as output:
         process = subprocess.Popen(
             [
-                sys.executable,
-                "-P",
-                "-m",
-                contained.__name__,
-                interpreter,
-                str(FIND_FLAGS),
-                str(folder),
-                *command.script,
+                *(sys.executable, "-P", "-m", contained.__name__),
+                *(interpreter, "-c", FIND_FLAGS, str(folder), *command.script),
             ],
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -236,13 +236,13 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     name, is_view, written_indexes = _traits(func)
     if is_view:
         return 1.0, 0.0, 0.0
-    read_bytes = sum(_bytes(tensor) for tensor in _tensors((*args, *kwargs.values())))
+    read_bytes = sum(_bytes_of(tensor) for tensor in _tensors((*args, *kwargs.values())))
     if name == "aten::embedding":
         # An embedding reads the looked-up rows, not the table.
-        read_bytes = _bytes(result)
+        read_bytes = _bytes_of(result)
     changed_arguments = tuple(args[index] for index in written_indexes if index < len(args))
     # An operation that changes its arguments returns one of them.
-    stored_bytes = sum(_bytes(tensor) for tensor in _tensors(changed_arguments if written_indexes else (result,)))
+    stored_bytes = sum(_bytes_of(tensor) for tensor in _tensors(changed_arguments if written_indexes else (result,)))
     return 1.0, _flops(name, args, result), read_bytes + stored_bytes
 
 
@@ -292,7 +292,3 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, tuple | list):
             yield from (item for item in value if isinstance(item, Tensor))
-
-
-def _bytes(tensor: Tensor) -> float:
-    return float(tensor.numel() * tensor.element_size())

@@ -24,10 +24,10 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,14 +59,6 @@ HIDDEN_PACKAGES = (
 """Packages that transformers imports if installed, and that a trace does not use."""
 
 
-@dataclass(frozen=True, order=True)
-class Task:
-    """One trace of a request: the smaller (0) or the larger (1) of the two that its answer is computed from."""
-
-    request: int
-    size_index: int
-
-
 def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     """Yield each answer as soon as its request is traced.
 
@@ -77,15 +69,13 @@ def answers(requests: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     except Exception as error:
         yield from ({"request": number, **_untraceable(error)} for number in range(len(requests)))
         return
-    unanswered = set(range(len(requests)))
+    unanswered = dict.fromkeys(range(len(requests)))
     try:
         for number, answer in _trace_all(requests):
-            unanswered.discard(number)
+            del unanswered[number]
             yield {"request": number, **answer}
     except BrokenProcessPool:
-        yield from (
-            {"request": number, "untraceable": "the process that traced it died"} for number in sorted(unanswered)
-        )
+        yield from ({"request": number, "untraceable": "the process that traced it died"} for number in unanswered)
 
 
 def import_for(requests: list[TraceRequest]) -> None:
@@ -113,32 +103,21 @@ def import_for(requests: list[TraceRequest]) -> None:
 
 
 def _trace_all(requests: list[TraceRequest]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the answers as they come; earlier requests are traced first."""
-    requests = list(requests)
-    ready_tasks = [
-        Task(number, index) for number, request in enumerate(requests) if request.after is None for index in (0, 1)
-    ]
-    traces: dict[Task, dict[str, Any]] = {}
-    tasks_by_future: dict[Future[dict[str, Any]], Task] = {}
+    """Yield the answers in the order of their requests, then those of the requests that wait for another one's."""
     with _pool_for(requests) as pool:
-        while ready_tasks or tasks_by_future:
-            while ready_tasks and len(tasks_by_future) < TRACING_PROCESSES:
-                task = ready_tasks.pop(0)
-                tasks_by_future[pool.submit(_trace, requests[task.request], task.size_index)] = task
-            for future in wait(tasks_by_future, return_when=FIRST_COMPLETED).done:
-                task = tasks_by_future.pop(future)
-                traces[task] = future.result()
-                pair = [traces.get(Task(task.request, index)) for index in (0, 1)]
-                if pair[0] is not None and pair[1] is not None:
-                    yield task.request, _join(pair[0], pair[1])
-                if task.size_index > 0:
-                    continue
-                for number, request in enumerate(requests):
-                    if request.after == task.request:
-                        # A model that cannot be built has no `unused`; its `optimizer` request fails as well.
-                        requests[number] = replace(request, unused=tuple(traces[task].get("unused", ())))
-                        ready_tasks += [Task(number, 0), Task(number, 1)]
-                ready_tasks.sort()
+
+        def begin(request: TraceRequest) -> list[Future[dict[str, Any]]]:
+            return [pool.submit(_trace, request, size_index) for size_index in (0, 1)]
+
+        running = {number: begin(request) for number, request in enumerate(requests) if request.after is None}
+        while running:
+            first = next(iter(running))
+            small, large = (future.result() for future in running.pop(first))
+            yield first, _join(small, large)
+            for number, request in enumerate(requests):
+                if request.after == first:
+                    # A model that cannot be built has no `unused`; its `optimizer` request fails as well.
+                    running[number] = begin(replace(request, unused=tuple(small.get("unused", ()))))
 
 
 def _pool_for(requests: list[TraceRequest]) -> Executor:

@@ -139,10 +139,6 @@ class Precision:
         fallen = self.scaler._init_scale / self.scaler.get_scale()
         return max(0, round(math.log(fallen) / -math.log(self.scaler.get_backoff_factor())))
 
-    def state(self) -> dict[str, Any] | None:
-        """The scaler's state at the end of a training; None without scaling."""
-        return None if self.scaler is None else self.scaler.state_dict()
-
     def scale(self) -> Tensor | None:
         """The loss scale as a device tensor, so that copying it does not wait; None without scaling."""
         if self.scaler is None:

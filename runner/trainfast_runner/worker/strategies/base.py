@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..catalog import STRATEGIES
 from ..data.samples import Batch
-from ..model.compilation import compiled
+from ..model.compilation import compiled, unwrap
 from ..model.objective import Objective
 from ..model.optimizer import Precision, build_optimizer
 from ..model.weights import init_weights
@@ -75,7 +76,8 @@ class Strategy:
 
     def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Context of one micro-batch's forward and backward; gradients are reduced in the last one only."""
-        return nullcontext()
+        module = unwrap(self.module)
+        return module.no_sync() if isinstance(module, DistributedDataParallel) and not is_last else nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of one micro-batch, summed over ranks.
@@ -93,16 +95,30 @@ class Strategy:
         self.optimizer.zero_grad(set_to_none=True)
 
     def clip_gradients(self, max_norm: float) -> None:
-        """Scale the gradients down to a global norm of at most `max_norm`."""
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+        """Scale the gradients down to a norm of at most `max_norm`, over all slices if they are slices."""
+        parameters = list(self.live_parameters(self.module))
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # The norm of DTensors is a partial sum until `full_tensor`.
+        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, whole)
+
+    def live_parameters(self, module: nn.Module) -> Iterable[Tensor]:
+        """The parameters that the optimizer updates."""
+        return module.parameters()
+
+    def data_group(self) -> Any:
+        """The process group of the ranks whose samples differ; None for all ranks."""
+        return None
 
     def all_reduce(self, value: Tensor) -> Tensor:
-        """Sum `value` over the data-parallel ranks, in place, without waiting for a device."""
+        """Sum `value` over the ranks whose samples differ, in place, without waiting for a device."""
+        if self.dp_degree > 1:
+            dist.all_reduce(value, group=self.data_group())
         return value
 
     def all_reduce_async(self, value: Tensor) -> Any:
         """Begin `all_reduce`; return a handle whose `wait()` returns when `value` is ready, or None if ready now."""
-        return None
+        return dist.all_reduce(value, group=self.data_group(), async_op=True) if self.dp_degree > 1 else None
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Return `wrapper`, and those fields of `train_state.NULL_UNLESS_READ` that the live objects have."""
@@ -148,11 +164,6 @@ class EnginePrecision(Precision):
     def skipped_steps(self) -> int:
         """Return the engine's own count."""
         return int(self.engine.skipped_steps) if self.scales else 0
-
-    def state(self) -> dict[str, Any] | None:
-        """Return the last scale, and the number of steps skipped because of an overflow."""
-        scale = self.initial_scale()
-        return None if scale is None else {"scale": scale, "skipped_steps": self.engine.skipped_steps}
 
     def scale(self) -> Tensor | None:
         """The loss scale after the last step."""

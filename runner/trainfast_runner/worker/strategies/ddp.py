@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ..model.compilation import unwrap
 from ..model.optimizer import HALF_DTYPE, dtype_name
 from ..spec import Knobs
 from .base import Strategy, visible_gpus
@@ -37,23 +35,6 @@ class DistributedDataParallelStrategy(Strategy):
         return DistributedDataParallel(
             super().wrap(model), device_ids=[self.device] if self.device.type == "cuda" else None
         )
-
-    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Reduce the gradients in the last micro-batch only."""
-        if is_last:
-            return nullcontext()
-        wrapped = unwrap(self.module)
-        assert isinstance(wrapped, DistributedDataParallel)
-        return wrapped.no_sync()
-
-    def all_reduce(self, value: Tensor) -> Tensor:
-        """Sum over all ranks; on CUDA the sum is queued like any kernel."""
-        dist.all_reduce(value)
-        return value
-
-    def all_reduce_async(self, value: Tensor) -> Any:
-        """Sum over all ranks in the background."""
-        return dist.all_reduce(value, async_op=True)
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Return the wrapper, and the gradients' dtype, in which DDP reduces."""
@@ -135,8 +116,6 @@ class MeshStrategy(Strategy):
         join_group(self.device)
         self.mesh = init_device_mesh(self.device.type, (self.dp_degree, self.degree), mesh_dim_names=("dp", self.axis))
 
-    def all_reduce(self, value: Tensor) -> Tensor:
-        """Sum over the ranks whose samples differ."""
-        if self.dp_degree > 1:
-            dist.all_reduce(value, group=self.mesh.get_group("dp"))
-        return value
+    def data_group(self) -> Any:
+        """The group of the axis `dp`."""
+        return self.mesh.get_group("dp")

@@ -10,9 +10,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -191,8 +190,7 @@ NEVER_PRINT_STEPS = 1_000_000_000
 """More steps than a run takes, so that DeepSpeed prints no progress."""
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Elements of a model's parameters: of all, of the largest one, and of the largest part (`weights.Part`)."""
 
     total: int
@@ -201,13 +199,10 @@ class Sizes:
 
 
 def unpartitioned_sizes(model: nn.Module) -> Sizes:
-    """Sizes of a model that is not partitioned yet."""
-    sizes_by_part = [
-        {id(parameter): parameter.numel() for module in part.modules for parameter in module.parameters(recurse=False)}
-        for part in parts(model)
-    ]
-    whole = {key: size for sizes in sizes_by_part for key, size in sizes.items()}
-    return Sizes(sum(whole.values()), max(whole.values()), max(sum(sizes.values()) for sizes in sizes_by_part))
+    """Sizes of a model that is not partitioned yet; each part counts a tied parameter."""
+    own = [[p for module in part.modules for p in module.parameters(recurse=False)] for part in parts(model)]
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    return Sizes(sum(sizes), max(sizes), max(sum(p.numel() for p in set(part)) for part in own))
 
 
 def deepspeed_config(knobs: Knobs, dp_degree: int, sizes: Sizes, device: str, disk: str | None) -> dict[str, Any]:

@@ -19,17 +19,13 @@ from .ddp import DistributedDataParallelStrategy
 
 
 class FullyShardedStrategy(Strategy):
-    """The reduction, clipping and facts that `fsdp` and `fsdp+tp` share."""
+    """The reduction and facts that `fsdp` and `fsdp+tp` share."""
 
     def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
         """Keep the gradients whole and unreduced on each rank until the last micro-batch."""
         module: Any = self.module
         module.set_requires_gradient_sync(is_last)
         return nullcontext()
-
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip by the norm over all slices."""
-        clip_slices(self.module.parameters(), max_norm)
 
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read `wrapper, mesh, reduce_dtype, reshard` from the parameters and from FSDP's own state."""
@@ -73,15 +69,6 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
             fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
     # By torch's default the root's parameters stay gathered: the backward needs them first.
     fully_shard(model, mesh=mesh, mp_policy=policy)
-
-
-def clip_slices(parameters: Iterable[Tensor], max_norm: float) -> None:
-    """Scale the gradients of DTensors down to a norm of at most `max_norm` over all slices."""
-    sliced = list(parameters)
-    norm = torch.nn.utils.get_total_norm([p.grad for p in sliced if p.grad is not None])
-    # The norm of DTensors is a partial sum until `full_tensor`.
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    torch.nn.utils.clip_grads_with_norm_(sliced, max_norm, whole)
 
 
 def mesh_of(tensor: Tensor) -> dict[str, int] | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,7 +30,7 @@ from ..model.optimizer import build_optimizer, dtype_name
 from ..model.weights import Part, init_in_turn
 from ..spec import Knobs
 from .ddp import MeshStrategy
-from .fsdp import FullyShardedStrategy, clip_slices, mesh_of, shard_in_turn
+from .fsdp import FullyShardedStrategy, mesh_of, shard_in_turn
 
 
 class TensorParallel(MeshStrategy):
@@ -52,27 +51,13 @@ class TensorParallel(MeshStrategy):
         plan = plan_for(model, self.degree)
         return cut_in_turn(model, plan, self.mesh["tp"], init_in_turn(model, self.knobs.seed, self.device))
 
-    def all_reduce_async(self, value: Tensor) -> Any:
-        """Sum over the ranks whose samples differ, in the background."""
-        if self.dp_degree == 1:
-            return None
-        return dist.all_reduce(value, group=self.mesh.get_group("dp"), async_op=True)
-
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip by the norm over all slices."""
-        clip_slices(self.module.parameters(), max_norm)
-
     def actual_fields(self, module: nn.Module) -> dict[str, Any]:
         """Read wrapper and mesh from the parameters, and what is around them from the module."""
-        meshes = [mesh_of(parameter) for parameter in self.sliced_parameters(module)]
+        meshes = [mesh_of(parameter) for parameter in self.live_parameters(module)]
         is_sliced = all(mesh is not None and "tp" in mesh for mesh in meshes)
         outer = super().actual_fields(module)
         wrappers = {DTensor.__name__ if is_sliced else "none", outer["wrapper"]} - {"none"}
         return {"mesh": meshes[0], **outer, "wrapper": "+".join(sorted(wrappers)) or "none"}
-
-    def sliced_parameters(self, module: nn.Module) -> Iterable[Tensor]:
-        """The parameters that should be slices along the mesh axis `tp`."""
-        return module.parameters()
 
 
 class DataTensorParallel(TensorParallel):
@@ -105,11 +90,6 @@ class DataTensorParallel(TensorParallel):
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, process_group=self.mesh.get_group("dp"))
 
-    def sync_context(self, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Reduce the gradients in the last micro-batch only."""
-        assert isinstance(self.module, DistributedDataParallel)
-        return nullcontext() if is_last else self.module.no_sync()
-
     def optimizer_step(self) -> None:
         """Give the reduced gradients to the DTensors, and free both after the step."""
         for local, whole in self.plain_and_dtensor:
@@ -119,11 +99,7 @@ class DataTensorParallel(TensorParallel):
         for local, _ in self.plain_and_dtensor:
             local.grad = None
 
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip through the DTensors, which know which of the gradients are slices."""
-        clip_slices([whole for _, whole in self.plain_and_dtensor], max_norm)
-
-    def sliced_parameters(self, module: nn.Module) -> Iterable[Tensor]:
+    def live_parameters(self, module: nn.Module) -> Iterable[Tensor]:
         """The DTensors over the module's storage."""
         return [whole for _, whole in self.plain_and_dtensor]
 
