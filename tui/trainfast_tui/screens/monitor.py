@@ -189,7 +189,7 @@ class MonitorScreen(AppScreen):
         run = self.session.run_words(member.directory.name)
         question = f"Stop {run}?\nProcess {row.pid} is {member.part}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
-        ask_yes(self.app, question, yes, partial(self.session.run_control.request_stop, member.directory))
+        ask_yes(self.app, question, yes, partial(self.session.run_control.stop, member.directory))
 
     def _end(self, row: ProcessRow, kill: bool) -> None:
         assert row.identity is not None
