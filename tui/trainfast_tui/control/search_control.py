@@ -68,7 +68,7 @@ class SearchControl(Generic[SearchSnapshotT]):
 
     def badge(self, now_ns: int) -> str:
         """Return a few words on the active search: `● best fit 3/6 · 1:12 left`."""
-        from trainfast_tui.text.search_words import progress_words
+        from trainfast_tui.text.search_states import progress_words
 
         search = self.current
         words = "starting" if search is None else progress_words(search, now_ns)
@@ -90,7 +90,7 @@ class SearchControl(Generic[SearchSnapshotT]):
 
         A search that was to be stopped as soon as it started is stopped.
         """
-        from trainfast_tui.text.search_words import state_words
+        from trainfast_tui.text.search_states import state_words
 
         before, self._snapshot = self._snapshot, search
         if search is None:

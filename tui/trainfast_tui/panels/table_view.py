@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -22,7 +23,8 @@ from trainfast_tui.text.format import (
 )
 
 
-class TablePage(NamedTuple):
+@dataclass(frozen=True)
+class TablePage:
     """A text for one width, with a table and a chart."""
 
     head: list[Line]

@@ -29,7 +29,8 @@ from trainfast_tui.text.batch_words import batch_question_rows, limit_notice, li
 from trainfast_tui.text.format import DOUBT_SIGN, STRICT_MALLOC_NOTE, LabelledText, Line, Piece
 from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.memory_words import effect_words, phase_words
-from trainfast_tui.text.search_words import REFUTED, Outcome, outcome_of, state_words
+from trainfast_tui.text.search_states import state_words
+from trainfast_tui.text.search_words import REFUTED, Outcome, outcome_of
 
 
 class BatchScreen(SearchScreen[BatchSnapshot]):

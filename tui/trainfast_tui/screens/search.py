@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple
@@ -141,7 +142,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
             question = self.question_of(search)
             name = name if question is None else question.name
             page = self.search_page(search, width, cursor)
-        return page._replace(head=[rule(f"{self.TITLE_WORDS}: {name}", width), *page.head])
+        return replace(page, head=[rule(f"{self.TITLE_WORDS}: {name}", width), *page.head])
 
     def show_useful_keys(self) -> None:
         """Leave out of the footer the keys that do nothing now, and label the others by their effect."""
