@@ -14,7 +14,6 @@ from recorded import (
     FASTEST,
     LEADING,
     START_NS,
-    S,
     a_question,
     a_search,
     a_trial,
@@ -22,24 +21,21 @@ from recorded import (
     best_going_on,
     chosen,
     seen,
-    write_lines,
 )
 from still import FULL, SMALL, Conducted, has, running
 
-from trainfast_runner.records.home import PAUSE_FILE, Home
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
-from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best_journal import ColdRun, Instruction, Trial, read_best_journal
-from trainfast_runner.search.journal import Paused
-from trainfast_tui.screens.best import BestView, candidate_points, trial_lines
+from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
+from trainfast_tui.screens.best import best_page, candidate_points
 from trainfast_tui.text.best_words import answer_lines, chance_words
 from trainfast_tui.text.format import line_text
 
 
-def test_the_title_names_the_preset_before_the_question_is_recorded(home: Home) -> None:
-    lines = BestView("tiny-llama").search_lines(seen(a_search(home, [])), 100, 30)
-    assert line_text(lines[0]).startswith("best fit: tiny-llama ─")
+async def test_the_title_names_the_preset_before_the_question_is_recorded(home: Home, conducted: Conducted) -> None:
+    async with running(home) as (_, pilot):
+        assert (await pilot.opened(conducted([]))).startswith("best fit: tiny-llama ─")
 
 
 async def test_the_newest_trials_stay_visible_and_the_keys_reach_the_others(home: Home, live_best: Path) -> None:
@@ -95,7 +91,7 @@ async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home: Ho
         text = " ".join((await pilot.opened(search)).split())
         assert "? machine busy: 3 of 4 settings void; t adds time; best so far" in text
         assert "✓" not in text
-    table = [line_text(line) for line in trial_lines(seen(search).so_far, size[0])]
+    table = [line_text(line) for line in best_page(seen(search), START_NS, size[0]).table]
     for row, reason in itertools.pairwise(table):
         assert OTHERS.text in reason or not row.startswith("~"), "each void trial has its reason"
     assert sum(OTHERS.text in row for row in table) == 3
@@ -147,42 +143,6 @@ async def test_enter_takes_the_best_so_far_and_the_search_goes_on(home: Home, li
         assert app.screen is app.main, "the batch search needs the device as well"
         assert "best so far" in await pilot.press("B")
         assert "The search goes on; B shows it." in await pilot.press("escape")
-
-
-async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> None:
-    async with running(home) as (_, pilot):
-        await pilot.opened(live_best)
-        await pilot.press("space")
-        await pilot.until_true((live_best / PAUSE_FILE).exists, "the pause")
-        assert "● pausing after this step" in await pilot.show_search(live_best)
-        text = await pilot.show_search(live_best, lines=[*best_going_on(), Paused(t_ns=START_NS + 35 * S)])
-        has(text, "■ paused: no process is running", "space resume")
-        await pilot.press("space")
-        await pilot.until_true(lambda: not (live_best / PAUSE_FILE).exists(), "the end of the pause")
-
-
-async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> None:
-    async with running(home) as (_, pilot):
-        await pilot.opened(live_best)
-        assert "checkpointing=full  6 settings" in await pilot.press("p")
-        await pilot.press(*"bf16", "enter")
-        await pilot.until_true(lambda: len(read_instructions(live_best)) == 1, "the pin")
-        await pilot.show_search(live_best)
-        assert "precision=bf16  6 settings" not in await pilot.press("x"), "without the pinned value there is none"
-        await pilot.press(*"full 3 settings", "enter")
-        await pilot.until_true(lambda: len(read_instructions(live_best)) == 2, "the skip")
-        assert [(one.do, one.knob, one.value) for one in read_instructions(live_best)] == [
-            ("pin", "precision", "bf16"),
-            ("skip", "checkpointing", "full"),
-        ]
-        text = await pilot.show_search(live_best)
-        assert "your instructions: pin precision=bf16 (before the next step), skip checkpointing=full" in text
-        taken = Instruction(t_ns=START_NS + 36 * S, do="pin", knob="precision", value="bf16")
-        write_lines(live_best / "journal.jsonl", [*best_going_on(), taken])
-        assert "your instructions: pin precision=bf16, skip" in await pilot.show_search(live_best)
-        await pilot.press("p", *"unpin", "enter")
-        await pilot.until_true(lambda: len(read_instructions(live_best)) == 3, "the unpin")
-        assert read_instructions(live_best)[-1].do == "unpin"
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

@@ -31,8 +31,8 @@ from trainfast_runner.search.journal import CANCELLED_REASON
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned
-from trainfast_tui.text.format import Piece
+from trainfast_tui.screens import best
+from trainfast_tui.screens.best import BestPlanned
 
 PLAN = "candidates 12, 11 of them can run here"
 
@@ -42,12 +42,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan without a look at this machine."""
     vary: dict[str, list[KnobValue]] = {"batch_size": [4, 8], "precision": ["fp32", "bf16"]}
 
-    def plan(self: BestControl, spec: RunSpec, options: BestOptions, cancelled: object) -> BestPlanned:
-        texts: list[Piece] = [(f"{PLAN}{', begun anew' if options.is_fresh else ''}", "text")]
-        asked = options.request.vary if options.request else None
-        return BestPlanned(options, texts, asked or vary, 16)
+    def plan(spec: RunSpec, request: BestRequest, python: str | None) -> BestPlanned:
+        return BestPlanned(request, [(PLAN, "text")], request.vary or vary, 16)
 
-    monkeypatch.setattr(BestControl, "_plan", plan)
+    monkeypatch.setattr(best, "plan_best", plan)
 
 
 async def until_started(pilot: Pilot[Any], starts: Starts) -> None:
@@ -140,7 +138,7 @@ async def test_the_question_is_put_part_by_part_and_then_searched(home: Home, pl
 
 
 async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing(home: Home, planned: None) -> None:
-    async with running(home, size=SMALL) as (app, pilot):
+    async with running(home, size=SMALL) as (_, pilot):
         await pilot.opened(None)
         await pilot.until(PLAN)
         for key, typed, words in (
@@ -148,15 +146,14 @@ async def test_nonsense_in_the_question_says_what_is_allowed_and_changes_nothing
             ("v", "nonsense", "knob=a,b,c"),
             ("v", "precision=fp33", "fp32"),
             ("v", "precision=", "no value"),
-            ("b", "-3", "at least 1"),
-            ("b", "ten", "at least 1"),
+            ("b", "-3", "from 1 to"),
+            ("b", "ten", "whole number"),
             ("t", "soon", "'soon': not a time"),
             ("t", "0", "not a time"),
         ):
             await pilot.press(key, *typed, "enter")
             await pilot.until(words)
             assert "10 min" in await pilot.press("escape")
-            assert app.session.searches.best.options.request is None
 
 
 async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: None) -> None:
@@ -167,7 +164,9 @@ async def test_escape_closes_the_question_and_forgets_it(home: Home, planned: No
         await pilot.until("b global batch  32 samples")
         await pilot.press("escape")
         assert app.screen is app.main
-        assert app.session.searches.best.options == BestOptions()
+        await pilot.opened(None)
+        text = await pilot.until(PLAN)
+        has(text, "b global batch  16 samples, as the knobs are set", "f fresh         no")
 
 
 async def test_after_an_answer_another_question_can_be_put(home: Home, planned: None, starts: Starts) -> None:
@@ -185,22 +184,20 @@ async def test_after_an_answer_another_question_can_be_put(home: Home, planned: 
 
 
 async def test_f_begins_anew_without_earlier_searches(home: Home, planned: None, starts: Starts) -> None:
-    async with running(home) as (app, pilot):
+    async with running(home) as (_, pilot):
         await pilot.opened(None)
         text = await pilot.until(PLAN)
         assert "t time  f fresh" in text.splitlines()[-1]
         await pilot.press("f")
-        text = await pilot.until(f"{PLAN}, begun anew")
-        assert "f fresh         yes: starts over" in text
+        await pilot.until("f fresh         yes: starts over")
         await pilot.press("f")
-        assert "begun anew" not in await pilot.until("f fresh         no: continues an unfinished search")
+        await pilot.until("f fresh         no: continues an unfinished search")
         await pilot.press("f", "enter")
         await until_started(pilot, starts)
         assert starts.asked[0].fresh, "it is asked for fresh"
         search = a_search(home, best_answered())
         text = await pilot.show_search(search)
         assert "f fresh" not in text.splitlines()[-1]
-        assert not app.session.searches.best.options.is_fresh, "the choice was for one search"
         await pilot.press("f")
         text = await pilot.until("f fresh         yes: starts over")
         assert "v vary          batch_size=4,8,16" in text, "the question of the search that has ended"
@@ -222,7 +219,7 @@ async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.
     def refuse(*arguments: Any) -> BestPlanned:
         raise UserError("the device is in use", key="devices")
 
-    monkeypatch.setattr(BestControl, "_plan", refuse)
+    monkeypatch.setattr(best, "plan_best", refuse)
     starts.refusal = UserError("the device is still in use", key="devices")
     async with running(home) as (_, pilot):
         await pilot.opened(None)

@@ -24,7 +24,6 @@ from trainfast_tui.control.messages import Changes
 from trainfast_tui.control.threads import SituationGatherer
 from trainfast_tui.next_run.sources import next_run_from_preset, preset_choices
 from trainfast_tui.panels.knob_panel import KnobPanel
-from trainfast_tui.text.format import line_text
 
 
 async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
@@ -193,16 +192,6 @@ async def test_saving_writes_a_preset_refuses_a_bad_name_and_replaces_one_after_
             await pilot.press(answer)
             assert bool(saved.read_text()) == is_replaced
         assert "cannot name a preset" in await pilot.press("w", *"a" * 300, "enter")
-
-
-async def test_a_precision_that_the_device_lacks_is_refused_at_its_knob(home: Home) -> None:
-    refused = "Refused: precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU"
-    async with running(home, a_snapshot(None)) as (app, pilot):
-        panel = app.main.query_one(KnobPanel)
-        app.session.set_next_run(app.session.next_run.with_value("precision", "tf32"), "precision")
-        for key, is_refused in (("down", False), ("up", True), ("right", False)):
-            await pilot.press(key)
-            assert any(refused in line_text(line) for line in panel.lines(160, 30)) == is_refused, key
 
 
 async def test_i_shows_the_whole_text_about_a_knob_and_the_refusal_of_it(home: Home) -> None:

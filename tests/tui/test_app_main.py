@@ -77,10 +77,10 @@ async def test_a_stop_counts_down_and_the_second_one_kills_at_once(home: Home, h
     text, _ = await shown(home, a_snapshot(directory, second=23))
     assert "stopping: SIGKILL in 27 s" in text
     async with running(home, a_snapshot(directory, second=23)) as (app, pilot):
-        killed: list[Path] = []
-        app.session.run_control.kill = killed.append
+        stopped: list[tuple[Path, bool]] = []
+        app.session.run_control.stop = lambda run, at_once=False: stopped.append((run, at_once))
         await pilot.press("s")
-        assert killed == [directory]
+        assert stopped == [(directory, True)]
 
 
 async def test_text_of_the_training_is_shown_as_text(home: Home) -> None:

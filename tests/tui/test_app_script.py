@@ -21,8 +21,6 @@ from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.panels.dialogs import YesDialog
 from trainfast_tui.panels.knob_panel import KnobPanel
 from trainfast_tui.screens.batch import BatchScreen
-from trainfast_tui.screens.best import PLANNING_NOTICE
-from trainfast_tui.screens.script import ScriptView
 
 ARGPARSE = """
 import argparse, pathlib
@@ -75,13 +73,13 @@ async def looked_into(pilot: Pilot[Any], *arguments: str) -> str:
 
 async def to_knob(pilot: Pilot[Any], name: str) -> None:
     """Move the cursor of the mapping to this knob."""
-    view = pilot.app.screen.query_one(ScriptView)
+    screen = pilot.app.screen
     for _ in range(20):
         await pilot.press("up")
-    while view.current != name:
-        before = view.current
+    while screen.current != name:
+        before = screen.current
         await pilot.press("down")
-        assert view.current != before, f"{name} is not mapped"
+        assert screen.current != before, f"{name} is not mapped"
 
 
 async def saved(pilot: Pilot[Any], name: str) -> None:
@@ -208,7 +206,7 @@ async def test_both_searches_and_r_ask_first_about_a_script(home: Home, work: Pa
         has(text, "each size is a process of its own", "Enter starts the search; Esc goes back.")
         await pilot.press("escape")
         await pilot.press("B")
-        await pilot.until_true(lambda: PLANNING_NOTICE not in app.text, "the plan of a best-fit search")
+        await pilot.until_true(lambda: "Listing the settings" not in app.text, "the plan of a best-fit search")
         text = app.text
         assert "best fit: mine" in text
         assert "Refused" not in text
@@ -241,29 +239,21 @@ async def test_a_script_that_fails_says_why_and_f5_looks_again(home: Home, work:
 
 
 @pytest.mark.usefixtures("patient_discovery")
-async def test_leaving_the_screen_ends_the_script(home: Home, work: Path) -> None:
-    (work / "train.py").write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
+@pytest.mark.parametrize("key", ["escape", "f5"])
+async def test_leaving_or_looking_again_beside_a_measured_run_ends_the_script(
+    home: Home, work: Path, hold: Lock, key: str
+) -> None:
+    (work / "train.py").write_text("import time\ntime.sleep(600)\n")
     async with running(home, a_snapshot(None), size=SMALL) as (app, pilot):
         await pilot.press("o")
         await typed(pilot, command())
         await pilot.until("running the script up to its argument parser…")
-        await pilot.press("escape")
-        assert app.screen is app.main
-        thread = app.session.script_control._work._thread
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-@pytest.mark.usefixtures("patient_discovery")
-async def test_looking_again_beside_a_measured_run_ends_the_script(home: Home, work: Path, hold: Lock) -> None:
-    (work / "train.py").write_text("import time\ntime.sleep(600)\n")
-    async with running(home, a_snapshot(None)) as (app, pilot):
-        await pilot.press("o")
-        await typed(pilot, command())
-        await pilot.until("running the script up to its argument parser…")
-        app.post(SnapshotTaken(a_snapshot(a_live_run(home, hold), second=23)))
-        assert "is being measured, and starting the script would slow it" in await pilot.press("f5")
-        thread = app.session.script_control._work._thread
+        if key == "f5":
+            app.post(SnapshotTaken(a_snapshot(a_live_run(home, hold), second=23)))
+        text = " ".join((await pilot.press(key)).split())
+        measured = "is being measured, and starting the script would slow it"
+        assert app.screen is app.main if key == "escape" else measured in text
+        thread = app.session.discovery._thread
         thread.join(60)
         assert not thread.is_alive()
 

@@ -10,9 +10,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.search.batch_journal import BatchStep, Predicted
 from trainfast_runner.search.journal import Resumed, Waiting
-from trainfast_tui.screens.batch import BatchView
-from trainfast_tui.text.batch_words import batch_search_words
+from trainfast_tui.screens.batch import batch_page
 from trainfast_tui.text.format import line_text
+from trainfast_tui.text.search_states import state_words
 
 
 async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home: Home, conducted: Conducted) -> None:
@@ -29,8 +29,8 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home
     search = conducted(lines)
     async with running(home, size=MIDDLE) as (_, pilot):
         text = await pilot.opened(search)
-    has(text, "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)", "~ void on rank 0")
-    has(text, "python 4711 of another user took 2.00 GiB", "● fits, rank 1 fullest")
+    has(text, "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)", "void on rank 0")
+    has(text, "python 4711 of another user took 2.00 GiB", "fits, rank 1 fullest")
 
 
 async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, conducted: Conducted) -> None:
@@ -39,7 +39,7 @@ async def test_what_is_not_predicted_is_shown_for_the_whole_search(home: Home, c
     async with running(home, size=SMALL) as (_, pilot):
         text = await pilot.opened(search)
     assert reason in " ".join(text.split())
-    assert text.count("● fits") == 2
+    assert text.count("  fits") == 2
 
 
 async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_after_it(
@@ -49,12 +49,11 @@ async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_af
     search = conducted([*going_on(), waiting])
     async with running(home, size=MIDDLE) as (_, pilot):
         text = await pilot.opened(search)
-        assert "● waiting for 20261121-080200-gpt2-0a0a to end  4 s" in text
-        assert "▸42 waiting…" in " ".join(text.split())
+        has(text, "● waiting for 20261121-080200-gpt2-0a0a to end", "  4 s; limit")
+        assert "▸ 42 waiting…" in " ".join(text.split())
         assert "next: probe batch_size 42" in text
-        assert "● probing: batch_size 42  2 s of about 8.5 s" in await pilot.show_search(
-            search, lines=[*going_on(), waiting, Resumed(t_ns=START_NS + 16 * S)]
-        )
+        text = await pilot.show_search(search, lines=[*going_on(), waiting, Resumed(t_ns=START_NS + 16 * S)])
+        has(text, "● probing: batch_size 42", "2 s of about 8.5 s")
 
 
 def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Home) -> None:
@@ -62,7 +61,6 @@ def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Ho
     widths = BatchWidths(narrowest=31, widest=48)
     answer = replace(ended.answer, widths=widths, widths_note="a wider batch needs more memory")
     search = seen(a_search(home, [*lines, replace(ended, answer=answer)]))
-    assert "confirmed in a fresh process with batches up to 48 wide" in batch_search_words(search)
-    view = BatchView("tiny-llama")
-    text = "\n".join(map(line_text, view.search_lines(search, 120, 40)))
+    assert "confirmed in a fresh process with batches up to 48 wide" in state_words(search)
+    text = "\n".join(map(line_text, batch_page(search, START_NS, 120, 0).foot))
     assert "a wider batch needs more memory" in text

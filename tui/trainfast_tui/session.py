@@ -17,9 +17,9 @@ from trainfast_runner.settings.presets import PLAIN_PRESET
 from trainfast_tui.control import messages
 from trainfast_tui.control.background_work import BackgroundWork
 from trainfast_tui.control.messages import Changes, Notified
-from trainfast_tui.control.run_control import RunControl, ScriptControl, compared_runs, compared_with_previous
+from trainfast_tui.control.run_control import RunControl, compared_runs, compared_with_previous
 from trainfast_tui.control.search_control import Searches
-from trainfast_tui.control.threads import start_thread
+from trainfast_tui.control.threads import CancellableWork, start_thread
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.best_journal import BestRequest
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
     from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
@@ -63,13 +64,14 @@ class Session:
         self.run_control = RunControl(home, self.post, python)
         self.searches = Searches(home, self.post, python)
         self.background = BackgroundWork(home, self.post, python)
-        self.script_control = ScriptControl(python)
+        self.discovery = CancellableWork("discovery")
+        """Looks into a script, one at a time."""
         self.reader = Reader(
             home,
             lambda snapshot: self.post(messages.SnapshotTaken(snapshot)),
             on_failure=lambda error: self.post(messages.ThreadFailed(error)),
         )
-        self._python = python
+        self.python = python
         # The next run is a preset for the machine, then repeats each run that comes onto the screen, then keeps the
         # knobs that were chosen; opening a run makes the next run repeat runs again.
         self._keeps_knobs = preset is not None
@@ -90,7 +92,7 @@ class Session:
     def stop(self) -> None:
         """End the threads, and traces, which are processes that would outlive the app."""
         self.background.stop(END_TRACES_S)
-        self.script_control.cancel(END_TRACES_S)
+        self.discovery.cancel(END_TRACES_S)
         self.reader.stop()
 
     @property
@@ -223,11 +225,20 @@ class Session:
         self.update_background_work()
 
     def start_search(
-        self, kind: SearchKind, spec: RunSpec, run_to_stop: Path | None = None, *, fresh: bool = False
+        self,
+        kind: SearchKind,
+        spec: RunSpec,
+        run_to_stop: Path | None = None,
+        *,
+        fresh: bool = False,
+        best: BestRequest | None = None,
     ) -> None:
-        """Start a search of `spec`, after `run_to_stop` has ended; unless `fresh` its unfinished one goes on."""
+        """Start a search of `spec`, after `run_to_stop` has ended; unless `fresh` its unfinished one goes on.
+
+        `best` is the question of a best-fit search.
+        """
         stop_run_first = None if run_to_stop is None else partial(self.run_control.stop_and_wait, run_to_stop)
-        self.searches.of(kind).start(spec, fresh=fresh, stop_run_first=stop_run_first)
+        self.searches.of(kind).start(spec, fresh=fresh, best=best, stop_run_first=stop_run_first)
         self.update_background_work()
 
     def advice(self) -> dict[str, str]:
@@ -284,7 +295,7 @@ class Session:
         from trainfast_runner.machine.training_python import inspect
 
         try:
-            versions = inspect(self._python, {}, "causal-lm").versions
+            versions = inspect(self.python, {}, "causal-lm").versions
         except UserError:
             versions = {}
         return messages.MachineSeen(detect_machine(versions))

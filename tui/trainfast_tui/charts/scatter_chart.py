@@ -10,8 +10,8 @@ from trainfast_tui.charts.chart_data import GLYPHS, LIMIT_HEADROOM, X_BITS, Colu
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import Line, Piece, Tone, join_pieces
 
-GUTTER = 8
-"""Cells left of the axis, for a rate."""
+GUTTER = 10
+"""Cells left of the axis, for a rate or a size with its unit."""
 MAX_LIMIT_RATIO = 4.0
 """Chosen, not measured: a limit over this many times the largest candidate is written at the edge, not drawn."""
 
@@ -35,57 +35,37 @@ def front_of(points: Sequence[ChartPoint]) -> list[ChartPoint]:
     return [measured[index][0] for index in reversed(front)]
 
 
-def drawn_limit(limit_bytes: int | None, largest_bytes: int) -> int | None:
-    """Return the limit if a picture of candidates up to `largest_bytes` can show it; None without one or a far one."""
-    is_near = limit_bytes is not None and limit_bytes <= MAX_LIMIT_RATIO * largest_bytes
-    return limit_bytes if is_near else None
-
-
 def scatter_chart(points: Sequence[ChartPoint], limit_bytes: int | None, width: int, height: int) -> list[Line]:
     """Return `height` lines of `width` cells: y the rates, x bytes from zero; empty without room or a rate.
 
     Later points cover earlier ones; the front is a line of dots from each candidate to the next larger and faster one.
     """
+    columns, rows = width - GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
     rates = [point.y for point in points if point.y is not None]
-    if width - GUTTER - FRAME_COLUMNS < 16 or height - FRAME_ROWS < 3 or not rates:
+    if columns < 16 or rows < 3 or not rates:
         return []
     low, high = YRange().fit(min(rates), max(rates), 0, y_min=None)
     largest_bytes = max(point.x for point in points)
-    limit_drawn = drawn_limit(limit_bytes, largest_bytes)
+    is_drawn = limit_bytes is not None and limit_bytes <= MAX_LIMIT_RATIO * largest_bytes
     right_bytes = nice_ceiling(float(largest_bytes), binary=True)
-    if limit_drawn is not None:
-        right_bytes = max(limit_drawn, largest_bytes) * LIMIT_HEADROOM
-    plot = FramedPlot(width - GUTTER - FRAME_COLUMNS, height - FRAME_ROWS, right_bytes, (low, high))
+    if is_drawn and limit_bytes is not None:
+        right_bytes = max(limit_bytes, largest_bytes) * LIMIT_HEADROOM
     # The front is drawn as steps: up at each of its candidates, level until the next one.
-    dots: ColumnRanges = [None] * plot.dot_count
+    dot_count = columns << X_BITS
+    dots: ColumnRanges = [None] * dot_count
     for point in front_of(points):
-        begin, rate = cell_at(point.x / right_bytes, plot.dot_count), point.y or 0.0
-        dots[begin:] = [(rate, rate)] * (plot.dot_count - begin)
-    plot.draw_curve(dots)
-    limit_column = None
-    if limit_drawn is not None:
-        limit_column = plot.column_of(limit_drawn)
-        for row in range(plot.height):
-            plot.put(row, limit_column, "┊", "error")
-    for point in points:
-        plot.put_point(point)
-    labels: dict[int, Piece] = {0: (fmt.number(high), "muted"), plot.height - 1: (fmt.number(low), "muted")}
-    return plot.lines(GUTTER, labels, _memory_labels(right_bytes, limit_bytes, limit_column, plot.width))
-
-
-def _memory_labels(right_bytes: float, limit_bytes: int | None, limit_column: int | None, width: int) -> Line:
-    """Return the labels below the axis after its zero: the limit below its line, and the end or the limit beyond it."""
-    end = f"peak memory {fmt.size(right_bytes)}"
-    limit = "" if limit_bytes is None else f"limit {fmt.size(limit_bytes)}"
-    if limit_column is None:
-        words = f"{end}, the {limit} is far right" if limit else end
-        return [(fmt.to_width(words, width - 1, "right"), "muted")]
-    begin = max(12, min(limit_column - len(limit) // 2, width - len(limit)))
-    return [(fmt.to_width(" peak memory", begin - 1), "muted"), (limit, "error")]
-
-
-FIT_GUTTER = 10
-"""Cells left of the axis, for a size with its unit."""
+        begin, rate = cell_at(point.x / right_bytes, dot_count), point.y or 0.0
+        dots[begin:] = [(rate, rate)] * (dot_count - begin)
+    grid = _grid(columns, rows)
+    limit = "" if limit_bytes is None else f", {'' if is_drawn else 'the '}limit {fmt.size(limit_bytes)}"
+    if is_drawn and limit_bytes is not None:
+        for row in grid:
+            row[cell_at(limit_bytes / right_bytes, columns)] = "┊", "error"
+    _put_curve(grid, dots, (low, high))
+    _put_points(grid, points, right_bytes, (low, high))
+    labels: dict[int, Piece] = {0: (fmt.number(high), "muted"), rows - 1: (fmt.number(low), "muted")}
+    words = f"peak memory {fmt.size(right_bytes)}{limit}{'' if is_drawn or not limit else ' is far right'}"
+    return _framed(grid, labels, words)
 
 
 def fit_chart(
@@ -100,84 +80,67 @@ def fit_chart(
 
     `fitted_bytes` gives the fitted peak in bytes of a batch size.
     """
-    plot_width, plot_height = width - FIT_GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
-    if plot_width < 8 or plot_height < 2:
+    columns, rows = width - GUTTER - FRAME_COLUMNS, height - FRAME_ROWS
+    if columns < 8 or rows < 2:
         return []
     largest_bytes = float(max([limit_bytes or 0, *(point.y or 0 for point in points), 1]))
     top_bytes = nice_ceiling(largest_bytes, binary=True) if limit_bytes is None else largest_bytes * LIMIT_HEADROOM
     right_batch = max(1, largest_batch)
-    plot = FramedPlot(plot_width, plot_height, right_batch, (0.0, top_bytes))
-    if fitted_bytes is not None:
-        last = max(1, plot.dot_count - 1)
-        peaks = [fitted_bytes(dot / last * right_batch) for dot in range(plot.dot_count)]
-        plot.draw_curve([(peak, peak) if 0 <= peak <= top_bytes else None for peak in peaks])
-    labels: dict[int, Piece] = {0: (fmt.size(top_bytes), "muted"), plot_height - 1: ("0", "muted")}
+    grid = _grid(columns, rows)
+    labels: dict[int, Piece] = {0: (fmt.size(top_bytes), "muted"), rows - 1: ("0", "muted")}
     if limit_bytes is not None:
-        plot.put_in_free_cells(plot.row_of(limit_bytes), "╌", "error")
-        labels[plot.row_of(limit_bytes)] = fmt.size(limit_bytes), "error"
-    for point in points:
-        plot.put_point(point)
-    return plot.lines(
-        FIT_GUTTER, labels, [(fmt.to_width(f"batch_size {right_batch:,}", plot_width - 1, "right"), "muted")]
-    )
+        row = _row_of(limit_bytes, (0.0, top_bytes), rows)
+        grid[row] = [("╌", "error")] * columns
+        labels[row] = fmt.size(limit_bytes), "error"
+    if fitted_bytes is not None:
+        last = (columns << X_BITS) - 1
+        peaks = [fitted_bytes(dot / last * right_batch) for dot in range(last + 1)]
+        _put_curve(grid, [(peak, peak) if 0 <= peak <= top_bytes else None for peak in peaks], (0.0, top_bytes))
+    _put_points(grid, points, right_batch, (0.0, top_bytes))
+    return _framed(grid, labels, f"batch_size {right_batch:,}")
 
 
 FRAME_COLUMNS, FRAME_ROWS = 2, 2
 """Cells of the frame beside the y labels, and lines of the frame with the x labels."""
+Grid = list[list[Piece]]
+"""The cells of a chart by row, each with its tone."""
 
 
-class FramedPlot:
-    """Signs of one cell each, put over the dots of a curve; x from zero to `right`, y within `y_range`."""
+def _grid(columns: int, rows: int) -> Grid:
+    return [[(" ", "text")] * columns for _ in range(rows)]
 
-    def __init__(self, width: int, height: int, right: float, y_range: tuple[float, float]) -> None:
-        self.width, self.height = width, height
-        self.dot_count = width << X_BITS
-        """Dot columns of the curve."""
-        self._right, self._y_range = right, y_range
-        self._signs = [[" "] * width for _ in range(height)]
-        self._tones: list[list[Tone]] = [["text"] * width for _ in range(height)]
 
-    def draw_curve(self, columns: ColumnRanges) -> None:
-        """Draw the curve in dots, in the tone `primary`."""
-        cells = bytearray(self.width * self.height)
-        draw(cells, self.width, self.height, columns, self._y_range)
-        for place, mask in enumerate(cells):
-            if mask:
-                self.put(*divmod(place, self.width), GLYPHS[mask], "primary")
+def _put_curve(grid: Grid, dots: ColumnRanges, y_range: tuple[float, float]) -> None:
+    """Draw the curve, one range a column of dots, in the tone `primary`."""
+    columns = len(grid[0])
+    cells = bytearray(columns * len(grid))
+    draw(cells, columns, len(grid), dots, y_range)
+    for place, mask in enumerate(cells):
+        if mask:
+            grid[place // columns][place % columns] = GLYPHS[mask], "primary"
 
-    def column_of(self, x: float) -> int:
-        """Return the column of a value of the x axis."""
-        return cell_at(x / self._right, self.width)
 
-    def row_of(self, y: float) -> int:
-        """Return the row of a value of the y axis."""
-        low, high = self._y_range
-        return self.height - 1 - cell_at((y - low) / (high - low), self.height)
+def _put_points(grid: Grid, points: Sequence[ChartPoint], right: float, y_range: tuple[float, float]) -> None:
+    """Put the signs of the points over all else; the x axis ends at `right`."""
+    for point in points:
+        row = len(grid) - 1 if point.y is None else _row_of(point.y, y_range, len(grid))
+        grid[row][cell_at(point.x / right, len(grid[0]))] = point.sign, point.tone
 
-    def put_point(self, point: ChartPoint) -> None:
-        """Put the sign of a point at its place, over any other."""
-        row = self.height - 1 if point.y is None else self.row_of(point.y)
-        self.put(row, self.column_of(point.x), point.sign, point.tone)
 
-    def put(self, row: int, column: int, sign: str, tone: Tone) -> None:
-        """Put a sign into a cell, over any other."""
-        self._signs[row][column], self._tones[row][column] = sign, tone
+def _row_of(y: float, y_range: tuple[float, float], rows: int) -> int:
+    low, high = y_range
+    return rows - 1 - cell_at((y - low) / (high - low), rows)
 
-    def put_in_free_cells(self, row: int, sign: str, tone: Tone) -> None:
-        """Put a sign into each empty cell of a row."""
-        for column in range(self.width):
-            if self._signs[row][column] == " ":
-                self.put(row, column, sign, tone)
 
-    def lines(self, gutter: int, y_labels: Mapping[int, Piece], x_labels: Line) -> list[Line]:
-        """Return the plot in its frame, with the y labels by row in `gutter` cells, and below zero and `x_labels`."""
-        lines: list[Line] = []
-        for row, (signs, tones) in enumerate(zip(self._signs, self._tones, strict=True)):
-            text, tone = y_labels.get(row, ("", "muted"))
-            label = fmt.to_width(text, gutter, "right")
-            lines.append([(label, tone), (" │", "muted"), *join_pieces(zip(signs, tones, strict=True))])
-        lines.append([(" " * gutter + " └", "muted"), ("─" * self.width, "muted")])
-        return [*lines, [(" " * (gutter + FRAME_COLUMNS) + "0", "muted"), *x_labels]]
+def _framed(grid: Grid, y_labels: Mapping[int, Piece], x_words: str) -> list[Line]:
+    """Return the grid in its frame, with the y labels by row in `GUTTER` cells, and below zero and `x_words`."""
+    lines: list[Line] = []
+    for row, cells in enumerate(grid):
+        text, tone = y_labels.get(row, ("", "muted"))
+        lines.append([(fmt.to_width(text, GUTTER, "right"), tone), (" │", "muted"), *join_pieces(cells)])
+    columns = len(grid[0])
+    lines.append([(f"{' ' * GUTTER} └{'─' * columns}", "muted")])
+    return [*lines, [(f"{' ' * (GUTTER + FRAME_COLUMNS)}0{fmt.to_width(x_words, columns - 1, 'right')}", "muted")]]
 
 
 def cell_at(share: float, cells: int) -> int:

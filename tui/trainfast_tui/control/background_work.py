@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed, TrainingPython
 from trainfast_tui.control.run_control import OomExplainer
-from trainfast_tui.control.threads import SituationGatherer, start_thread
+from trainfast_tui.control.threads import CancellableWork, SituationGatherer
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun, has_same_model
 from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
@@ -138,20 +138,14 @@ NO_TRACE_NOW = "no prediction: a trace would slow the run"
 
 
 class Predictor:
-    """Posts `NextRunPredicted` about the newest request.
-
-    One thread answers; it ends when there is no request left. A trace is given up for the settings of another model.
-    """
+    """Posts `NextRunPredicted` about the newest request; a trace is given up for the settings of another model."""
 
     def __init__(self, post: Post, python: TrainingPython, tracer: Callable[[], WarmTracer], home: Home) -> None:
         self._post, self._python, self._tracer, self._home = post, python, tracer, home
+        self._work = CancellableWork("predict")
         self._lock = threading.Lock()
-        """Held while the fields of the newest request and of the thread change."""
+        """Held while the two fields below change."""
         self._newest: PredictionRequest | None = None
-        """The newest request, until the thread takes it."""
-        self._thread: threading.Thread | None = None
-        self._cancelled = threading.Event()
-        """Ends the trace of the request that the thread has taken."""
         self._traced_key = ""
         """The key of the model that is being traced; empty without one."""
         self._failures: dict[str, UserError] = {}
@@ -163,60 +157,45 @@ class Predictor:
         """Answer this request from now on. Returns at once."""
         with self._lock:
             self._newest = request
-            if self._traced_key and not (request.may_trace and _key(request) == self._traced_key):
-                self._cancelled.set()
-            if self._thread is None:
-                self._thread = start_thread("predict", self._answer_requests, self._post, ThreadFailed)
+            if self._traced_key and request.may_trace and _key(request) == self._traced_key:
+                return  # the trace under way is for this model
+        self._work.start(self._answer_newest, self._post, ThreadFailed)
 
     def cancel(self, wait_s: float = 0.0) -> None:
         """End the trace under way and wait at most `wait_s` seconds until its process is gone."""
-        with self._lock:
-            self._newest, thread = None, self._thread
-            self._cancelled.set()
-        if thread is not None and wait_s:
-            thread.join(wait_s)
+        self._work.cancel(wait_s)
 
-    def _answer_requests(self) -> None:
-        while (request := self._next_request()) is not None:
-            answer = self._answer(request)
-            if answer is not None and self._newest is None:
-                self._post(answer)
+    def _answer_newest(self, cancelled: threading.Event) -> NextRunPredicted | None:
+        answer, answered = None, None
+        while answered is not self._newest and not cancelled.is_set():
+            assert self._newest is not None
+            answered = self._newest
+            answer = self._answer(answered, cancelled)
+        return None if cancelled.is_set() else answer
 
-    def _next_request(self) -> PredictionRequest | None:
-        """Return the request to be answered next; None, which ends the thread, if there is none."""
-        with self._lock:
-            request, self._newest = self._newest, None
-            self._cancelled, self._traced_key = threading.Event(), ""
-            if request is None:
-                self._thread = None
-            return request
-
-    def _answer(self, request: PredictionRequest) -> NextRunPredicted | None:
+    def _answer(self, request: PredictionRequest, cancelled: threading.Event) -> NextRunPredicted | None:
         """Return the prediction or the reason there is none; None if the trace for it was given up."""
         from trainfast_runner.machine.training_python import ProgramCancelled
         from trainfast_runner.memory.tracing import cached_model
 
-        spec, reference, device = request.spec, request.reference, request.machine.device
+        spec, reference, machine = request.spec, request.reference, request.machine
         try:
-            model = cached_model(spec, device, self._python)
+            model = cached_model(spec, machine.device, self._python)
             if model is None and not request.may_trace and _key(request) not in self._failures:
                 return NextRunPredicted(NextRunMemory(reason=NO_TRACE_NOW))
-            model = model or self._trace(request)
-            reference_model = None if reference is None else cached_model(reference, device, self._python)
-            memory = NextRunMemory(predicted_fit(model, request), spec)
-            if reference is None or reference_model is None:
-                return NextRunPredicted(memory, self._predict_speed(request, model))
-            memory = replace(memory, reference_bytes=_peak_bytes(reference_model, reference, request.machine))
+            model = model or self._trace(request, cancelled)
+            reference_model = reference_bytes = None
+            if reference is not None:
+                reference_model = cached_model(reference, machine.device, self._python)
+                reference_bytes = _peak_bytes(reference_model, reference, machine)
+            memory = NextRunMemory(predicted_fit(model, request), spec, reference_bytes=reference_bytes)
             return NextRunPredicted(memory, self._predict_speed(request, model, reference_model))
         except ProgramCancelled:
             return None
-        except UserError as error:
-            reason = error.message
-        except OSError as error:
-            reason = str(error)
-        return NextRunPredicted(NextRunMemory(reason=f"no prediction: {reason}", failed=True))
+        except (UserError, OSError) as error:
+            return NextRunPredicted(NextRunMemory(reason=f"no prediction: {_reason(error)}", failed=True))
 
-    def _trace(self, request: PredictionRequest) -> MemoryModel:
+    def _trace(self, request: PredictionRequest, cancelled: threading.Event) -> MemoryModel:
         """Return the traced model of this request, with the state of the trace posted meanwhile.
 
         Raises UserError for a model that cannot be traced, and ProgramCancelled once the trace is given up.
@@ -228,7 +207,7 @@ class Predictor:
         if key in self._failures:
             raise self._failures[key]
         with self._lock:
-            if self._newest is not None:
+            if cancelled.is_set():
                 raise ProgramCancelled
             self._traced_key = key
 
@@ -243,15 +222,16 @@ class Predictor:
         show(TraceProgress(0, 0))
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid]
         try:
-            return trace_model(
-                request.spec, machine.device, self._python, self._cancelled, gpus, show, tracer=self._tracer()
-            )
+            return trace_model(request.spec, machine.device, self._python, cancelled, gpus, show, tracer=self._tracer())
         except UserError as error:
             self._failures[key] = error
             raise
+        finally:
+            with self._lock:
+                self._traced_key = ""
 
     def _predict_speed(
-        self, request: PredictionRequest, model: MemoryModel, reference_model: MemoryModel | None = None
+        self, request: PredictionRequest, model: MemoryModel, reference_model: MemoryModel | None
     ) -> NextRunSpeed:
         """Predict the speed from earlier runs, with that of the reference where its model is known."""
         from trainfast_runner.search.predicted_speed import UnknownSpeed
@@ -267,10 +247,8 @@ class Predictor:
                 return NextRunSpeed(predicted)
             speeds = self._speed_model_for(replace(request, spec=reference))
             before = speeds.predict(reference, device_count(reference, machine), reference_model)
-        except UserError as error:
-            return NextRunSpeed(reason=error.message)
-        except OSError as error:
-            return NextRunSpeed(reason=str(error))
+        except (UserError, OSError) as error:
+            return NextRunSpeed(reason=_reason(error))
         return NextRunSpeed(
             predicted, reference_samples_per_s=None if isinstance(before, UnknownSpeed) else before.median
         )
@@ -286,6 +264,10 @@ class Predictor:
         if self._speed_model is None or self._speed_model[0] != key:
             self._speed_model = key, speed_model_on(self._home, spec, device, self._python)
         return self._speed_model[1]
+
+
+def _reason(error: UserError | OSError) -> str:
+    return error.message if isinstance(error, UserError) else str(error)
 
 
 def _key(request: PredictionRequest) -> str:
@@ -306,10 +288,12 @@ def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFi
     return predict_headroom(model, spec, machine, world_size(spec, machine), free_bytes)
 
 
-def _peak_bytes(model: MemoryModel, spec: RunSpec, machine: Machine) -> int | None:
-    """Predict the peak of another spec; None if it cannot run on this machine."""
+def _peak_bytes(model: MemoryModel | None, spec: RunSpec, machine: Machine) -> int | None:
+    """Predict the peak of another spec; None without a model, and if it cannot run on this machine."""
     from trainfast_runner.settings.device_counts import first_gpu_name, world_size
 
+    if model is None:
+        return None
     try:
         ranks = world_size(spec, machine)
         return model.corrected_for(first_gpu_name(spec, machine)).predict(spec, ranks).total_bytes

@@ -1,4 +1,4 @@
-"""Start, end, explain and compare runs, and look into scripts. Every call returns at once; its result is posted."""
+"""Start, end, explain and compare runs. Every call returns at once; its result is posted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from trainfast_tui.text.keys import RUN_KEY, STOP_KEY
 if TYPE_CHECKING:
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.records.result import OomExplanation, Result
-    from trainfast_runner.records.run_file import Discovered
     from trainfast_runner.running.follower import RunSnapshot
 
 
@@ -59,13 +58,9 @@ class RunControl:
         self.pending.begin()
         start_thread("start", partial(self._start, spec, run_to_stop), self._post, messages.RunRefused)
 
-    def request_stop(self, directory: Path) -> None:
-        """Ask the run to end; its supervisor kills it after the countdown."""
-        start_thread("stop", partial(self._stop, directory), self._post)
-
-    def kill(self, directory: Path) -> None:
-        """Send SIGKILL to all of the run's processes."""
-        start_thread("kill", partial(self._kill, directory), self._post)
+    def stop(self, directory: Path, *, at_once: bool = False) -> None:
+        """Ask the run to end, whose supervisor kills it after the countdown; `at_once` sends SIGKILL to all of it."""
+        start_thread("stop", partial(_stop, directory, at_once=at_once), self._post)
 
     def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.Notified:
         from trainfast_runner.machine.training_python import ProgramCancelled
@@ -96,29 +91,13 @@ class RunControl:
         finally:
             self._giving_up = None
 
-    def _stop(self, directory: Path) -> messages.Notified:
-        from trainfast_runner.running.present_state import STOP_GRACE_S
-        from trainfast_runner.running.stopping import request_stop, stop_unsupervised
-
-        if request_stop(directory):
-            return messages.Notified("The run was asked to stop.")
-        stop_unsupervised(directory, STOP_GRACE_S, lambda left_s: None)
-        return messages.Notified("The run was stopped and cleaned up.")
-
-    def _kill(self, directory: Path) -> messages.Notified:
-        from trainfast_runner.running.stopping import kill_now, stop_unsupervised
-
-        if not kill_now(directory):
-            stop_unsupervised(directory, 0.0, lambda left_s: None)
-        return messages.Notified("The run was killed.")
-
     def stop_and_wait(self, directory: Path) -> None:
         """Stop a run and wait until all its processes are gone; not on the event loop. Raises UserError."""
         from trainfast_runner.running.present_state import run_state
 
         if is_alive(directory):
             try:
-                self._stop(directory)
+                _stop(directory)
             except UserError:
                 # A run that has just ended by itself refuses to be stopped; its processes may take a moment more.
                 if not run_state(directory).ended:
@@ -128,6 +107,16 @@ class RunControl:
             if time.monotonic() > deadline:
                 raise UserError(f"{directory.name} is still there: {STOP_KEY} again kills it", key=directory.name)
             time.sleep(GONE_POLL_S)
+
+
+def _stop(directory: Path, *, at_once: bool = False) -> messages.Notified:
+    from trainfast_runner.running.present_state import STOP_GRACE_S
+    from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
+
+    if (kill_now if at_once else request_stop)(directory):
+        return messages.Notified("The run was killed." if at_once else "The run was asked to stop.")
+    stop_unsupervised(directory, 0.0 if at_once else STOP_GRACE_S, lambda left_s: None)
+    return messages.Notified("The run was stopped and cleaned up.")
 
 
 class PendingStart:
@@ -266,39 +255,3 @@ def compared_with_previous(home: Home, run_id: str) -> messages.RunsCompared:
         if result is not None and result.state == "finished" and result.role not in WARM_ROLES:
             return messages.RunsCompared(*sorted((result, final_result(home, run_id)), key=lambda ran: ran.run_id))
     raise UserError(f"There is no other finished run to compare with; turn a knob and press {RUN_KEY}.", key=run_id)
-
-
-class ScriptDiscovered(messages.Message, frozen=True):
-    """The flags of a script are known."""
-
-    command: tuple[str, ...]
-    discovered: Discovered
-
-
-class DiscoveryRefused(messages.Message, frozen=True):
-    """A script could not be looked into."""
-
-    command: tuple[str, ...]
-    error: UserError
-
-
-class ScriptControl:
-    """Discovers one script at a time. `python` runs it in place of its command's interpreter, None for that one."""
-
-    def __init__(self, python: str | None) -> None:
-        self._python = python
-        self._work = CancellableWork("discovery")
-
-    def discover(self, command: tuple[str, ...], post: messages.Post) -> None:
-        """Find the flags of this command's script: posts ScriptDiscovered or DiscoveryRefused."""
-        self._work.start(partial(self._discover, command), post, partial(DiscoveryRefused, command))
-
-    def cancel(self, wait_s: float = 0.0) -> None:
-        """End the script that is looked into, and wait at most `wait_s` seconds until its process is gone."""
-        self._work.cancel(wait_s)
-
-    def _discover(self, command: tuple[str, ...], cancelled: threading.Event) -> ScriptDiscovered | None:
-        from trainfast_runner.running.scripts.discovery import discover
-
-        discovered = discover(command, self._python, cancelled=cancelled)
-        return None if cancelled.is_set() else ScriptDiscovered(command, discovered)

@@ -10,7 +10,6 @@ from textual import events
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_tui.next_run.next_run import NextRun
 from trainfast_tui.next_run.sources import preset_choices, variant_choices
@@ -21,7 +20,6 @@ from trainfast_tui.text.format import Line, Piece, Section, Tone, has_all_words
 from trainfast_tui.text.keys import KNOBS_IN_ORDER, SCRIPT_KEY, key_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.devices import Machine
     from trainfast_runner.settings.knob_values import KnobValue, KnobValues
     from trainfast_tui.session import Session
 
@@ -33,8 +31,6 @@ NAME_WIDTH = 15
 KNOBS_A_PAGE = 8
 ABOUT_LINES = 3
 """Lines about the knob under the cursor; its help has the rest."""
-WIDE_FACTORS_FROM = 40
-"""Columns from which the factors of the global batch have room around them."""
 MIN_LIST_LINES_BESIDE_REFUSAL = 3
 """Lines of the list that a long refusal leaves."""
 
@@ -50,7 +46,6 @@ class KnobPanel(ListWidget, can_focus=True):
         self._advice: Mapping[str, str] = {}
         self._auto_choices: Mapping[str, str] = {}
         self._value_refusal: UserError | None = None
-        self._machine_refusal: UserError | None = None
         self._headings: Mapping[str, str] = dict.fromkeys(KNOBS_IN_ORDER, "")
         """The heading over each listed knob, in the order of the list."""
         self._words = ""
@@ -72,12 +67,11 @@ class KnobPanel(ListWidget, can_focus=True):
 
     def show_knobs(self, knob: str = "") -> None:
         """Paint the knobs that matter to the next run, with the cursor on `knob` where one is named."""
-        next_run, machine = self._session.next_run, self._session.machine
+        next_run = self._session.next_run
         if next_run is not self._shown_next_run or knob:
             self._value_refusal = None
         self._shown_next_run, self._advice = next_run, self._session.advice()
-        self._global_batch = None if next_run is None else next_run.global_batch(machine)
-        self._machine_refusal = _refusal_of_machine(next_run, machine)
+        self._global_batch = None if next_run is None else next_run.global_batch(self._session.machine)
         if next_run is not None:
             above = self.listed[: self._cursor + 1]
             headings = next_run.headings(KNOBS_IN_ORDER)
@@ -97,14 +91,6 @@ class KnobPanel(ListWidget, can_focus=True):
         if chosen != self._auto_choices:
             self._auto_choices = chosen
             self.repaint()
-
-    @property
-    def _shown_refusal(self) -> UserError | None:
-        """The refusal of the typed value; else this machine's of the run, if it is about the knob under the cursor."""
-        machine_refusal = self._machine_refusal
-        if self._value_refusal is not None or machine_refusal is None or machine_refusal.key != self.current:
-            return self._value_refusal
-        return machine_refusal
 
     def _auto_choice(self, next_run: NextRun, name: str) -> str:
         """Return the value that `auto` chose for this knob; empty for another value, and before the choice is known."""
@@ -227,7 +213,7 @@ class KnobPanel(ListWidget, can_focus=True):
             return [fmt.rule("next run", width)]
         head = self._head(next_run, width)
         room = height - 1 - len(head)
-        if (refusal := self._shown_refusal) is not None:
+        if (refusal := self._value_refusal) is not None:
             # A refusal and its advice matter more than knobs that were not turned.
             text = _refusal_lines(refusal, width, max(ABOUT_LINES, room // 2, room - MIN_LIST_LINES_BESIDE_REFUSAL))
         else:
@@ -283,71 +269,52 @@ class KnobPanel(ListWidget, can_focus=True):
 
     def about(self, width: int) -> Section:
         """Return the whole text about the knob under the cursor, after the refusal of a value."""
-        refusal = self._shown_refusal
+        refusal = self._value_refusal
         words = "" if refusal is None else f"Refused: {refusal.line_without_option()}"
-        entries = [fmt.paragraph(words, width, "error")]
-        entries += [fmt.labelled(label, text, width, tone) for label, text, tone in self._texts().values()]
-        return Section(self.current, [lines for lines in entries if lines])
+        return Section(self.current, list(filter(None, [fmt.paragraph(words, width, "error"), *self._texts(width)])))
 
     def _short_text(self, width: int) -> list[Line]:
-        """Return a title and `ABOUT_LINES` lines: advice first, then what the knob is, and its effects."""
-        texts = self._texts()
-        parts = {name: fmt.labelled(label, text, width, tone) for name, (label, text, tone) in texts.items()}
-        lines = parts["advice"][:ABOUT_LINES]
-        for part in filter(None, (parts[name] for name in ("way", "here", "what", "speed", "memory"))):
-            if len(lines) < ABOUT_LINES:
-                *before, (last, tone) = part[0]
-                cut = fmt.with_more(last, width - fmt.line_length(before)) if len(part) > 1 else last
-                lines.append([*before, (cut, tone)])
-        return [fmt.rule(self.current, width, f"{key_of('main', 'knob_help')}: all of it"), *lines]
+        """Return a title and `ABOUT_LINES` lines: advice first, then one line of each other text."""
+        advice, *others = self._texts(width)
+        lines = advice[:]
+        for first, *rest in filter(None, others):
+            *before, (last, tone) = first
+            cut = fmt.with_more(last, width - fmt.line_length(before)) if rest else last
+            lines.append([*before, (cut, tone)])
+        title = fmt.rule(self.current, width, f"{key_of('main', 'knob_help')}: all of it")
+        return [title, *lines[:ABOUT_LINES]]
 
-    def _texts(self) -> dict[str, tuple[Piece, str, Tone]]:
-        """Return the texts about the knob under the cursor by name, each with its label and its tone, or empty."""
+    def _texts(self, width: int) -> list[list[Line]]:
+        """Return the texts about the knob under the cursor, the advice first; some may be empty."""
         next_run, name = self._shown_next_run, self.current
-        entry = KNOBS_BY_NAME[name]
-        refused = {} if next_run is None else next_run.refused_values(name, self._session.machine)
-        return {
-            "way": (("script ", "accent"), "" if next_run is None else _way_words(name, next_run.script), "text"),
-            "what": (("", "text"), entry.what, "text"),
-            "advice": (("advice ", "accent"), self._advice.get(name, ""), "text"),
-            "here": (
-                ("here   ", "secondary"),
-                "" if next_run is None else self._auto_choice(next_run, name),
-                "text",
-            ),
-            "speed": (("speed  ", "secondary"), entry.speed, "text"),
-            "memory": (("memory ", "secondary"), entry.memory, "text"),
-            "refused": (("not here ", "muted"), "; ".join(refused.values()), "muted"),
-            "values": (("", "muted"), f"takes {entry.values.describe()}", "muted"),
-            "training": (("trains ", "secondary"), entry.training, "text"),
-        }
-
-
-def _way_words(name: str, script: ScriptPreset | None) -> str:
-    """Return the way of the knob into the user's own script; empty for a model."""
-    if script is None:
-        return ""
-    reach = reach_of(name, script)
-    return f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
-
-
-def _refusal_of_machine(next_run: NextRun | None, machine: Machine | None) -> UserError | None:
-    """Return the refusal of a preset's run for which this machine lacks the devices; None for a script."""
-    if next_run is None or next_run.script is not None or machine is None:
-        return None
-    from trainfast_runner.settings.compatibility import refusal_here
-
-    return refusal_here(next_run.spec, machine)
+        entry, way, here, refused = KNOBS_BY_NAME[name], "", "", ""
+        if next_run is not None:
+            here = self._auto_choice(next_run, name)
+            refused = "; ".join(next_run.refused_values(name, self._session.machine).values())
+            if next_run.script is not None:
+                reach = reach_of(name, next_run.script)
+                way = f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
+        texts: list[tuple[Piece, str]] = [
+            (("advice ", "accent"), self._advice.get(name, "")),
+            (("script ", "accent"), way),
+            (("here   ", "secondary"), here),
+            (("", "text"), entry.what),
+            (("speed  ", "secondary"), entry.speed),
+            (("memory ", "secondary"), entry.memory),
+            (("not here ", "muted"), refused),
+            (("takes ", "muted"), entry.values.describe()),
+            (("trains ", "secondary"), entry.training),
+        ]
+        return [fmt.labelled(label, text, width) for label, text in texts]
 
 
 def _global_batch_line(knobs: KnobValues, total: int, ranks: int, width: int) -> Line:
-    is_spaced = width >= WIDE_FACTORS_FROM
-    numbers = (whole_number(knobs, "batch_size"), whole_number(knobs, "grad_accum"), ranks)
-    factors = [f"{factor:,}" for factor in numbers]
-    words = " = " + (" x " if is_spaced else "x").join(factors)
-    if is_spaced:
-        words += " rank" if ranks == 1 else " ranks"
-    return [("global batch ", "muted"), (f"{total:,}", "title"), (words, "muted")]
+    factors = [
+        f"{factor:,}" for factor in (whole_number(knobs, "batch_size"), whole_number(knobs, "grad_accum"), ranks)
+    ]
+    head: Line = [("global batch ", "muted"), (f"{total:,}", "title")]
+    long = f" = {' x '.join(factors)} {'rank' if ranks == 1 else 'ranks'}"
+    return fmt.first_fitting([[*head, (words, "muted")] for words in (long, f" = {'x'.join(factors)}")], width)
 
 
 def _refusal_lines(error: UserError, width: int, room: int) -> list[Line]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from textual.app import ComposeResult
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import ANSWERED_STATES
@@ -14,185 +13,119 @@ from trainfast_runner.search.batch.answer import LARGE_ALIGNED_FROM, LARGE_ALIGN
 from trainfast_runner.search.batch.decide import ALIGNED_UNIT
 from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, Probe, refuted_by
 from trainfast_runner.search.fitted_memory import MemoryFit
-from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.search.journal import SearchQuestion
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.search_control import BatchControl
+from trainfast_tui.control.search_control import SearchControl
+from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun, has_same_settings
 from trainfast_tui.next_run.sources import next_run_from_search
-from trainfast_tui.screens.search import SearchScreen, SearchView
+from trainfast_tui.panels.table_view import TablePage, TableRow, table_lines
+from trainfast_tui.screens.search import SearchScreen, SearchStart
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.batch_words import batch_question_rows, batch_search_words, limit_notice, limits_words
-from trainfast_tui.text.format import DOUBT_SIGN, STRICT_MALLOC_NOTE, LabelledText, Line, Piece, Tone
+from trainfast_tui.text.batch_words import batch_question_rows, limit_notice, limits_words
+from trainfast_tui.text.format import DOUBT_SIGN, STRICT_MALLOC_NOTE, LabelledText, Line, Piece
 from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.memory_words import effect_words, phase_words
-from trainfast_tui.text.search_words import REFUTED, outcome_of
+from trainfast_tui.text.search_states import state_words
+from trainfast_tui.text.search_words import REFUTED, Outcome, outcome_of
 
 
 class BatchScreen(SearchScreen[BatchSnapshot]):
     """Shows the search of the next run, or its question; Enter starts the search, or applies one of its answers."""
 
-    SCOPE = "batch"
+    SCOPE = KIND = SearchKind.BATCH
+    TITLE_WORDS = "largest batch"
 
     def __init__(self, session: Session, next_run: NextRun) -> None:
-        super().__init__(session)
-        self._next_run = next_run
-        machine = session.machine
-        self._limit = limit_notice(next_run.spec, machine, next_run.ranks(machine), read_host_free_bytes())
-        """The notice of the memory limit when the screen was opened, for the question and the start."""
-        search = self._search_of_same_settings()
-        has_answer = search is not None and search.state in ANSWERED_STATES
-        self._is_asking = not (self.search_control.is_active or has_answer)
-
-    def content(self) -> ComposeResult:
-        yield BatchView(self._next_run.spec.name)
+        super().__init__(session, next_run)
+        ranks = next_run.ranks(session.machine)
+        self._limit = limit_notice(next_run.spec, session.machine, ranks, read_host_free_bytes())
+        """The notice of the memory limit when the screen was opened."""
 
     @property
-    def view(self) -> BatchView:
-        return self.query_one(BatchView)
-
-    @property
-    def search_control(self) -> BatchControl:
+    def search_control(self) -> SearchControl[BatchSnapshot]:
         return self.session.searches.batch
 
-    def on_mount(self) -> None:
-        self.show_newest()
+    def is_answered_by(self, search: BatchSnapshot) -> bool:
+        return has_same_settings(search, self._next_run.spec) and search.state in ANSWERED_STATES
 
-    def question(self) -> tuple[str, list[LabelledText]]:
-        spec = self._next_run.spec
-        if self._is_asking:
-            return spec.name, batch_question_rows(spec, self._limit, self._search_of_same_settings())
-        return spec.name, [self.starting_row(), ("", self._limit, "warning")]
+    def question_rows(self) -> list[LabelledText]:
+        spec, earlier = self._next_run.spec, self.search_control.current
+        is_same = earlier is not None and has_same_settings(earlier, spec)
+        return batch_question_rows(spec, self._limit, earlier if is_same else None)
 
-    def _search_of_same_settings(self) -> BatchSnapshot | None:
-        """Return the followed search if it has the next run's settings; else None."""
-        search = self.search_control.current
-        return search if search is not None and has_same_settings(search, self._next_run.spec) else None
+    def question_of(self, search: BatchSnapshot) -> SearchQuestion | None:
+        return search.question
+
+    def search_page(self, search: BatchSnapshot, width: int, cursor: int) -> TablePage:
+        return batch_page(search, self._now_ns, width, cursor)
 
     def answer_run_id(self) -> str | None:
         answer = self._search.answer if self._search is not None else None
         return None if answer is None else answer.confirmation_run_id
 
-    def hidden_actions(self) -> set[str]:
-        hidden = set()
-        if self.view.offer is None and not self._is_asking:
-            hidden.add("apply")
-        if self.search_control.is_active or self._is_asking:
-            hidden.add("again")
-        return hidden
+    def useless_keys(self) -> set[str]:
+        return set() if self._is_asking or offers(self._search) else {"apply"}
 
-    def action_labels(self) -> Mapping[str, str]:
-        return {
-            "apply": "start" if self._is_asking else "apply",
-            "again": "restart" if self._has_answer else "continue",
-        }
-
-    @property
-    def _has_answer(self) -> bool:
-        """True if the shown search has an answer, so that the next search starts over."""
-        return self._search is not None and self._search.state in ANSWERED_STATES
-
-    def search_to_start(self) -> tuple[RunSpec, bool]:
-        """Return the settings of the search to start, and True to start it over: an answered search has no next step.
-
-        Raises UserError if the preset of the shown search is gone.
-        """
+    def search_to_start(self) -> SearchStart:
+        """Return the search to start: an answered one starts over, as it has no next step."""
         search, spec = self._search, self._next_run.spec
         if search is not None and search.question is not None and not has_same_settings(search, spec):
             # The next run has other settings by now: continue the search on the screen.
             spec = next_run_from_search(search.question).spec
-        return spec, self._has_answer
+        return SearchStart(spec, fresh=search is not None and search.state in ANSWERED_STATES)
 
     def action_apply(self) -> None:
-        offer, search = self.view.offer, self._search
+        search = self._search
         if self._is_asking:
             self.start_search()
-        elif offer is not None and search is not None and search.question is not None:
-            is_applied = self.apply_knobs(search.question, offer.knob_texts, "answer")
+        elif search is not None and search.question is not None and (offered := offers(search)):
+            is_applied = self.apply_knobs(search.question, offered[self.view.cursor].knob_texts)
             next_run = self.session.next_run
             if is_applied and next_run is not None and not has_same_settings(search, next_run.spec):
                 words = "Applied, but the search had other knobs: this may not fit with these."
                 self.session.post(Notified(words, "warning"))
-        elif not self.search_control.is_active:
-            words = f"There is no answer to apply; {key_of('batch', 'again')} continues the search."
-            self.notify(words, severity="warning")
-        elif search is not None:
-            # Without a search, the screen says already that the knobs are being checked.
-            self.notify("There is no answer yet.", severity="warning")
+        else:
+            self.notify("There is no answer to apply.", severity="warning")
 
 
-MIN_CHART_LINES, MAX_CHART_LINES = 6, 16
-"""The least lines of a useful chart, and the most."""
-MAX_REASON_LINES = 3
-"""Lines of the reason for the answer under the cursor."""
-MIN_REASON_CELLS = 20
-"""The least cells of a reason, which stands right of its answer."""
-LATE_FACTOR = 1.5
-"""Chosen, not measured: a step is late once it has taken this many times its expected time."""
-CONFIRMED_SIGN = "✓"
-"""The confirmed size in the chart, as in the table."""
 OOM_ABOVE_LIMIT = 1.03
 """Chosen, not measured: a size that ran out of memory is drawn at least this far above the limit, clear of its line."""
+MIN_CHART_LINES = 6
+"""The least lines of a useful chart."""
 
 
-class BatchView(SearchView[BatchSnapshot]):
-    """The view of a batch search; after its end a cursor stands on one of the answers."""
-
-    TITLE = "largest batch"
-
-    def __init__(self, spec_name: str) -> None:
-        super().__init__(spec_name)
-        self._cursor = 0
-        """The answer under the cursor."""
-
-    @property
-    def offer(self) -> Offer | None:
-        """The offer that Enter applies; None before the end."""
-        offered = offers(self._search)
-        return offered[min(self._cursor, len(offered) - 1)] if offered else None
-
-    def show_search(self, search: BatchSnapshot, now_ns: int) -> None:
-        is_other = self._search is None or self._search.directory != search.directory
-        if is_other or search.ended is None:
-            self._cursor = 0
-        super().show_search(search, now_ns)
-
-    def action_move(self, by: int) -> None:
-        """Move the cursor among the answers that Enter can apply; without any scroll the table, or the question."""
-        if offered := offers(self._search):
-            self._cursor = fmt.moved_cursor(self._cursor, by, len(offered))
-            self.repaint()
-        else:
-            self.scroll_lines(by)
-
-    def search_lines(self, search: BatchSnapshot, width: int, height: int) -> list[Line]:
-        name = search.question.name if search.question is not None else self._spec_name
-        head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width)]
-        table = table_lines(search, width)
-        foot = [*_next_lines(search, width), *_offer_lines(search, self._cursor, width)]
-        if any(DOUBT_SIGN in text for line in table for text, _ in line):
-            foot = [[(STRICT_MALLOC_NOTE, "warning")], *foot]
-        foot = [[], *foot] if foot else []
-        room = height - len(head) - 1 - len(foot)
-        table, hidden = self.scrolled_table(table, room)
-        room -= len(table) + 1
-        chart = _chart(search, width, min(MAX_CHART_LINES, room)) if room >= MIN_CHART_LINES else []
-        return [*head, hidden, *table, *([[], *chart] if chart else []), *foot]
-
-
-def _state_lines(search: BatchSnapshot, now_ns: int, width: int) -> list[Line]:
-    """Return the state of the search and its time, the limit, and why there is no prediction."""
+def batch_page(search: BatchSnapshot, now_ns: int, width: int, cursor: int) -> TablePage:
+    """Return a batch search as of `now_ns` (CLOCK_MONOTONIC); after its end a cursor stands on one of the answers."""
     sign, tone = fmt.state_sign(search.state)
-    lines = fmt.labelled((f"{sign} ", tone), batch_search_words(search), width, "title")
-    time: Piece = (f"  {_time_words(search, now_ns)}", "muted")
-    last_with_time = [*lines[-1], time]
-    lines = [*lines[:-1], last_with_time] if fmt.line_length(last_with_time) <= width else [*lines, [time]]
-    lines += [line] if (line := _limit_line(search)) else []
-    if search.prediction is not None and search.prediction.reason:
-        lines += fmt.paragraph(search.prediction.reason, width, "warning", 2)
-    return lines
+    head = fmt.labelled((f"{sign} ", tone), state_words(search), width, "title")
+    facts = "; ".join(filter(None, (_time_words(search, now_ns), _limit_words(search))))
+    head += fmt.labelled(("  ", "text"), facts, width)
+    if search.prediction is not None:
+        head += fmt.paragraph(search.prediction.reason, width, "warning", 2)
+    # On a CPU every step of a preset's search measures memory: its speeds rank against no others.
+    is_doubtful = search.question is not None and measured_under(search.question) is not None
+    rows = list(_rows(search, f"{DOUBT_SIGN} " if is_doubtful else ""))
+    note = STRICT_MALLOC_NOTE if is_doubtful and search.probes else ""
+    foot = [*fmt.paragraph(note, width, "warning"), *_reason_lines(search, width)]
+    offered = offers(search)
+    if offered:
+        left_bytes = search.answer.headroom_bytes if search.answer is not None else None
+        applies = f"{key_of('batch', 'apply')} applies"
+        leaves = "" if left_bytes is None else f"; the largest leaves {fmt.size(left_bytes)} of the limit"
+        foot.append([(applies + leaves, "muted")])
+    for index, offer in enumerate(offered):
+        knobs = " ".join(f"{name}={text}" for name, text in offer.knob_texts)
+        is_current = index == min(cursor, len(offered) - 1)
+        label: Piece = (f"{'▸' if is_current else ' '} {offer.label:<12}{knobs}", "cursor" if is_current else "title")
+        first, *rest = fmt.labelled(("  ", "text"), offer.reason, width - fmt.line_length([label]))
+        indent: Piece = (" " * fmt.line_length([label]), "text")
+        foot += [[label, *first], *([indent, *line] for line in rest)]
+    table = table_lines(BATCH_HEADER, rows, width, dropped=("took", "step"))
+    return TablePage(head, table if rows else (), foot, len(offered), partial(_chart, search))
 
 
 def _time_words(search: BatchSnapshot, now_ns: int) -> str:
@@ -202,57 +135,41 @@ def _time_words(search: BatchSnapshot, now_ns: int) -> str:
     if not search.is_live or search.state == "paused":
         return ""
     elapsed, expected_s = fmt.elapsed(search.since_ns, now_ns), _expected_s(search)
-    if expected_s is None or expected_s < 1 or search.state == "starting" or search.waits_for:
-        return elapsed
-    about = f"about {fmt.duration(expected_s)}"
-    if search.newest_step is not None and search.newest_step.action == CONFIRM_STEP:
-        # Its process starts first, which takes an unknown time.
-        return f"{elapsed}, its steps take {about}"
-    is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > LATE_FACTOR * expected_s
-    return f"{elapsed}, expected {about}" if is_late else f"{elapsed} of {about}"
+    return f"{elapsed} of about {fmt.duration(expected_s)}" if expected_s >= 1 and not search.waits_for else elapsed
 
 
-def _expected_s(search: BatchSnapshot) -> float | None:
-    """Predict the seconds of the steps under way from the largest size that fitted; None before one did."""
+def _expected_s(search: BatchSnapshot) -> float:
+    """Predict the seconds of the probe under way from the largest size that fitted; 0 if they are unknown."""
     step = search.newest_step
-    fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
-    if step is None or step.batch_size is None or not fitting:
-        return None
+    fitting = [probe for probe in search.probes if probe.outcome == "fits"]
+    if step is None or step.action != "probe" or step.batch_size is None or not fitting:
+        return 0.0
     last = max(fitting, key=lambda probe: probe.batch_size)
-    share = step.batch_size / last.batch_size
-    if step.action == "probe":
-        return share * last.seconds
-    return (
-        None if search.confirmation_steps is None else share * search.confirmation_steps * (last.step_ms or 0.0) / 1e3
-    )
+    return step.batch_size / last.batch_size * last.seconds
 
 
-def _limit_line(search: BatchSnapshot) -> Line:
+def _limit_words(search: BatchSnapshot) -> str:
+    """Return the limits of the ranks; empty before they are known."""
     question, fit = search.question, search.tightest_fit
-    limits = list(question.limits_bytes) if question is not None else []
+    limits = question.limits_bytes if question is not None else []
     if not limits and fit is not None:
         limits = [fit.limit_bytes]
-    if not limits:
-        return []
-    line: Line = [("limit ", "muted"), (limits_words(limits), "text")]
-    if fit is not None and len(search.memory_fits) > 1:
-        line.append((f", the tightest is rank {fit.rank}", "text"))
-    if question is not None and question.limit_words:
-        line.append((f" ({question.limit_words})", "muted"))
-    return line
+    tightest = f", the tightest is rank {fit.rank}" if fit is not None and len(search.memory_fits) > 1 else ""
+    source = f" ({question.limit_words})" if question is not None and question.limit_words else ""
+    return f"limit {limits_words(limits)}{tightest}{source}" if limits else ""
 
 
-def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
+def _reason_lines(search: BatchSnapshot, width: int) -> list[Line]:
     """Return the next step and its reason; after the end the certainty of the answer."""
     ended, step = search.ended, search.newest_step
     if ended is not None:
-        certainty = search.answer.certainty if search.answer is not None else ""
-        # The reason of a failure is at the top already.
-        text = certainty or (ended.reason if search.state == "nothing_fits" else "")
-        note, is_sure = "", True
-        if search.answer is not None and search.answer.widths is not None:
-            note, is_sure = search.answer.widths_note, search.answer.widths.has_widest
-        return [*fmt.paragraph(text, width, "muted"), *fmt.paragraph(note, width, "muted" if is_sure else "warning")]
+        answer = search.answer
+        if answer is None:
+            # The reason of a failure is at the top already.
+            return fmt.paragraph(ended.reason if search.state == "nothing_fits" else "", width, "muted")
+        is_sure = answer.widths is None or answer.widths.has_widest
+        widths_note = fmt.paragraph(answer.widths_note, width, "muted" if is_sure else "warning")
+        return [*fmt.paragraph(answer.certainty, width, "muted"), *widths_note]
     if step is None:
         return [] if search.prediction is None else fmt.paragraph(search.prediction.basis, width, "muted")
     is_waiting = search.state in ("paused", "interrupted")
@@ -264,160 +181,86 @@ def _next_lines(search: BatchSnapshot, width: int) -> list[Line]:
     return fmt.paragraph(f"{time_word}: {batch}{step.why}", width, "text", 3)
 
 
-def _offer_lines(search: BatchSnapshot, cursor: int, width: int) -> list[Line]:
-    offered = offers(search)
-    if not offered:
-        return []
-    left_bytes = search.answer.headroom_bytes if search.answer is not None else None
-    applies = f"{key_of('batch', 'apply')} applies"
-    title = applies if left_bytes is None else f"{applies}; the largest leaves {fmt.size(left_bytes)} of the limit"
-    lines: list[Line] = [[(title, "muted")]]
-    cursor = min(cursor, len(offered) - 1)
-    for index, offer in enumerate(offered):
-        knobs = " ".join(f"{name}={text}" for name, text in offer.knob_texts)
-        head = f"{'▸' if index == cursor else ' '} {offer.label:<12}{knobs}"
-        first, *rest = fmt.wrap(offer.reason, max(MIN_REASON_CELLS, width - len(head) - 2)) or [""]
-        lines.append([(head, "cursor" if index == cursor else "title"), ("  ", "text"), (first, "text")])
-        if index == cursor:
-            lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[: MAX_REASON_LINES - 1]]
-        elif rest:
-            lines[-1][-1] = (f"{first} …", "text")
-    return lines
+def _attempts(search: BatchSnapshot) -> tuple[Probe | ConfirmationRun, ...]:
+    return (*search.probes, *search.confirmations)
 
 
 def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     """Return the chart of the tightest rank: its peaks as its limit counts them, the fit and the limit."""
-    fit = search.tightest_fit
-    question = search.question
-    limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes if question else None
-    step = search.newest_step
-    next_size = step.batch_size if step is not None and search.is_live else None
-    points = [point for probe in search.probes if (point := _point(probe, fit, limit)) is not None]
-    points += [point for run in search.confirmations if (point := _confirmed_point(run, fit)) is not None]
-    if fit is None and all(probe.outcome == "oom" for probe in search.probes):
+    fit, question, step = search.tightest_fit, search.question, search.newest_step
+    if height < MIN_CHART_LINES or (fit is None and all(probe.outcome == "oom" for probe in search.probes)):
         return []
-    largest = max([point.x for point in points] + [next_size or 0, 1])
+    limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes if question else None
+    points = []
+    for attempt in _attempts(search):
+        if needed := _charted_bytes(attempt, fit, limit):
+            outcome = outcome_of("confirmed" if isinstance(attempt, ConfirmationRun) else attempt.outcome)
+            points.append(ChartPoint(attempt.batch_size, needed, outcome.sign, outcome.tone))
+    next_size = step.batch_size if step is not None and search.is_live else None
     if next_size is not None and fit is not None:
         points.append(ChartPoint(next_size, int(fit.need_bytes(next_size)), "○", "accent"))
+    largest = max([point.x for point in points] + [next_size or 0, 1])
     across = max(largest + max(1, largest // 8), 2)
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _confirmed_point(confirmation: ConfirmationRun, fit: MemoryFit | None) -> ChartPoint | None:
-    """Return the peak of a confirmation run that finished, drawn over the probe of its size."""
-    rank_peaks = next((peaks for peaks in confirmation.ranks if fit is not None and peaks.rank == fit.rank), None)
-    peak = rank_peaks.peak_allocated_bytes if rank_peaks is not None else confirmation.peak_allocated_bytes
-    if confirmation.state != "finished" or peak is None:
+def _charted_bytes(attempt: Probe | ConfirmationRun, fit: MemoryFit | None, limit: int | None) -> int | None:
+    """Return the peak of the fit's rank; for a probe out of memory the need by the fit, certainly above the limit."""
+    if isinstance(attempt, Probe) and attempt.outcome == "oom":
+        needed = int(fit.need_bytes(attempt.batch_size)) if fit is not None else 0
+        return max(needed, int((limit or 0) * OOM_ABOVE_LIMIT))
+    if isinstance(attempt, ConfirmationRun) and attempt.state != "finished":
         return None
-    return ChartPoint(confirmation.batch_size, peak, CONFIRMED_SIGN, "success")
+    rank = fit.rank if fit is not None else None
+    peaks = next((peaks for peaks in attempt.ranks if peaks.rank == rank), None)
+    peak = (peaks.limit_peak_bytes or peaks.peak_allocated_bytes) if peaks is not None else None
+    return peak or attempt.peak_allocated_bytes
 
 
-def _point(probe: Probe, fit: MemoryFit | None, limit: int | None) -> ChartPoint | None:
-    outcome = outcome_of(probe.outcome)
-    sign, tone = outcome.sign, outcome.tone
-    if probe.outcome == "oom":
-        # Only the fit knows the need of this size, which is certainly above the limit.
-        needed = max(
-            int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * OOM_ABOVE_LIMIT)
+NEEDS_NO_REASON = ("fits", "finished", "oom")
+BATCH_HEADER = (*fmt.figure_headings("batch", "memory", "step", "samples/s", "took"), "outcome")
+
+
+def _rows(search: BatchSnapshot, rate_sign: str) -> Iterator[TableRow]:
+    """Yield a row for each probe and confirmation run in their order, and one for the step under way.
+
+    `rate_sign` stands at each speed.
+    """
+    for attempt in _attempts(search):
+        outcome, words = _outcome(attempt, search)
+        end = attempt.outcome if isinstance(attempt, Probe) else attempt.state
+        rate = fmt.number(attempt.samples_per_s)
+        cells = (
+            f"{attempt.batch_size:,}",
+            fmt.size(None if end == "oom" else attempt.peak_allocated_bytes),
+            fmt.milliseconds(attempt.step_ms),
+            rate if attempt.samples_per_s is None else rate_sign + rate,
+            fmt.duration(attempt.seconds),
+            words,
         )
-        return ChartPoint(probe.batch_size, needed, sign, tone) if needed else None
-    rank = fit.rank if fit is not None else probe.rank
-    rank_peaks = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)
-    peak = (rank_peaks.limit_peak_bytes or rank_peaks.peak_allocated_bytes) if rank_peaks is not None else None
-    peak = peak or probe.peak_allocated_bytes
-    return None if peak is None else ChartPoint(probe.batch_size, peak, sign, tone)
-
-
-PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
-STEP_COLUMNS = (("step", "memory"), ("", ""))
-"""Columns of a script's search: its hooks see no phases of memory."""
-WIDE_CELLS: tuple[int, ...] = (8, 12, 12, 12, 12, 12)
-NARROW_CELLS: tuple[int, ...] = (7, 10, 10, 10, 10, 11)
-"""Cells of each column before the outcome."""
-WIDE_CELLS_FROM, ALL_CELLS_FROM = 100, 76
-"""Columns from which cells are wide, and below which some are left out."""
-
-
-def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
-    """Return a title, a row for each probe and confirmation run in their order, and one for the step under way."""
-    rows: list[Line] = []
-    # On a CPU every step of a preset's search measures memory: its speeds rank against no others.
-    sign = f"{DOUBT_SIGN} " if search.question is not None and measured_under(search.question) is not None else ""
-    columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
-    for probe in search.probes:
-        rows.append(_probe_row(probe, search, columns, sign, width))
-        if probe.outcome == "void" and probe.reason:
-            # The person has to fix the reason, so it is shown in full.
-            rows += fmt.labelled((" " * 10, "text"), probe.reason, width, "warning")
-    for confirmation in search.confirmations:
-        rows.append(_confirmation_row(confirmation, columns, sign, width))
-        if confirmation.state not in ("finished", "oom") and confirmation.reason:
-            rows += fmt.labelled((" " * 10, "text"), confirmation.reason, width, "error")
+        yield TableRow((outcome.sign, outcome.tone), cells, attempt.reason if end not in NEEDS_NO_REASON else "")
     step = search.newest_step
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
-        verb = "probing…" if step.action == "probe" else "confirming…"
-        if search.waits_for:
-            verb = "waiting…"
-        rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], width))
-    title = ["batch", *(name for _, name in columns), "step", "samples/s", "took"]
-    return [_row(title, [("outcome", "muted")], width, "muted"), *rows]
+        verb = "waiting…" if search.waits_for else "probing…" if step.action == "probe" else "confirming…"
+        yield TableRow(("▸", "accent"), (f"{step.batch_size:,}", "", "", "", "", verb))
 
 
-def _row(cells: Sequence[str], end: Line, width: int, tone: Tone = "text") -> Line:
-    widths = WIDE_CELLS if width >= WIDE_CELLS_FROM else NARROW_CELLS
-    padded = [*cells, *([""] * (len(widths) - len(cells)))]
-    if width < ALL_CELLS_FROM:
-        # The outcome matters more than the time.
-        widths, padded = (*widths[:3], widths[4]), [*padded[:3], padded[4]]
-    texts = [" " + fmt.to_width(cell, cell_width - 1, "right") for cell, cell_width in zip(padded, widths, strict=True)]
-    return [("".join(texts), tone), ("  ", "text"), *end]
-
-
-def _rate(samples_per_s: float | None, sign: str) -> str:
-    """Return samples per second, with the sign of a speed that ranks against no other."""
-    return (sign if samples_per_s is not None else "") + fmt.number(samples_per_s)
-
-
-def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str, str]], sign: str, width: int) -> Line:
-    outcome = outcome_of(REFUTED if refuted_by(probe, search.confirmations) is not None else probe.outcome)
-    words = "OOM" if width < WIDE_CELLS_FROM and probe.outcome == "oom" else outcome.noun
-    phase_piece = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
+def _outcome(attempt: Probe | ConfirmationRun, search: BatchSnapshot) -> tuple[Outcome, str]:
+    """Return the outcome of a probe or a confirmation run, and its words in the table."""
+    if isinstance(attempt, ConfirmationRun):
+        outcome = outcome_of({"finished": "confirmed", "oom": "refuting"}.get(attempt.state, "failed"))
+        return outcome, outcome.noun if outcome.noun != "failed" else f"confirmation run {state_text(attempt.state)}"
+    outcome = outcome_of(REFUTED if refuted_by(attempt, search.confirmations) is not None else attempt.outcome)
+    phase = f" in {phase_words(attempt.phase)}" if attempt.phase and attempt.outcome == "oom" else ""
     rank = ""
-    if len(search.memory_fits) > 1 and probe.rank is not None:
-        rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"
-    retries = f", {counted(probe.alloc_retries, 'allocator retry', 'allocator retries')}" if probe.alloc_retries else ""
-    cells = [
-        f"{probe.batch_size:,}",
-        *(fmt.size(probe.phase_peaks.get(key)) if key else "" for key, _ in columns),
-        fmt.milliseconds(probe.step_ms),
-        _rate(probe.samples_per_s, sign),
-        fmt.duration(probe.seconds),
-    ]
-    return _row(cells, [(f"{outcome.sign} {words}{phase_piece}{rank}{retries}", outcome.tone)], width)
+    if len(search.memory_fits) > 1 and attempt.rank is not None:
+        rank = f", rank {attempt.rank} fullest" if attempt.outcome == "fits" else f" on rank {attempt.rank}"
+    retried = attempt.alloc_retries
+    retries = f", {counted(retried, 'allocator retry', 'allocator retries')}" if retried else ""
+    return outcome, f"{outcome.noun}{phase}{rank}{retries}"
 
 
-def _confirmation_row(confirmation: ConfirmationRun, columns: Sequence[tuple[str, str]], sign: str, width: int) -> Line:
-    is_confirmed = confirmation.state == "finished"
-    if is_confirmed:
-        words = f"confirmed: {confirmation.run_id}" if width >= WIDE_CELLS_FROM else "confirmed"
-    elif confirmation.state == "oom":
-        words = "out of memory in the confirmation run"
-    else:
-        words = f"confirmation run {state_text(confirmation.state)}"
-    optimizer_bytes = max((rank.phase_peaks.get("optimizer", 0) for rank in confirmation.ranks), default=0) or None
-    cells = [
-        f"{confirmation.batch_size:,}",
-        fmt.size(confirmation.peak_allocated_bytes),
-        fmt.size(optimizer_bytes) if columns is PHASE_COLUMNS else "",
-        fmt.milliseconds(confirmation.step_ms),
-        _rate(confirmation.samples_per_s, sign),
-        fmt.duration(confirmation.seconds),
-    ]
-    return _row(cells, [(f"{'✓' if is_confirmed else '✗'} {words}", "success" if is_confirmed else "error")], width)
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """An offer at the end of a search."""
 
     label: str

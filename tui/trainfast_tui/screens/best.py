@@ -2,104 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace as replaced_struct
-from textual.app import ComposeResult
+import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import UNFINISHED_STATES
-from trainfast_runner.search.best.person_instructions import instructions_in_force
-from trainfast_runner.search.best_journal import BestRequest
-from trainfast_runner.settings.knob_values import whole_number
-from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.search.best_journal import BestQuestion, BestRequest, Trial, read_budget
+from trainfast_runner.settings.knob_values import KnobValue, whole_number
+from trainfast_runner.settings.knobs import defaults, knob, read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
-from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned, request_of
+from trainfast_tui.control.messages import Message, TrainingPython
+from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.next_run.next_run import has_same_model
+from trainfast_tui.live.snapshot import SearchKind
+from trainfast_tui.next_run.next_run import NextRun, has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
-from trainfast_tui.panels.ask import ask_choice
-from trainfast_tui.panels.best_dialogs import InstructionChoices, ask_part, pin_choices, skip_choices
+from trainfast_tui.panels.ask import ask_choice, ask_text
+from trainfast_tui.panels.table_view import TablePage, TableRow, table_lines
 from trainfast_tui.screens.base import PostedMessage
-from trainfast_tui.screens.search import SearchScreen, SearchView
+from trainfast_tui.screens.search import SearchScreen, SearchStart
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.best_words import (
     ABOUT_SCRIPT_SEARCH,
     ABOUT_SEARCH,
     EFFECT_HEADER,
-    NAMED_BY_KEYS,
+    EVERY_KNOB,
+    OBJECTIVES,
     START_HINT,
     best_answer_rows,
     best_label,
     best_question_rows,
-    best_search_words,
     best_words,
     candidate_knob_texts,
     candidate_words,
     chance_words,
     count_rows,
     effect_rows,
+    estimate_lines,
     figure_with_interval_text,
-    instruction_words,
     is_doubtful,
+    left_alone_lines,
     objective_of,
     question_lines,
     unit_of,
+    varied_line,
+    vary_text,
 )
-from trainfast_tui.text.format import (
-    DOUBT_SIGN,
-    LabelledText,
-    Line,
-    Piece,
-    Tone,
-    labelled,
-    paragraph,
-    state_sign,
-    table,
-)
+from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, labelled, paragraph, state_sign, table
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
+from trainfast_tui.text.search_states import state_words
 from trainfast_tui.text.search_words import outcome_of, role_of
 
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSnapshot, BestSoFar
-    from trainfast_runner.search.best_journal import ColdRun, Trial
+    from trainfast_runner.search.best_journal import ColdRun
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
 
 
-PLANNING_NOTICE = "Listing the settings that can run here…"
-QUESTION_ACTIONS = (ASK_VARY, ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET, "fresh")
-"""The actions that change the question of the next search."""
+class BestPlanned(Message, frozen=True):
+    """The plan of a best-fit search, in paragraphs with their tones."""
+
+    request: BestRequest
+    """The question that was planned."""
+    texts: Sequence[Piece] = ()
+    vary: Mapping[str, Sequence[KnobValue]] = msgspec.field(default_factory=dict)
+    """The varied values; empty if the search is refused."""
+    global_batch: int | None = None
+
+
+def plan_best(spec: RunSpec, request: BestRequest, python: TrainingPython) -> BestPlanned:
+    """Plan a search. Raises UserError."""
+    from trainfast_runner.search.best.question import plan_spec_best
+
+    plan = plan_spec_best(spec, request, python)
+    question = plan.question
+    lines = [varied_line(question.vary, question.global_batch), *estimate_lines(plan)]
+    texts: list[Piece] = [(fmt.plain(line), "text") for line in lines]
+    # The smallest screen may have no room for the knobs left alone: they come last.
+    texts += [(fmt.plain(line), "muted") for line in left_alone_lines(question.left_alone)]
+    return BestPlanned(request, texts, question.vary, question.global_batch)
 
 
 class BestScreen(SearchScreen["BestSnapshot"]):
     """Shows the live best-fit search, else the newest of the next run's model; Enter takes its best setting."""
 
-    SCOPE = "best"
+    SCOPE = KIND = SearchKind.BEST
+    TITLE_WORDS = "best fit"
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._planned = BestPlanned(session.searches.best.options, [])
+    def __init__(self, session: Session, next_run: NextRun) -> None:
+        super().__init__(session, next_run)
+        self._request = BestRequest()
+        """The question of the next search."""
+        self._is_fresh = False
+        """True if the next search continues no unfinished one and uses no measured effects."""
+        self._planned = BestPlanned(self._request)
         self._plans_after_run = False
         """True while the plan waits for the end of a live run."""
-        current, next_run = self.search_control.current, session.next_run
-        question = current.so_far.question if current is not None else None
-        is_same_model = question is not None and next_run is not None and has_same_model(question, next_run.spec)
-        self._is_asking = not (self.search_control.is_active or is_same_model)
-
-    def content(self) -> ComposeResult:
-        yield BestView()
 
     @property
-    def search_control(self) -> BestControl:
+    def search_control(self) -> SearchControl[BestSnapshot]:
         return self.session.searches.best
 
+    def is_answered_by(self, search: BestSnapshot) -> bool:
+        question = search.so_far.question
+        return question is not None and has_same_model(question, self._next_run.spec)
+
+    def question_of(self, search: BestSnapshot) -> BestQuestion | None:
+        return search.so_far.question
+
+    def search_page(self, search: BestSnapshot, width: int, cursor: int) -> TablePage:
+        return best_page(search, self._now_ns, width)
+
     def on_mount(self) -> None:
-        self.show_newest()
+        super().on_mount()
         if self._is_asking:
             self._make_plan()
 
@@ -109,81 +132,53 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             self._make_plan()
 
     def _make_plan(self) -> None:
-        """Plan a search of the next run, unless a run is being measured."""
-        next_run, run, control = self.session.next_run, self.session.live_run, self.search_control
-        assert next_run is not None
+        """Plan the search that is asked for, unless a run is being measured."""
+        run, request = self.session.live_run, self._request
         self._plans_after_run = run is not None
         if run is not None:
             label = self.session.run_words(run.run_id)
-            words = f"{label} is using the device: {key_of('best', 'apply')} stops it first."
-            self._planned = BestPlanned(control.options, [(words, "warning")])
+            notice: Piece = (f"{label} is using the device: {key_of('best', 'apply')} stops it first.", "warning")
         else:
-            control.plan(next_run.spec, self.post)
-            self._planned = BestPlanned(control.options, [(PLANNING_NOTICE, "muted")])
+            notice = ("Listing the settings that can run here…", "muted")
+            plan = partial(plan_best, self._next_run.spec, request, self.session.python)
+            start_thread("plan", plan, self.post, partial(_refused, request))
+        self._planned = BestPlanned(request, [notice])
         self.show_newest()
 
     def on_posted_message(self, message: PostedMessage) -> None:
         """Take in the plan; leave other messages to the app."""
         planned = message.content
         # The plan of an earlier question may come late.
-        if isinstance(planned, BestPlanned) and planned.options == self.search_control.options:
+        if isinstance(planned, BestPlanned) and planned.request == self._request:
             self._planned = planned
             self.show_newest()
 
-    def on_unmount(self) -> None:
-        self.search_control.give_up_plan()
-
-    def question(self) -> tuple[str, list[LabelledText]]:
-        next_run, control = self.session.next_run, self.search_control
-        rows = [self.starting_row()]
-        if self._is_asking:
-            question = best_question_rows(control.request, self._planned.global_batch, fresh=control.options.is_fresh)
-            is_script = next_run is not None and next_run.script is not None
-            rows = [("", ABOUT_SCRIPT_SEARCH if is_script else ABOUT_SEARCH, "muted"), ("", START_HINT, "title")]
-            rows += [(f"{name:<16}", value, "text") for name, value in question]
-            rows += [("", text, tone) for text, tone in self._planned.texts]
-        return next_run.spec.name if next_run is not None else "", rows
+    def question_rows(self) -> list[LabelledText]:
+        parts = best_question_rows(self._request, self._planned.global_batch, fresh=self._is_fresh)
+        return [
+            ("", ABOUT_SCRIPT_SEARCH if self._next_run.script is not None else ABOUT_SEARCH, "muted"),
+            ("", START_HINT, "title"),
+            *((f"{name:<16}", value, "text") for name, value in parts),
+            *(("", text, tone) for text, tone in self._planned.texts),
+        ]
 
     def answer_run_id(self) -> str | None:
         answer = self._search.so_far.answer if self._search is not None else None
         return None if answer is None or not answer.best_run_ids else answer.best_run_ids[-1]
 
-    def hidden_actions(self) -> set[str]:
-        search = self._search
-        is_live = search is not None and search.is_live
-        can_take = search is not None and search.so_far.best is not None
-        hidden: set[str] = set()
-        if not (self._is_asking or can_take):
-            hidden.add("apply")
-        if not is_live:
-            hidden |= {"pin", "skip"}
-        if is_live or search is None:
-            hidden.add("again")
-        if not self._is_asking:
-            hidden.update(QUESTION_ACTIONS)
-        if not self.search_control.is_active:
-            hidden.discard(ASK_VARY)  # beside an ended search the key asks a new question
-        return hidden
-
-    def action_labels(self) -> Mapping[str, str]:
-        search = self._search
-        is_unfinished = search is not None and search.state in UNFINISHED_STATES
-        return {
-            "apply": "start" if search is None else "take",
-            ASK_VARY: "vary" if search is None else "new question",
-            "again": "continue" if is_unfinished else "restart",
-        }
+    def useless_keys(self) -> set[str]:
+        useless = set() if self._is_asking else {ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET, "fresh"}
+        if self.search_control.is_active:
+            useless.add(ASK_VARY)  # beside an ended search the key asks a new question
+        if not self._is_asking and (self._search is None or self._search.so_far.best is None):
+            useless.add("apply")
+        return useless
 
     def show_refusal(self, error: UserError) -> None:
         if not self._planned.vary:
             # The plan was refused for the same reason, which the notice gives.
-            self._planned = BestPlanned(self._planned.options, [])
+            self._planned = BestPlanned(self._request)
         super().show_refusal(error)
-
-    def action_leave(self) -> None:
-        if self._is_asking:
-            self.search_control.options = BestOptions()
-        super().action_leave()
 
     def action_apply(self) -> None:
         so_far = self._search.so_far if self._search is not None else None
@@ -192,181 +187,153 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         elif so_far.best is None or so_far.question is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
-            knob_texts = candidate_knob_texts(so_far, so_far.best.number)
-            self.apply_knobs(so_far.question, knob_texts, "best setting")
-
-    def action_pin(self) -> None:
-        self._ask_instruction("Pin a knob to one value from now on", pin_choices)
-
-    def action_skip(self) -> None:
-        self._ask_instruction("Never try a setting, or a value", skip_choices)
-
-    def _ask_instruction(self, title: str, choices_of: Callable[[BestSnapshot], InstructionChoices]) -> None:
-        """Let the person choose one of the instructions that the live search takes, and give it."""
-        search = self._search
-        if search is None or not search.is_live:
-            self.show_notified(self.search_control.no_search_notice())
-            return
-        if search.so_far.space is None:
-            self.notify("The settings are not listed yet.", severity="warning")
-            return
-        choices = choices_of(search)
-        if not choices:
-            self.notify("Your instructions leave one setting: there is nothing to choose.", severity="warning")
-            return
-
-        def give_chosen(name: str) -> None:
-            start_thread("instruction", choices[name][1], self.session.post)
-
-        ask_choice(self.app, title, [(name, effect) for name, (effect, _) in choices.items()], give_chosen)
+            self.apply_knobs(so_far.question, candidate_knob_texts(so_far, so_far.best.number))
 
     def action_ask(self, part: str) -> None:
-        """Ask for a part of the next search's question, and plan with the answer."""
-        request, next_run = self._request_to_change(), self.session.next_run
-        if request is not None:
-            assert next_run is not None
-            steps = whole_number({**defaults(), **next_run.spec.knobs}, "steps")
-            ask_part(self.app, part, request, self._planned.vary, steps, self._plan_request)
+        """Ask for `vary`, `batch`, `objective` or `budget` of the next search's question, and plan with the answer."""
+        request = self._request_to_change()
+        if request is None:
+            return
+        fresh = self._is_fresh and self._search is None
+
+        def ask(title: str, hint: str, value: str, read: Callable[[str], dict[str, Any]]) -> None:
+            def accept(text: str) -> None:
+                self._ask_anew(msgspec.structs.replace(request, **read(text)), fresh=fresh)
+
+            ask_text(self.app, title, hint, value, accept)
+
+        def on_objective(name: str) -> None:
+            if name != "time":
+                self._ask_anew(msgspec.structs.replace(request, objective=name, for_steps=None), fresh=fresh)
+                return
+            steps = request.for_steps or whole_number({**defaults(), **self._next_run.spec.knobs}, "steps")
+            hint = "Steps of the real training; a slow start such as compilation pays off only in a long one."
+            read_steps = knob("steps").read
+            ask("Optimizer steps", hint, f"{steps}", lambda text: {"objective": name, "for_steps": read_steps(text)})
+
+        match part:
+            case "vary":
+                varied = vary_text(request.vary or self._planned.vary)
+                hint = f"knob=a,b,c knob=d,e: the values to try. Empty: {EVERY_KNOB}."
+                ask("Knobs to vary", hint, varied, lambda text: {} if text.strip() == varied else _read_vary(text))
+            case "batch":
+                batch = "" if request.global_batch is None else str(request.global_batch)
+                hint = "Samples of one optimizer step. Empty: as the knobs are set, or any if the batch is varied."
+                ask("Global batch", hint, batch, _read_batch)
+            case "objective":
+                hints = [(name, objective.hint) for name, objective in OBJECTIVES.items()]
+                ask_choice(self.app, "Search for", hints, on_objective, current=request.objective)
+            case "budget":
+                minutes, seconds = divmod(request.budget_s, 60)
+                budget = f"{request.budget_s:g}s" if seconds else f"{minutes:g}m"
+                hint = "Time for finding the best: 90s, 10m, 1.5h."
+                ask("Time budget", hint, budget, lambda text: {"budget_s": read_budget(text)})
 
     def action_fresh(self) -> None:
         """Toggle whether the next search ignores earlier ones; after an answer, plan a fresh search of its question."""
         request = self._request_to_change()
         if request is not None:
-            is_fresh = self._search is not None or not self.search_control.options.is_fresh
-            self._plan_question(BestOptions(request, is_fresh))
+            self._ask_anew(request, fresh=self._search is not None or not self._is_fresh)
 
     def _request_to_change(self) -> BestRequest | None:
         """Return the request of the shown search, else of the next one; None with a notice if a search is live."""
-        control, search = self.search_control, self._search
-        if control.is_active:
+        if self.search_control.is_active:
             words = f"The search is live; stop it with {key_of('best', 'cancel')} to ask another question."
             self.notify(words, severity="warning")
             return None
-        if search is not None and search.so_far.question is not None:
-            return request_of(search.so_far.question)
-        return control.request
+        question = self._search.so_far.question if self._search is not None else None
+        return self._request if question is None else request_of(question)
 
-    def _plan_request(self, request: BestRequest) -> None:
-        self._plan_question(replaced_struct(self.search_control.options, request=request))
-
-    def _plan_question(self, options: BestOptions) -> None:
-        """Show the plan of a search with these options, in place of a search that has ended."""
-        self.search_control.options = options
-        self._is_asking = True
+    def _ask_anew(self, request: BestRequest, *, fresh: bool) -> None:
+        """Show the plan of this search, in place of a search that has ended."""
+        self._request, self._is_fresh, self._is_asking = request, fresh, True
         self.notify("")
         self._make_plan()
 
-    def search_to_start(self) -> tuple[RunSpec, bool]:
-        """Return the settings of the shown search, else of the question on the screen, and True to start it over.
+    def search_to_start(self) -> SearchStart:
+        """Return the search of the question on the screen, or the shown search, which goes on or starts over.
 
-        The request of the shown search becomes that of the next one. An unfinished search goes on. An ended one starts
-        over, with the knobs of a next run of the same model. Only a question on the screen may be fresh. Raises
-        UserError if the preset of the shown search is gone.
+        One that starts over takes the knobs of a next run of the same model.
         """
-        search, control, next_run = self._search, self.search_control, self.session.next_run
-        assert next_run is not None
-        spec = next_run.spec
-        question = search.so_far.question if search is not None else None
-        if search is not None and question is not None:
-            if not has_same_model(question, spec):
-                spec = next_run_from_search(question).spec
-            control.options = replaced_struct(control.options, request=request_of(question))
-            if search.state in UNFINISHED_STATES:
-                spec = spec_to_continue(question, spec)
-        return spec, search is None and control.options.is_fresh
+        spec = self._next_run.spec
+        question = self._search.so_far.question if self._search is not None else None
+        if self._search is None or question is None:
+            return SearchStart(spec, self._is_fresh, self._request)
+        self._request = request_of(question)
+        if not has_same_model(question, spec):
+            spec = next_run_from_search(question).spec
+        if self._search.state in UNFINISHED_STATES:
+            spec = spec_to_continue(question, spec)
+        return SearchStart(spec, False, self._request)
 
 
-MIN_CHART_LINES, MAX_CHART_LINES = 7, 20
-"""The least lines of a useful chart, and the most."""
+def _read_batch(text: str) -> dict[str, Any]:
+    return {"global_batch": knob("batch_size").read(text) if text.strip() else None}
+
+
+def _read_vary(text: str) -> dict[str, Any]:
+    # A space after a comma does not end a knob's values.
+    return {"vary": read_vary(re.split(r"\s+(?=\w+\s*=)", text.strip()) if text.strip() else [])}
+
+
+def _refused(request: BestRequest, error: UserError) -> BestPlanned:
+    return BestPlanned(request, [(f"Refused: {error.line_without_option()}", "error")])
+
+
+def request_of(question: BestQuestion) -> BestRequest:
+    """Return the request that would ask this question again."""
+    return BestRequest(**{name: getattr(question, name) for name in BestRequest.__struct_fields__})
+
+
+MIN_CHART_LINES = 7
+"""The least lines of a useful chart, its title among them."""
 SIGN_MEANINGS = {"■": "best", "•": "measured", "✗": "too large", "○": "now"}
 """The signs of the chart; a measured candidate on the line is ● instead of •."""
-MIN_TABLE_LINES = 4
-"""Lines of the table that the chart leaves."""
 ANSWER_ROWS = ("baseline", "trains", "note", "within the noise", "settings", "stopped because")
 """The rows of the command's answer that the screen shows; its head has the others."""
-LABEL_CELLS = 18
-"""Cells of the labels of these rows."""
 
 
-class BestView(SearchView["BestSnapshot"]):
-    """The view of a best-fit search."""
-
-    TITLE = "best fit"
-
-    def search_lines(self, search: BestSnapshot, width: int, height: int) -> list[Line]:
-        name = search.so_far.question.name if search.so_far.question is not None else self._spec_name
-        head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width), *_varied_lines(search, width)]
-        foot = [*_answer_lines(search.so_far, width), *_instruction_lines(search, width)]
-        trials = trial_lines(search.so_far, width) if search.so_far.space is not None else []
-        line = waiting_line(search.so_far, width) if search.is_live else []
-        step_lines = [line] if line else []
-        end = [[], *foot] if foot else []
-        room = height - len(head) - len(end)
-        if room < 0:
-            text = [*head, [], *foot, [], *trials, *step_lines]
-            return self.scrolled_text(text, height)
-        self._top = 0
-        table_rows = len(trials) + len(step_lines) + 1 if len(trials) > 1 or step_lines else 0
-        points = candidate_points(search.so_far, is_live=search.is_live)
-        max_chart = min(MAX_CHART_LINES, room - 1 - min(table_rows, MIN_TABLE_LINES))
-        chart = (
-            scatter_chart(points, search.so_far.limit_bytes, width, max_chart - 1)
-            if max_chart > MIN_CHART_LINES
-            else []
-        )
-        if chart:
-            chart = [[], _chart_title(search.so_far, points), *chart]
-        room -= len(chart) + 1 + len(step_lines)
-        shown, hidden = self.scrolled_table(trials, room) if len(trials) > 1 and room >= 2 else ([], [])
-        body = [hidden, *shown, *step_lines] if shown or step_lines else []
-        return [*head, *chart, *body, *end]
+def best_page(search: BestSnapshot, now_ns: int, width: int) -> TablePage:
+    """Return a best-fit search as of `now_ns` (CLOCK_MONOTONIC)."""
+    so_far = search.so_far
+    rows = list(_rows(so_far, is_live=search.is_live)) if so_far.space is not None else []
+    unit = _unit(so_far)[0]
+    header = ("setting", *fmt.figure_headings(f"{unit} (95 % CI)", "steps", "took", "process"))
+    lines = table_lines(header, rows, width, dropped=("process", "steps", "took"))
+    head = [*_state_lines(search, now_ns, width), *_varied_lines(so_far, width)]
+    chart = partial(_chart, so_far, is_live=search.is_live)
+    return TablePage(head, lines if rows else (), _answer_lines(so_far, width), chart=chart)
 
 
 def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     """Return the state of the search, the best setting so far, and the time."""
     so_far = search.so_far
+    doubt: Piece = (f"{DOUBT_SIGN} ", "warning")
     sign, tone = state_sign(search.state)
-    mark: Piece = (f"{DOUBT_SIGN} ", "warning") if is_doubtful(search) else (f"{sign} ", tone)
-    lines = labelled(mark, best_search_words(search), width, "title")
+    lines = labelled(doubt if is_doubtful(search) else (f"{sign} ", tone), state_words(search), width, "title")
     if so_far.best is not None and so_far.space is not None:
         label = best_label(so_far.answer, search.state)
         best = candidate_words(so_far.space, so_far.best.number)
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), best, width)
-    for doubt in so_far.answer_doubts:
-        lines += labelled((f"{DOUBT_SIGN} ", "warning"), doubt.text, width, "warning")
-    facts = [chance_words(so_far) if search.is_live else "", _time_words(search, now_ns)]
-    words = "; ".join(filter(None, facts))
+    for doubted in so_far.answer_doubts:
+        lines += labelled(doubt, doubted.text, width, "warning")
+    measured = counted(len(so_far.attempts), "measurement")
+    counts = f"{counted(len(so_far.candidates), 'setting')}, {measured}" if so_far.candidates else measured
+    words = f"{counts}, took {fmt.duration(so_far.spent_s())}"
+    if search.is_live:
+        budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
+        words = f"{counts}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
+        words = "; ".join(filter(None, (chance_words(so_far), words)))
     return [*lines, *paragraph(words, width, "muted", 2)]
 
 
-def _chart_title(so_far: BestSoFar, points: list[ChartPoint]) -> Line:
-    """Return the axes, and the meaning of each sign on the chart."""
-    title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
-    title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
-    for sign, words in SIGN_MEANINGS.items():
-        tone = next((point.tone for point in points if point.sign == sign), None)
-        if tone is not None:
-            title += [(f"  {sign} ", tone), (words, "muted")]
-    return title
-
-
-def _varied_lines(search: BestSnapshot, width: int) -> list[Line]:
+def _varied_lines(so_far: BestSoFar, width: int) -> list[Line]:
     """Return the varied knobs and the knobs left alone; empty after the first measurement."""
-    question = search.so_far.question
-    if question is None or search.so_far.attempts:
+    question = so_far.question
+    if question is None or so_far.attempts:
         return []
-    lines = question_lines(question.vary, question.left_alone, question.global_batch, to_name=NAMED_BY_KEYS)
+    lines = question_lines(question.vary, question.left_alone, question.global_batch)
     return [[], *(row for line in lines for row in paragraph(line, width, "text", 2))]
-
-
-def _time_words(search: BestSnapshot, now_ns: int) -> str:
-    so_far = search.so_far
-    measured = counted(len(so_far.attempts), "measurement")
-    counts = f"{counted(len(so_far.candidates), 'setting')}, {measured}" if so_far.candidates else measured
-    if not search.is_live:
-        return f"{counts}, took {fmt.duration(so_far.spent_s())}"
-    budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
-    return f"{counts}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
 
 
 def _answer_lines(so_far: BestSoFar, width: int) -> list[Line]:
@@ -378,74 +345,56 @@ def _answer_lines(so_far: BestSoFar, width: int) -> list[Line]:
     lines: list[Line] = [[(text, "text" if index else "muted")] for index, text in enumerate(effects)]
     for label, words in (*best_answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)):
         if label in ANSWER_ROWS:
-            lines += labelled((f"{label:<{LABEL_CELLS}}", "muted"), words, width)
+            lines += labelled((f"{label:<18}", "muted"), words, width)
     return lines
 
 
-def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
-    """Return the instructions in force, and those that wait for the next step."""
-    space = search.so_far.space
-    in_force = instructions_in_force(search.so_far.instructions)
-    words = [instruction_words(instruction, space) for instruction in in_force]
-    words += [
-        f"{instruction_words(instruction, space)} (before the next step)" for instruction in search.untaken_instructions
-    ]
-    return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
+def _chart(so_far: BestSoFar, width: int, height: int, *, is_live: bool) -> list[Line]:
+    """Return the chart of throughput over memory, below a title that explains its signs."""
+    points = candidate_points(so_far, is_live=is_live)
+    chart = scatter_chart(points, so_far.limit_bytes, width, height - 1) if height >= MIN_CHART_LINES else []
+    if not chart:
+        return []
+    title: Line = [(f"{objective_of(so_far.objective).unit or 'samples/s'} over memory", "muted")]
+    title += [("  ⠤ ", "primary"), ("Pareto front", "muted")]
+    tones = {point.sign: point.tone for point in points}
+    for sign, words in SIGN_MEANINGS.items():
+        if sign in tones:
+            title += [(f"  {sign} ", tones[sign]), (words, "muted")]
+    return [title, *chart]
 
 
 def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[ChartPoint]:
     """Return the candidates as points of the chart, the best last; the one under way stands at the bottom."""
-    rates: dict[int, float | None] = {}
-    signs: dict[int, Piece] = {}
+    # A time is no throughput: the chart then shows samples/s.
+    figures = so_far.rates if so_far.objective == "time" else so_far.values
+    marks: dict[int, tuple[float | None, Piece]] = {}
     for index, attempt in enumerate(so_far.attempts):
         if attempt.outcome == "oom":
-            rates[attempt.candidate_number], signs[attempt.candidate_number] = None, ("✗", "error")
-        elif attempt.outcome in ("measured", "slow"):
-            # A time is no throughput: the chart then shows samples/s.
-            figures = so_far.rates if so_far.objective == "time" else so_far.values
-            if (figure := figures.get(index)) is not None:
-                rates[attempt.candidate_number], signs[attempt.candidate_number] = figure.median, ("•", "text")
-    step = so_far.newest_step
-    if is_live and step is not None and step.candidate_number is not None and so_far.is_under_way:
-        signs[step.candidate_number] = ("○", "accent")
-        rates.setdefault(step.candidate_number, None)
-    answer, best, per_joule = so_far.answer, so_far.best, so_far.objective == "samples_per_joule"
-    for verdict in answer.verdicts if answer is not None and not per_joule else ():
-        number = verdict.candidate_number
-        if verdict.rate is not None and rates.get(number) is not None:
-            is_time = so_far.objective == "time"
-            rates[number] = (verdict.rate if is_time else so_far.value_of(number, verdict.rate)).median
-    if best is not None and rates.get(best.number) is not None:
-        # The mark stands at the figure of the headline.
-        rates[best.number] = (best.rate if so_far.objective == "time" else best.value).median
-        signs[best.number] = ("■", "accent")
-    points = []
-    for number, rate in sorted(rates.items(), key=lambda item: best is not None and item[0] == best.number):
-        needed = so_far.memory_bytes(number)
-        if needed is not None:
-            points.append(ChartPoint(needed, rate, *signs[number]))
+            marks[attempt.candidate_number] = None, ("✗", "error")
+        elif attempt.outcome in ("measured", "slow") and (figure := figures.get(index)) is not None:
+            marks[attempt.candidate_number] = figure.median, ("•", "text")
+    number = _number_under_way(so_far) if is_live else None
+    if number is not None:
+        marks[number] = marks[number][0] if number in marks else None, ("○", "accent")
+    best = so_far.best
+    if best is not None and best.number in marks and marks[best.number][0] is not None:
+        # The mark stands at the figure of the headline, over all others.
+        del marks[best.number]
+        marks[best.number] = (best.rate if so_far.objective == "time" else best.value).median, ("■", "accent")
+    needs = {number: so_far.memory_bytes(number) for number in marks}
+    points = [
+        ChartPoint(need, rate, *sign) for number, (rate, sign) in marks.items() if (need := needs[number]) is not None
+    ]
     front = front_of(points)
     return [
         replace(point, sign="●", tone="success") if point.sign == "•" and point in front else point for point in points
     ]
 
 
-RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS = 26, 6, 12, 11
-"""Cells of the columns right of the candidate."""
-NARROW_RATE_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS = 22, 9, 9
-WIDE_COLUMNS_FROM = 100
-"""Width of the table from which its columns are wide and its words long."""
-
-
-def trial_lines(so_far: BestSoFar, width: int) -> list[Line]:
-    """Return a title, and a row for each trial or run in their order."""
-    title = f"{_unit(so_far)[0]} (95 % CI)"
-    rows = [_row((" ", "text"), ("setting", title, "steps", "took", "process"), width, "muted")]
-    for index, attempt in enumerate(so_far.attempts):
-        rows.append(_attempt_row(so_far, index, attempt, width))
-        if attempt.reason and attempt.outcome not in ("oom", "slow"):
-            rows += labelled(("  └ ", "muted"), fmt.with_sizes(attempt.reason), width, "muted")
-    return rows
+def _number_under_way(so_far: BestSoFar) -> int | None:
+    """Return the number of the candidate under way; None without one."""
+    return so_far.newest_step.candidate_number if so_far.newest_step is not None and so_far.is_under_way else None
 
 
 def _unit(so_far: BestSoFar) -> tuple[str, float]:
@@ -454,52 +403,35 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
     return unit_of(so_far.objective, first.median if first is not None else 0.0)
 
 
-def _attempt_row(so_far: BestSoFar, index: int, attempt: Trial | ColdRun, width: int) -> Line:
-    from trainfast_runner.search.best_journal import Trial
-
-    outcome = outcome_of(attempt.outcome)
-    sign: Piece = (DOUBT_SIGN, "warning") if attempt.counts_disturbed else (outcome.sign, outcome.tone)
-    words = "" if attempt.outcome in ("measured", "slow") else outcome.noun
+def _rows(so_far: BestSoFar, *, is_live: bool) -> Iterator[TableRow]:
+    """Yield a row for each trial or run in their order, and one for the candidate under way."""
     assert so_far.space is not None
-    candidate = candidate_words(so_far.space, attempt.candidate_number, short=width < WIDE_COLUMNS_FROM)
-    value, divisor = so_far.values.get(index), _unit(so_far)[1]
-    if value is not None:
-        words = figure_with_interval_text(value, divisor)
-    if isinstance(attempt, Trial):
-        steps = f"{len(attempt.step_ms)}" if attempt.step_ms else fmt.ABSENT
-        process = "repeat" if attempt.repeats else "warm" if attempt.warm else "new"
-    else:
-        if attempt.knob is not None:
+    divisor = _unit(so_far)[1]
+    for index, attempt in enumerate(so_far.attempts):
+        outcome = outcome_of(attempt.outcome)
+        sign: Piece = (DOUBT_SIGN, "warning") if attempt.counts_disturbed else (outcome.sign, outcome.tone)
+        words = "" if attempt.outcome in ("measured", "slow") else outcome.noun
+        if (value := so_far.values.get(index)) is not None:
+            words = figure_with_interval_text(value, divisor)
+        if attempt.outcome == "slow":
+            words += ", given up"
+        elif attempt.outcome == "void" and words != "void":
+            words = f"void: {words}"
+        candidate = candidate_words(so_far.space, attempt.candidate_number, short=True)
+        steps, process = _process_of(attempt)
+        if not isinstance(attempt, Trial) and attempt.knob is not None:
             candidate = f"{attempt.knob} of {candidate}"
-        steps, process = fmt.ABSENT, role_of(attempt.role).short if width >= WIDE_COLUMNS_FROM else "cold"
-    if attempt.outcome == "slow":
-        words = f"{words}, given up" if width >= WIDE_COLUMNS_FROM else words
-    elif attempt.outcome == "void" and words != "void":
-        words = f"void: {words}"
-    return _row(sign, (candidate, words, steps, fmt.duration(attempt.seconds), process), width)
+        note = fmt.with_sizes(attempt.reason) if attempt.outcome not in ("oom", "slow") else ""
+        yield TableRow(sign, (candidate, words, steps, fmt.duration(attempt.seconds), process), note)
+    number = _number_under_way(so_far) if is_live else None
+    if number is not None and so_far.newest_step is not None:
+        candidate = candidate_words(so_far.space, number, short=True)
+        yield TableRow(("▸", "accent"), (candidate, "", "", "", ""), so_far.newest_step.why, "title")
 
 
-def _row(sign: Piece, cells: tuple[str, str, str, str, str], width: int, tone: Tone = "text") -> Line:
-    """Return a sign and the cells of candidate, rate, steps, time and process."""
-    candidate, *figures, process = cells
-    widths = (
-        (RATE_CELLS, STEPS_CELLS, TOOK_CELLS, PROCESS_CELLS)
-        if width >= WIDE_COLUMNS_FROM
-        else (NARROW_RATE_CELLS, STEPS_CELLS, NARROW_TOOK_CELLS, NARROW_PROCESS_CELLS)
-    )
-    room = max(12, width - 2 - sum(widths))
-    right = "".join(fmt.to_width(cell, cell_width, "right") for cell, cell_width in zip(figures, widths, strict=False))
-    last = fmt.to_width(f"  {process}", widths[3])
-    return [(f"{sign[0]} ", sign[1]), (fmt.to_width(candidate, room) + right + last, tone)]
-
-
-def waiting_line(so_far: BestSoFar, width: int) -> Line:
-    """Return the candidate under way, with its reason; empty without one."""
-    step, space = so_far.newest_step, so_far.space
-    if step is None or step.candidate_number is None or space is None or not so_far.is_under_way:
-        return []
-    return [
-        ("▸ ", "accent"),
-        (candidate_words(space, step.candidate_number, short=width < WIDE_COLUMNS_FROM), "title"),
-        (f"  {step.why}", "muted"),
-    ]
+def _process_of(attempt: Trial | ColdRun) -> tuple[str, str]:
+    """Return the measured steps and the process of a trial or a run."""
+    if not isinstance(attempt, Trial):
+        return fmt.ABSENT, role_of(attempt.role).short
+    process = "repeat" if attempt.repeats else "warm" if attempt.warm else "new"
+    return f"{len(attempt.step_ms)}" if attempt.step_ms else fmt.ABSENT, process

@@ -221,7 +221,7 @@ class MainScreen(AppScreen):
         else:
             from trainfast_tui.screens.best import BestScreen
 
-            self.app.push_screen(BestScreen(session))
+            self.app.push_screen(BestScreen(session, session.next_run))
 
     def _notify_device_used(self, kind: SearchKind) -> None:
         """Show that this search uses the device, and how to stop it."""
@@ -241,10 +241,10 @@ class MainScreen(AppScreen):
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:
             self.notify(f"Killing {self.session.run_words(run.run_id)}…", severity="warning")
-            run_control.kill(run.directory)
+            run_control.stop(run.directory, at_once=True)
         elif run.supervised:
             self.notify("Asking the run to stop…")
-            run_control.request_stop(run.directory)
+            run_control.stop(run.directory)
         else:
             label = self.session.run_words(run.run_id)
             question = f"{label} has no supervisor any more. Stop its processes and clean up?"
@@ -254,7 +254,7 @@ class MainScreen(AppScreen):
         from trainfast_runner.running.present_state import STOP_GRACE_S
 
         self.notify(f"Stopping the run's processes; SIGKILL after {STOP_GRACE_S:.0f} s…")
-        self.session.run_control.request_stop(directory)
+        self.session.run_control.stop(directory)
 
     def action_compare(self) -> None:
         run = self.session.shown_run

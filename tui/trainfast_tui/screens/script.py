@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual.app import ComposeResult
 
@@ -29,11 +31,10 @@ from trainfast_runner.settings.script_preset import (
     split_words,
 )
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS, ways_without_flag
-from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.run_control import DiscoveryRefused, ScriptDiscovered
-from trainfast_tui.painting import ListWidget
+from trainfast_tui.control.messages import Message, Notified, TrainingPython
 from trainfast_tui.panels.ask import ask_choice, ask_preset_name, ask_text
 from trainfast_tui.panels.header_footer import Footer
+from trainfast_tui.panels.table_view import TablePage, TableView
 from trainfast_tui.screens.base import AppScreen, PostedMessage
 from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
@@ -58,6 +59,28 @@ FLAG_HINT = (
 NO_SCRIPT_NOTICE = f"No script is known yet; {key_of('script', 'command')} types its command."
 
 
+class ScriptDiscovered(Message, frozen=True):
+    """The flags of a script are known."""
+
+    command: tuple[str, ...]
+    discovered: Discovered
+
+
+class DiscoveryRefused(Message, frozen=True):
+    """A script could not be looked into."""
+
+    command: tuple[str, ...]
+    error: UserError
+
+
+def _discover(command: tuple[str, ...], python: TrainingPython, cancelled: threading.Event) -> ScriptDiscovered | None:
+    """Find the flags of this command's script, which `python` runs in place of the command's interpreter."""
+    from trainfast_runner.running.scripts.discovery import discover
+
+    discovered = discover(command, python, cancelled=cancelled)
+    return None if cancelled.is_set() else ScriptDiscovered(command, discovered)
+
+
 class ScriptScreen(AppScreen):
     """Shows the flags found in a script, lets the mapping be corrected, and saves a preset for the next run."""
 
@@ -66,19 +89,27 @@ class ScriptScreen(AppScreen):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._findings = ScriptFindings(cwd=session.cwd)
+        self._flag_words = ""
+        """Words that the listed flags contain."""
 
     def content(self) -> ComposeResult:
-        yield ScriptView()
+        yield TableView(self.page, shows_newest=False)
 
     @property
-    def view(self) -> ScriptView:
-        return self.query_one(ScriptView)
+    def view(self) -> TableView:
+        return self.query_one(TableView)
+
+    @property
+    def current(self) -> str | None:
+        """The knob under the cursor; None if none is mapped."""
+        mapped = list(self._findings.mapping)
+        return mapped[min(self.view.cursor, len(mapped) - 1)] if mapped else None
 
     def on_mount(self) -> None:
         self._show_findings()
 
     def on_unmount(self) -> None:
-        self.session.script_control.cancel()
+        self.session.discovery.cancel()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint the time that discovery has taken."""
@@ -89,29 +120,59 @@ class ScriptScreen(AppScreen):
         # The result of an earlier discovery may come late.
         match message.content:
             case ScriptDiscovered(command, discovered) if command == self._findings.command:
+                self.view.to_top()
                 mapping = {flag_mapping.knob: flag_mapping for flag_mapping in propose(discovered.flags)}
-                self._findings = replace(self._findings, discovered=discovered, mapping=mapping)
-                self._show_findings()
+                self._change(discovered=discovered, mapping=mapping)
             case DiscoveryRefused(command, error) if command == self._findings.command:
-                self._findings = replace(self._findings, refusal=error.line_without_option())
-                self._show_findings()
+                self._change(refusal=error.line_without_option())
 
-    def _show_findings(self, knob: str = "") -> None:
+    def _change(self, knob: str = "", **changes: Any) -> None:
+        """Change these fields of the findings, and put the cursor on `knob` where one is named."""
+        self._findings = replace(self._findings, **changes)
+        if knob in self._findings.mapping:
+            self.view.cursor = list(self._findings.mapping).index(knob)
+        self._show_findings()
+
+    def _show_findings(self) -> None:
         findings = self._findings
-        self.view.show_findings(findings, knob)
-        hidden: set[str] = set()
-        if findings.discovered is None:
-            hidden |= {"save", "add", "filter"}
-        if not findings.mapping:
-            hidden.add("remove")
-            if findings.command:
-                hidden.add("map")
-        if not findings.command:
-            hidden |= {"command", "again"}
+        self.view.repaint()
+        useless = {
+            "save": findings.discovered is None,
+            "add": findings.discovered is None,
+            "filter": findings.discovered is None,
+            "remove": not findings.mapping,
+            "map": bool(findings.command) and not findings.mapping,
+            "command": not findings.command,
+            "again": not findings.command,
+        }
+        hidden = {name for name, is_useless in useless.items() if is_useless}
         self.query_one(Footer).set_actions(hidden, {"map": "flag" if findings.command else "command"})
 
     def filter_rows(self, words: str) -> None:
-        self.view.filter_flags(words)
+        self._flag_words = words
+        self.view.to_top()
+        self.view.repaint()
+
+    def page(self, width: int, height: int, cursor: int) -> TablePage:
+        """Return the knobs with their flags, and the flags of the script."""
+        findings, discovered = self._findings, self._findings.discovered
+        head = _head(findings, width)
+        if discovered is None:
+            return TablePage(head)
+        mapping = list(findings.mapping.values())
+        rows = [_knob_line(flag_mapping, index == cursor, width) for index, flag_mapping in enumerate(mapping)]
+        reason = f"No flag was recognised; {key_of('script', 'add')} maps a knob to one."
+        if mapping:
+            reason = mapping[min(cursor, len(mapping) - 1)].reason
+        below = fmt.paragraph(reason, width, "muted", MAX_REASON_LINES)
+        ways = ways_without_flag(discovered.framework or "", list(findings.mapping))
+        for way, knobs in ways.items():
+            below += fmt.paragraph(f"without a flag, through {way}: {', '.join(knobs)}", width, "secondary", 2)
+        flags = _flag_lines(discovered.flags, mapping, self._flag_words)
+        row_room = height - len(head) - len(below) - min(MIN_FLAG_LINES, len(flags)) - 3
+        top = max(0, cursor + 1 - max(MIN_KNOB_LINES, row_room))
+        head += [fmt.rule("knobs and their flags", width), *rows[top : top + max(MIN_KNOB_LINES, row_room)], *below]
+        return TablePage(head, [fmt.rule("flags of the script", width), *flags] if flags else (), choices=len(rows))
 
     def action_command(self) -> None:
         """Ask for the command of a script, and look into it."""
@@ -131,15 +192,12 @@ class ScriptScreen(AppScreen):
     def _look_into(self, command: tuple[str, ...]) -> None:
         """Have the flags of this command's script found, unless a run or a search is being measured."""
         session = self.session
-        session.script_control.cancel()
-        refusal = ""
-        if session.is_device_used:
-            run_id = session.live_run.run_id if session.live_run is not None else session.other_live_run_id
-            is_searching = session.searches.running_kind is not None
-            user = "a search" if is_searching or run_id is None else run_id
-            refusal = f"{user} is being measured, and starting the script would slow it; look again when it ends"
-        else:
-            session.script_control.discover(command, self.post)
+        session.discovery.cancel()
+        refusal = "the device is being measured, and starting the script would slow it; look again when that ends"
+        if not session.is_device_used:
+            refusal = ""
+            discovery = partial(_discover, command, session.python)
+            session.discovery.start(discovery, self.post, partial(DiscoveryRefused, command))
         self._findings = ScriptFindings(command, session.cwd, time.monotonic_ns(), refusal=refusal)
         self.notify("" if refusal else warning_words(command))
         self._show_findings()
@@ -147,8 +205,8 @@ class ScriptScreen(AppScreen):
     def action_map(self) -> None:
         if not self._findings.command:
             self.action_command()
-        elif self.view.current is not None:
-            self._ask_flag(self.view.current)
+        elif self.current is not None:
+            self._ask_flag(self.current)
         else:
             self.notify(f"No knob is mapped; {key_of('script', 'add')} maps one.", severity="warning")
 
@@ -173,17 +231,14 @@ class ScriptScreen(AppScreen):
         def set_flag(text: str) -> None:
             flag_mapping = mapping_typed(name, text, flags, GIVEN_REASON)
             if text != before:
-                self._findings = replace(self._findings, mapping={**self._findings.mapping, name: flag_mapping})
-                self._show_findings(name)
+                self._change(name, mapping={**self._findings.mapping, name: flag_mapping})
 
         ask_text(self.app, f"The flag of {name}", FLAG_HINT, before, set_flag)
 
     def action_remove(self) -> None:
-        name = self.view.current
+        name = self.current
         if name is not None:
-            mapping = {knob: flag for knob, flag in self._findings.mapping.items() if knob != name}
-            self._findings = replace(self._findings, mapping=mapping)
-            self._show_findings()
+            self._change(mapping={knob: flag for knob, flag in self._findings.mapping.items() if knob != name})
             self.notify(f"{name} has no flag now; {key_of('script', 'add')} maps it again.")
 
     def action_save(self) -> None:
@@ -227,10 +282,8 @@ MIN_KNOB_LINES = 3
 """Rows that the list of knobs keeps on a small screen."""
 MAX_COMMAND_LINES, MAX_REASON_LINES = 3, 2
 KNOB_CELLS = 15
-WIDE_FLAG_CELLS, NARROW_FLAG_CELLS = (50, 28), (36, 16)
+MAX_FLAG_CELLS = 36
 """Cells of the names of a flag, and of its default."""
-WIDE_NAMES_FROM = 100
-"""Columns from which the names of the flags have much room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,87 +301,6 @@ class ScriptFindings:
     """The flag of each mapped knob."""
     refusal: str = ""
     """The reason discovery failed."""
-
-
-class ScriptView(ListWidget):
-    """The view of a script, as large as the screen, with a cursor on the mapped knobs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._findings = ScriptFindings()
-        self._cursor = 0
-        self._first_flag = 0
-        self._flag_words = ""
-        """Words that the listed flags contain."""
-
-    def filter_flags(self, words: str) -> None:
-        """List only the flags that contain all of these words."""
-        self._flag_words, self._first_flag = words, 0
-        self.repaint()
-
-    def _flags(self) -> list[Flag]:
-        discovered = self._findings.discovered
-        flags = discovered.flags if discovered is not None else []
-        return [flag for flag in flags if fmt.has_all_words(f"{' '.join(flag.names)} {flag.type}", self._flag_words)]
-
-    @property
-    def current(self) -> str | None:
-        """The knob under the cursor; None if none is mapped."""
-        mapped = list(self._findings.mapping)
-        return mapped[self._cursor] if mapped else None
-
-    def show_findings(self, findings: ScriptFindings, knob: str = "") -> None:
-        """Show this script, with the cursor on `knob` where one is named."""
-        if findings.discovered is not self._findings.discovered:
-            self._cursor = self._first_flag = 0
-        self._findings = findings
-        rows = (row for row, mapped in enumerate(findings.mapping) if mapped == knob)
-        self._cursor = fmt.moved_cursor(next(rows, self._cursor), 0, len(findings.mapping))
-        self.repaint()
-
-    def action_move(self, by: int) -> None:
-        """Move the cursor among the mapped knobs."""
-        self._cursor = fmt.moved_cursor(self._cursor, by, len(self._findings.mapping))
-        self.repaint()
-
-    def action_page(self, by: int) -> None:
-        """Scroll the flags by some lines."""
-        self._first_flag = fmt.moved_cursor(self._first_flag, by * MIN_FLAG_LINES, len(self._flags()))
-        self.repaint()
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        head = _head(self._findings, width)
-        room = max(0, height - len(head))
-        return [*head, *self._body(width, room)[:room]]
-
-    def _body(self, width: int, room: int) -> list[Line]:
-        discovered = self._findings.discovered
-        if discovered is None:
-            return []
-        mapping = self._findings.mapping.values()
-        ways = _way_lines(discovered, mapping, width)
-        flags = [_flag_line(flag, mapping, width) for flag in self._flags()]
-        rows, reason = self._mapping_lines(width)
-        row_room = room - 2 - len(reason) - len(ways) - min(MIN_FLAG_LINES, len(flags))
-        top = max(0, self._cursor + 1 - max(MIN_KNOB_LINES, row_room))
-        rows = rows[top : top + max(MIN_KNOB_LINES, row_room)]
-        lines = [fmt.rule("knobs and their flags", width), *rows, *reason, *ways]
-        if flags and room > len(lines) + 1:
-            flag_room = room - len(lines) - 1
-            first = self._first_flag = fmt.clamp_scroll(self._first_flag, len(flags), flag_room)
-            last = min(len(flags), first + flag_room)
-            part = f", {first + 1} to {last} (PgUp PgDn)" if flag_room < len(flags) else ""
-            lines += [fmt.rule(f"flags of the script{part}", width), *flags[first:last]]
-        return lines
-
-    def _mapping_lines(self, width: int) -> tuple[list[Line], list[Line]]:
-        """Return a row for each mapped knob, and the reason of the one under the cursor."""
-        mapping = list(self._findings.mapping.values())
-        if not mapping:
-            words = f"No flag was recognised; {key_of('script', 'add')} maps a knob to one."
-            return fmt.paragraph(words, width, "warning"), []
-        rows = [_knob_line(flag_mapping, index == self._cursor, width) for index, flag_mapping in enumerate(mapping)]
-        return rows, fmt.paragraph(mapping[self._cursor].reason, width, "muted", MAX_REASON_LINES)
 
 
 def _head(findings: ScriptFindings, width: int) -> list[Line]:
@@ -362,23 +334,15 @@ def _knob_line(flag_mapping: FlagMapping, is_current: bool, width: int) -> Line:
     return [(f"{knob}{words} {value}", "cursor" if is_current else "text")]
 
 
-def _way_lines(discovered: Discovered, mapping: Collection[FlagMapping], width: int) -> list[Line]:
-    """Return the knobs that reach the script without a flag, a paragraph a way."""
-    ways = ways_without_flag(discovered.framework or "", [flag_mapping.knob for flag_mapping in mapping])
-    return [
-        line
-        for way, knobs in ways.items()
-        for line in fmt.paragraph(f"without a flag, through {way}: {', '.join(knobs)}", width, "secondary", 2)
-    ]
-
-
-def _flag_line(flag: Flag, mapping: Collection[FlagMapping], width: int) -> Line:
-    names = set(flag.names)
-    knobs = [flag_mapping.knob for flag_mapping in mapping if names & flag_tokens(flag_mapping.flag_words)]
-    name_room, default_room = WIDE_FLAG_CELLS if width >= WIDE_NAMES_FROM else NARROW_FLAG_CELLS
-    text = f"  {fmt.to_width(fmt.plain(', '.join(flag.names)), name_room)} {flag.type:<10} "
-    default = fmt.to_width(default_words(flag), default_room)
-    return [(text, "text"), (default, "muted"), (f" {', '.join(knobs)}", "accent")]
+def _flag_lines(flags: Sequence[Flag], mapping: Sequence[FlagMapping], words: str) -> list[Line]:
+    """Return a row for each flag that contains all `words`: its names, type, the knobs that take it, its default."""
+    rows = []
+    for flag in flags:
+        names = fmt.plain(", ".join(flag.names))
+        if fmt.has_all_words(f"{names} {flag.type}", words):
+            taking = [each.knob for each in mapping if set(flag.names) & flag_tokens(each.flag_words)]
+            rows.append((f"  {names}", flag.type, ", ".join(taking), default_words(flag)))
+    return [[(line, "text")] for line in fmt.table(("", "", "", ""), rows, MAX_FLAG_CELLS)[1:]]
 
 
 SHELL_WORDS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1")

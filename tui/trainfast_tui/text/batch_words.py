@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from trainfast_runner.records.home import UNFINISHED_STATES
+from trainfast_runner.records.home import LIVE_STATES, UNFINISHED_STATES
 from trainfast_runner.search.batch_journal import CONFIRM_STEP
 from trainfast_runner.units import counted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.event_words import wait_words
 from trainfast_tui.text.format import LabelledText, count, duration, pair_lines, per_second, plain, size
 from trainfast_tui.text.keys import key_of
 from trainfast_tui.text.memory_words import change_options, changes_title, effect_words, phase_words
@@ -108,13 +107,20 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
 
     `limit` is the notice about the search's limit; `earlier` is the newest search of these knobs, or None.
     """
-    continues = earlier is not None and _can_be_continued(earlier)
+    continues = earlier is not None and bool(earlier.probes) and earlier.state in (*LIVE_STATES, *UNFINISHED_STATES)
     overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
-    rows = [
-        ("knobs", ", ".join(typed_overrides(overrides)) or "as the preset"),
-        ("limit", (_limit_of(earlier) if continues else "") or limit or _own_limit(spec)),
-        ("time", _time_words(earlier)),
-    ]
+    own_limit = spec.knobs.get("memory_limit")
+    limit = limit or ("the device's free memory" if own_limit is None else f"memory_limit={own_limit}")
+    question = earlier.question if continues and earlier is not None else None
+    if question is not None and question.limits_bytes:
+        limit = f"{limits_words(question.limits_bytes)}, as it began ({question.limit_words})"
+    time = "not known before the first sizes have run"
+    if earlier is not None and earlier.probes:
+        sizes = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
+        time = f"continues the search that has tried {sizes}"
+        if not continues and earlier.ended is not None:
+            time = f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {sizes}"
+    rows = [("knobs", ", ".join(typed_overrides(overrides)) or "as the preset"), ("limit", limit), ("time", time)]
     return [
         ("", ABOUT_SEARCH if spec.script is None else ABOUT_SCRIPT_SEARCH, "muted"),
         ("", CONTINUE_HINT if continues else START_HINT, "title"),
@@ -127,94 +133,26 @@ def limits_words(limits_bytes: Iterable[int]) -> str:
     return " + ".join(fmt.size(limit_bytes) for limit_bytes in dict.fromkeys(limits_bytes)) + " a rank"
 
 
-def _can_be_continued(earlier: BatchSnapshot) -> bool:
-    """True if a search of the same knobs would continue this one."""
-    return bool(earlier.probes) and (earlier.ended is None or earlier.state in UNFINISHED_STATES)
-
-
-def _limit_of(earlier: BatchSnapshot | None) -> str:
-    """Return the limit with which an earlier search began; empty if its journal has none."""
-    question = earlier.question if earlier is not None else None
-    if question is None or not question.limits_bytes:
-        return ""
-    return f"{limits_words(question.limits_bytes)}, as it began ({question.limit_words})"
-
-
-def _own_limit(spec: RunSpec) -> str:
-    """Return the limit that the knobs set, or the device."""
-    limit = spec.knobs.get("memory_limit")
-    return "the device's free memory" if limit is None else f"memory_limit={limit}"
-
-
-def _time_words(earlier: BatchSnapshot | None) -> str:
-    """Return the time that an earlier search took, or the sizes that it has tried."""
-    if earlier is None or not earlier.probes:
-        return "not known before the first sizes have run"
-    sizes = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
-    if earlier.ended is None or _can_be_continued(earlier):
-        return f"continues the search that has tried {sizes}"
-    return f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {sizes}"
-
-
-CONTINUE_WORDS = f"{key_of('batch', 'again')} continues"
-
-
-def batch_search_words(search: BatchSnapshot) -> str:
-    """Describe the search, or its end, in one line."""
-    words = {
-        "starting": "starting: the model is built, and its memory predicted",
-        "running": "working",
-        "pausing": f"pausing after {_under_way(search)}",
-        "paused": "paused: no process is running",
-        "interrupted": f"interrupted: no process works on it; {CONTINUE_WORDS}",
-        "cancelled": f"cancelled; its journal is kept, {CONTINUE_WORDS}",
-    }
-    return _doing_words(search) or _end_words(search) or words.get(search.state, search.state)
-
-
-def _doing_words(search: BatchSnapshot) -> str:
-    """Return the wait or the step under way; empty without either."""
-    if search.state not in ("running", "starting"):
-        return ""
-    if waiting := wait_words(search.waits_for):
-        return waiting
+def doing_words(search: BatchSnapshot) -> str:
+    """Return the step under way in words."""
     step = search.newest_step
-    if search.state == "starting" or step is None:
-        return ""
-    if step.action in ("probe", CONFIRM_STEP):
+    if step is not None and step.action in ("probe", CONFIRM_STEP):
         verb = "probing" if step.action == "probe" else "confirming in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
-    if not any(probe.outcome == "fits" for probe in search.probes):
+    if step is not None and not any(probe.outcome == "fits" for probe in search.probes):
         return "batch_size 1 does not fit: tracing which knobs would make it fit"
-    return ""
+    return "working"
 
 
-def _end_words(search: BatchSnapshot) -> str:
-    """Return the answer, or the reason there is none; empty for a search that goes on or was cancelled."""
-    from trainfast_runner.search.journal import CANCELLED_REASON
-
-    ended = search.ended
-    if ended is None:
-        return ""
-    if (answer := search.answer) is not None:
-        max_batch, too_large = answer.max_batch, answer.too_large
-        seen = answer.widths
+def end_words(search: BatchSnapshot) -> str:
+    """Return the answer of an ended search, or what is missing for one."""
+    answer, ended = search.answer, search.ended
+    if answer is not None:
+        seen, too_large = answer.widths, answer.too_large
         widths = f" with batches up to {seen.widest:,} wide" if seen is not None and not seen.has_widest else ""
-        if too_large is not None and too_large > max_batch + 1:
-            return f"batch_size {max_batch:,} fits, confirmed in a fresh process{widths}; {too_large:,} does not"
-        return f"batch_size {max_batch:,} is the largest that fits, confirmed in a fresh process{widths}"
-    if search.state == "nothing_fits":
-        missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
-        return f"batch_size 1 does not fit{missing}"
-    if search.state == "failed":
-        return f"failed: {fmt.plain(ended.reason)}"
-    if search.state == "cancelled" and ended.reason not in ("", CANCELLED_REASON):
-        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, {CONTINUE_WORDS}"
-    return ""
-
-
-def _under_way(search: BatchSnapshot) -> str:
-    """Name the process that a pause waits for."""
-    if search.newest_step is None:
-        return "the model is built and its memory predicted"
-    return "this confirmation run" if search.newest_step.action == CONFIRM_STEP else "this probe"
+        if too_large is not None and too_large > answer.max_batch + 1:
+            words = f"batch_size {answer.max_batch:,} fits, confirmed in a fresh process{widths}"
+            return f"{words}; {too_large:,} does not"
+        return f"batch_size {answer.max_batch:,} is the largest that fits, confirmed in a fresh process{widths}"
+    missing = ended.missing_bytes if ended is not None else None
+    return f"batch_size 1 does not fit{f': {fmt.size(missing)} too much' if missing else ''}"

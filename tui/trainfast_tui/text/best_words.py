@@ -7,13 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainfast_runner.machine.devices_knob import CPU
-from trainfast_runner.search.best.person_instructions import UNPIN
 from trainfast_runner.search.searches import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import chance_text, counted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.event_words import wait_words
 from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, figure_headings, pair_lines, table
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
 from trainfast_tui.text.next_run_words import typed_overrides
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
         BestAnswer,
         BestRequest,
         CandidateVerdict,
-        Instruction,
         Interval,
         Space,
     )
@@ -175,13 +172,8 @@ ABOUT_SCRIPT_SEARCH = (
     " steps and whose checkpoints and trackers are off; the best and your own settings are then confirmed."
 )
 START_HINT = f"{key_of('best', 'apply')} starts the search; {key_of('best', 'leave')} goes back."
-NAMED_BY_COMMAND = "--set {knob}=VALUE names it"
-NAMED_BY_KEYS = f"press {key_of('main', 'KnobPanel.type_value')} on the knob to type a value"
-"""Words on how to name a script's present value: on the command line, and in the app."""
+TO_NAME = "give it a value, or name the values to vary"
 EVERY_KNOB = "every knob that keeps the training the same; mixed precision counts as the same"
-AS_KNOBS_ARE_SET = "as the knobs are set"
-FRESH_WORDS = "yes: starts over"
-NOT_FRESH_WORDS = "no: continues an unfinished search"
 
 
 def vary_text(vary: Mapping[str, Sequence[KnobValue]]) -> str:
@@ -199,14 +191,14 @@ def best_question_rows(request: BestRequest, own_batch: int | None, *, fresh: bo
     elif any(name in request.vary for name in BATCH_KNOBS):
         batch = "free: follows the varied batch"
     else:
-        batch = AS_KNOBS_ARE_SET if own_batch is None else f"{counted(own_batch, 'sample')}, {AS_KNOBS_ARE_SET}"
+        batch = f"{'' if own_batch is None else counted(own_batch, 'sample') + ', '}as the knobs are set"
     steps = "" if request.for_steps is None else f": {counted(request.for_steps, 'step')}"
     rows = [
         (ASK_VARY, "vary", vary_text(request.vary) or EVERY_KNOB),
         (ASK_BATCH, "global batch", batch),
         (ASK_OBJECTIVE, "objective", f"{objective_of(request.objective).hint}{steps}"),
         (ASK_BUDGET, "time budget", f"{fmt.duration(request.budget_s)}, plus the runs that confirm the best"),
-        ("fresh", "fresh", FRESH_WORDS if fresh else NOT_FRESH_WORDS),
+        ("fresh", "fresh", "yes: starts over" if fresh else "no: continues an unfinished search"),
     ]
     return [(f"{key_of('best', action)} {name}", words) for action, name, words in rows]
 
@@ -218,34 +210,25 @@ def varied_line(vary: Mapping[str, list[Any]], global_batch: int | None) -> str:
     return f"varying {varied or 'nothing'}{batch_words}"
 
 
-def left_alone_lines(left_alone: Mapping[str, str], *, to_name: str = NAMED_BY_COMMAND) -> list[str]:
-    """Return the knobs that a search leaves alone, those with the same reason in one line.
-
-    `to_name` says how the missing present value of a `{knob}` is named.
-    """
+def left_alone_lines(left_alone: Mapping[str, str]) -> list[str]:
+    """Return the knobs that a search leaves alone, those with the same reason in one line."""
     from trainfast_runner.search.best_journal import UNNAMED_REASON
 
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_alone.items():
-        words = f"{reason}; {to_name.format(knob=name)}" if reason == UNNAMED_REASON else reason
-        by_reason.setdefault(words, []).append(name)
-    return [_left_alone(", ".join(names), reason) for reason, names in by_reason.items()]
+        by_reason.setdefault(reason, []).append(name)
+    lines = []
+    for reason, names in by_reason.items():
+        listed = ", ".join(names)
+        # A refusal begins with the name already.
+        words = reason if reason.startswith(f"{listed} ") else f"{listed}: {reason}"
+        lines.append(f"left alone: {words}{f'; {TO_NAME}' if reason == UNNAMED_REASON else ''}")
+    return lines
 
 
-def question_lines(
-    vary: Mapping[str, list[Any]],
-    left_alone: Mapping[str, str],
-    global_batch: int | None,
-    *,
-    to_name: str = NAMED_BY_COMMAND,
-) -> list[str]:
+def question_lines(vary: Mapping[str, list[Any]], left_alone: Mapping[str, str], global_batch: int | None) -> list[str]:
     """Return the knobs that a search varies, and then those that it leaves alone."""
-    return [varied_line(vary, global_batch), *left_alone_lines(left_alone, to_name=to_name)]
-
-
-def _left_alone(names: str, reason: str) -> str:
-    """Return the names with the reason, which a refusal begins with the name already."""
-    return f"left alone: {reason}" if reason.startswith(f"{names} ") else f"left alone: {names}: {reason}"
+    return [varied_line(vary, global_batch), *left_alone_lines(left_alone)]
 
 
 def estimate_lines(plan: BestPlan) -> list[str]:
@@ -275,7 +258,6 @@ def busy_lines(device: str) -> list[str]:
     return [f"others take {fmt.percent(percent)} of the CPU: this budget tries about {left} of what it would alone"]
 
 
-CONTINUE_WORDS = f"{key_of('best', 'again')} continues"
 VOID_CAUSES = {
     "other_processes": "machine busy: ",
     "shared_gpu": "GPU shared: ",
@@ -283,7 +265,6 @@ VOID_CAUSES = {
     "power_brake": "GPU braked: ",
 }
 """Words before the number of void settings, by the kind of doubt that voided most."""
-VARY_KEY, LEAVE_KEY = key_of("best", ASK_VARY), key_of("best", "leave")
 
 
 def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
@@ -298,41 +279,14 @@ def candidate_words(space: Space, number: int, *, short: bool = False) -> str:
     return typed_knobs(overrides) or "the baseline"
 
 
-def best_search_words(search: BestSnapshot) -> str:
-    """Return the state of the search, or its end, in one line."""
-    so_far = search.so_far
-    waiting = wait_words(so_far.waits_for)
-    if waiting and search.state in ("running", "starting"):
-        return waiting
-    if search.state == "running":
-        return doing_words(so_far)
-    words = {
-        "starting": "starting: the model is built, and the settings are listed with their memory",
-        "pausing": "pausing after this step",
-        "paused": "paused: no process is running",
-        "interrupted": f"interrupted: no process works on it; {CONTINUE_WORDS}",
-    }
-    return _end_words(search) or words.get(search.state, search.state)
-
-
-def _end_words(search: BestSnapshot) -> str:
-    """Return the answer, or the reason there is none; empty for a search that goes on."""
-    from trainfast_runner.search.journal import CANCELLED_REASON
-
-    ended = search.so_far.ended
-    if ended is None:
-        return ""
-    if search.state == "answered" and ended.answer is not None:
-        return _answer_words(search.so_far)
-    if search.state == "nothing_fits":
-        missing = f": the smallest is {fmt.size(ended.missing_bytes)} too large" if ended.missing_bytes else ""
-        return f"no setting fits{missing}; {VARY_KEY} varies other knobs, {LEAVE_KEY} goes back to turn some"
-    if search.state == "failed":
-        return f"failed: {fmt.plain(ended.reason)}; {VARY_KEY} asks a new question, {LEAVE_KEY} goes back to the knobs"
-    if search.state == "cancelled":
-        reason_words = "" if ended.reason in ("", CANCELLED_REASON) else f": {fmt.plain(ended.reason)}"
-        return f"stopped{reason_words}; its journal is kept, {CONTINUE_WORDS}"
-    return ""
+def end_words(so_far: BestSoFar) -> str:
+    """Return the answer of an ended search, or what is missing for one."""
+    ended = so_far.ended
+    if ended is not None and ended.answer is not None:
+        return _answer_words(so_far, ended.answer)
+    missing = ended.missing_bytes if ended is not None else None
+    too_large = f": the smallest is {fmt.size(missing)} too large" if missing else ""
+    return f"no setting fits{too_large}; {key_of('best', ASK_VARY)} varies other knobs"
 
 
 def is_doubtful(search: BestSnapshot) -> bool:
@@ -352,9 +306,7 @@ def doing_words(so_far: BestSoFar) -> str:
     return f"{role_of(step.action).doing}{knob} {candidate_words(space, step.candidate_number)}"
 
 
-def _answer_words(so_far: BestSoFar) -> str:
-    answer = so_far.ended.answer if so_far.ended is not None else None
-    assert answer is not None
+def _answer_words(so_far: BestSoFar, answer: BestAnswer) -> str:
     assert so_far.space is not None
     tried_count = answer.tried_in_budget
     budget = "" if tried_count is None else f"{_unfinished_words(so_far, tried_count)}; "
@@ -382,15 +334,6 @@ def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
     else:
         words += budget_words(tried_count, len(so_far.candidates))
     return f"{words}; {key_of('best', ASK_BUDGET)} adds time"
-
-
-def instruction_words(instruction: Instruction, space: Space | None) -> str:
-    """Return an instruction in words: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8`."""
-    do, name, number = instruction.do, instruction.knob, instruction.candidate_number
-    if number is not None:
-        is_listed = space is not None and 0 <= number < len(space.candidates)
-        return f"{do} the setting {candidate_words(space, number) if space is not None and is_listed else number}"
-    return f"{do} {name}" if do == UNPIN else f"{do} {typed_knobs({name: instruction.value})}"
 
 
 def best_words(so_far: BestSoFar) -> str:

@@ -211,7 +211,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action("cancel", "s", "stop", "Stop the search and keep its journal."),
         Action("again", "f5", "continue", "Continue an unfinished search; restart one with an answer."),
         *_shares("the answer"),
-        *_moves("BatchView", "answer, row of sizes, or line of the question"),
+        *_moves("TableView", "answer, row of sizes, or line of the question"),
     ),
     "script": (
         Action("save", "w", "save", "Save the command and the mapping as a preset, and choose it as the next run."),
@@ -224,13 +224,11 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         _back("o", help="Back to the main screen; nothing is saved."),
         Action("again", "f5", "again", "Look into the script again, after a change of it."),
         _filter("flags"),
-        *_moves("ScriptView", "knob"),
+        *_moves("TableView", "knob, or page of flags"),
     ),
     "best": (
-        Action("apply", "enter", "take", "Apply the best setting found and go back; start a search if there is none."),
+        Action("apply", "enter", "apply", "Apply the best setting found and go back; start a search if there is none."),
         Action("pause", "space", "pause", "Pause after this step; press again to resume."),
-        Action("pin", "p", "pin", "Fix a knob to one value for the rest of the search, or undo that."),
-        Action("skip", "x", "skip", "Skip the setting under way, or a value of a knob, for the rest of the search."),
         _back("B", help="Back to the main screen; the search goes on.", id="leave"),
         Action("cancel", "s", "stop", "Stop the search and keep its journal."),
         Action("again", "f5", "continue", "Continue an unfinished search; restart one with an answer."),
@@ -240,7 +238,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         Action(ASK_BUDGET, "t", "time", "Choose the time budget of the next search."),
         Action("fresh", "f", "fresh", "Ignore earlier searches: continue none; press again to undo."),
         *_shares("the answer"),
-        *_moves("BestView", "measurement, or line of the question"),
+        *_moves("TableView", "measurement, or line of the question"),
     ),
     "runs": (
         _back("h"),

@@ -34,7 +34,10 @@ class Role(msgspec.Struct, frozen=True):
 
 
 REFUTED = "refuted"
-"""The outcome of a size that fitted in the warm process and ran out of memory in a fresh one; no record has it."""
+"""The outcome of a size that fitted in the warm process and ran out of memory in a fresh one.
+
+No record has it, nor `confirmed` and `refuting`, the outcomes of a confirmation run.
+"""
 OUTCOMES = {
     "fits": Outcome("●", "success", "fits", "fits"),
     "measured": Outcome("●", "success", "measured", "is measured"),
@@ -42,6 +45,8 @@ OUTCOMES = {
     "oom": Outcome("✗", "error", "out of memory", "ran out of memory"),
     "failed": Outcome("✗", "error", "failed", "failed"),
     "void": Outcome("~", "warning", "void", "is void"),
+    "confirmed": Outcome("✓", "success", "confirmed", "is confirmed"),
+    "refuting": Outcome("✗", "error", "out of memory in the confirmation run", "ran out of memory"),
     REFUTED: Outcome("✗", "warning", "fitted, refuted by the confirmation run", "fitted and was refuted"),
 }
 ROLES = {
