@@ -16,9 +16,9 @@ from trainfast_runner.memory.headroom import (
     UNTOUCHED_BYTES,
     AvailableMemory,
     available_memory,
+    least_weight_bytes,
     predict_headroom,
 )
-from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import fitted_memory
 from trainfast_runner.settings.knobs import defaults

@@ -8,8 +8,7 @@ import pytest
 
 from plans import PLAN
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.tracing import trace_model
-from trainfast_runner.memory.warm_tracer import WarmTracer
+from trainfast_runner.memory.tracing import WarmTracer, trace_model
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.search.batch import conductor

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
-from worker_knobs import knob_values
+from worker_knobs import knob_values, trace_uncached
 
-from trainfast_runner.memory.tracing import request_fields, trace_uncached
+from trainfast_runner.memory.tracing import request_fields
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace import serve, step_timeline

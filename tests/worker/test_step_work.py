@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+from worker_knobs import trace_uncached
 
 from trainfast_runner.memory.model import StepWork, step_work
-from trainfast_runner.memory.tracing import trace_uncached
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes
 

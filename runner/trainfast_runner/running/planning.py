@@ -14,7 +14,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu import ThreadPolicy, thread_variables
 from trainfast_runner.machine.devices import GpuChoice, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.training_python import extensions_directory, search_path
-from trainfast_runner.memory.model_size import limit_below_weights_error
+from trainfast_runner.memory.headroom import limit_below_weights_error
 from trainfast_runner.records.home import (
     STAMP_CHARACTERS,
     Home,
