@@ -159,7 +159,12 @@ def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -
 async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "REFRESH_S", 3600.0)
     rows = [
-        RunRow(f"20260101-{number:06d}-tiny-llama-aaaa", "tiny-llama", None, "finished", samples_per_s=float(number))
+        RunRow(
+            run_id=f"20260101-{number:06d}-tiny-llama-aaaa",
+            preset="tiny-llama",
+            state="finished",
+            samples_per_s=float(number),
+        )
         for number in range(10_000)
     ]
     async with running(home, size=(120, 40)) as (app, pilot):
@@ -189,7 +194,7 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
 @pytest.mark.parametrize(("is_reversed", "names"), [(False, "cba"), (True, "bca")])
 def test_runs_without_a_figure_come_last(is_reversed: bool, names: str) -> None:
     rates = {"a": None, "b": 2.0, "c": 3.0}
-    rows = [RunRow(name, "p", None, "finished", samples_per_s=rate) for name, rate in rates.items()]
+    rows = [RunRow(run_id=name, preset="p", state="finished", samples_per_s=rate) for name, rate in rates.items()]
     by_rate = next(order for order in ORDERS if order.name == "samples/s")
     assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,8 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import VISIBLE_DEVICES, GpuChoice, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.records.run_file import FIRST_TORCH, ScriptAsked
+from trainfast_runner.running.command import ScriptCommand, read_command
 from trainfast_runner.running.planning import RunPlan, plan_on, plan_run
-from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.device_counts import chosen_gpus
 from trainfast_runner.settings.knob_values import KnobValues, whole_number
 from trainfast_runner.settings.knobs import knob, loader_arguments, setting_of, settings_of, trainer_fields
@@ -134,11 +134,17 @@ def _step_limit(knobs: KnobValues, steps_from_log: str | None) -> int | None:
             advice=f"steps={warmup + 5}",
             option=f"--steps {warmup + 5}",
         )
-    if steps_from_log is not None:
-        step_pattern(steps_from_log)
-        if limit is not None:
-            raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
-    return limit
+    if steps_from_log is None:
+        return limit
+    if not steps_from_log:
+        raise UserError("--steps-from-log is empty: every line would count", key="--steps-from-log")
+    try:
+        re.compile(steps_from_log)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(f"--steps-from-log {steps_from_log!r}: {error}", key="--steps-from-log") from None
+    if limit is not None:
+        raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
+    return None
 
 
 def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
@@ -200,7 +206,7 @@ def _version_numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")[:2] if part.isdecimal()]
 
 
-HOOKS_FOLDER = Path(__file__).parents[2] / "door"
+HOOKS_FOLDER = Path(__file__).parents[1] / "door"
 """The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""
 RUN_VARIABLE = "TRAINFAST_RUN"
 """The variable that names the run directory to a script."""

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -26,36 +26,31 @@ from trainfast_runner.records.run_file import (
     script_name,
 )
 
-DISTRIBUTED_OPTIONS = ("multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "tpu", "mpirun_hostfile")
+DISTRIBUTED_OPTIONS = {"multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "tpu", "mpirun_hostfile"}
 DISTRIBUTED_TYPES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 """Values of `distributed_type` that start several ranks, beside those that begin with MULTI_ and name a GPU."""
 
 
-@dataclass(frozen=True)
-class AccelerateLaunch:
-    """The ranks asked for."""
+class AccelerateLaunch(NamedTuple):
+    """The ranks that `accelerate launch` is asked for."""
 
     process_count: int | None
     """None for one on each GPU."""
     is_distributed: bool | None
     """None if the ranks are launched distributed only on several GPUs."""
 
-    def ranks(self, gpus: int) -> int:
-        """Return the number of ranks on a machine with `gpus` visible GPUs: 1 unless they are launched distributed."""
-        count = gpus if self.process_count is None else self.process_count
-        is_distributed = count > 1 and gpus > 1 if self.is_distributed is None else self.is_distributed
-        return max(1, count) if is_distributed else 1
 
-
-def read_accelerate_launch(options: Sequence[str], process_count: int | None, cwd: str) -> AccelerateLaunch:
-    """Return the ranks by the words before the script, which name `process_count`, or None if they name none.
-
-    An unreadable configuration file is taken for none: accelerate itself refuses it.
-    """
-    values = dict(_options_with_next_word(options))
-    is_on_cpu = "cpu" in values
-    is_distributed: bool | None = any(option in values for option in DISTRIBUTED_OPTIONS) or None
-    config = _config(os.path.join(cwd, values["config_file"]) if values.get("config_file") else None, is_on_cpu)
+def _accelerate_launch(options: Sequence[str], cwd: str) -> AccelerateLaunch:
+    """The ranks by the words before the script, and by accelerate's configuration file."""
+    values = {}
+    for word, next_word in zip(options, (*options[1:], ""), strict=False):
+        # The next word is the value where the option takes one. accelerate reads - and _ alike.
+        if word.startswith("--"):
+            option, equals, value = word[2:].partition("=")
+            values[option.replace("-", "_")] = value if equals else next_word
+    process_count, is_on_cpu = _count(options, None), "cpu" in values
+    is_distributed: bool | None = bool(DISTRIBUTED_OPTIONS & values.keys()) or None
+    config = _accelerate_config(values.get("config_file"), cwd, is_on_cpu)
     if config is not None:
         kind = str(config.get("distributed_type", "NO"))
         if is_distributed is None:
@@ -68,32 +63,21 @@ def read_accelerate_launch(options: Sequence[str], process_count: int | None, cw
     return AccelerateLaunch(process_count, is_distributed)
 
 
-def _options_with_next_word(options: Sequence[str]) -> list[tuple[str, str]]:
-    """Each option with the word after it, which is its value where it takes one. accelerate reads - and _ alike."""
-    option_values = []
-    for word, next_word in zip(options, (*options[1:], ""), strict=False):
-        if word.startswith("--"):
-            option, equals, value = word[2:].partition("=")
-            option_values.append((option.replace("-", "_"), value if equals else next_word))
-    return option_values
+def _accelerate_config(path: str | None, cwd: str, is_on_cpu: bool) -> dict[str, Any] | None:
+    """The configuration's table, with no `path` that of the default file, which --cpu ignores.
 
-
-def _config(path: str | None, is_on_cpu: bool) -> dict[str, Any] | None:
-    """Return the configuration file's table; with no `path` the default file's, which --cpu ignores."""
-    if path is None and is_on_cpu:
+    None if the file cannot be read: accelerate itself refuses it.
+    """
+    if not path and is_on_cpu:
         return None
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.path.expanduser(os.environ.get("HF_HOME", os.path.join(cache, "huggingface")))
+    default = os.path.join(home, "accelerate", "default_config.yaml")
     try:
-        table = yaml.safe_load(read_regular(path or _default_config()).decode("utf-8-sig"))
+        table = yaml.safe_load(read_regular(os.path.join(cwd, path) if path else default).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     return table if isinstance(table, dict) else None
-
-
-def _default_config() -> str:
-    """Return the path of `accelerate config`'s file, by the variables that accelerate reads."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.path.expanduser(os.environ.get("HF_HOME", os.path.join(cache, "huggingface")))
-    return os.path.join(home, "accelerate", "default_config.yaml")
 
 
 LAUNCHERS = {
@@ -105,10 +89,8 @@ LAUNCHERS = {
 ISOLATING_OPTION = re.compile(rf"-{PYTHON_LETTERS}[IE]")
 """The start of an option of Python that makes it ignore PYTHONPATH: `-I`, `-E`, also joined with others."""
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
-EACH_DEVICE = ("gpu", "auto", "xpu")
-"""Counts by which torchrun starts a process for each GPU, or for each core where it has none."""
-EACH_CORE = "cpu"
-"""Count by which torchrun starts a process for each core, whatever the GPUs."""
+EACH_DEVICE, EACH_CORE = ("gpu", "auto", "xpu"), "cpu"
+"""Counts by which torchrun starts a process for each GPU, or each core where it has none; for each core in any case."""
 COUNT_OPTIONS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED = "deepspeed"
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
@@ -148,7 +130,11 @@ class ScriptCommand:
     def ranks(self, gpus: int) -> int:
         """Return the number of ranks that start on a machine where the script sees `gpus` GPUs."""
         if self.accelerate is not None:
-            return self.accelerate.ranks(gpus)
+            count, is_distributed = self.accelerate
+            count = gpus if count is None else count
+            if is_distributed is None:
+                is_distributed = count > 1 and gpus > 1
+            return max(1, count) if is_distributed else 1
         if self.process_count is not None:
             return self.process_count
         return gpus or (1 if self.is_deepspeed else _cores())
@@ -270,8 +256,7 @@ def _launched(command: ScriptCommand, module: str, words: Sequence[str], cwd: st
     options = words[: len(words) - len(script)]
     command = replace(command, name=_name_of(script) or command.name, script=script, launched=True)
     if module in ACCELERATE_MODULES:
-        launch = read_accelerate_launch(options, _count(options, None), cwd)
-        return replace(command, process_count=None, accelerate=launch)
+        return replace(command, process_count=None, accelerate=_accelerate_launch(options, cwd))
     return replace(command, process_count=_count(options))
 
 

@@ -21,10 +21,10 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.records.capped_file import OUTPUT_FILE, last_line, read_log
 from trainfast_runner.records.json_lines import read_regular
 from trainfast_runner.records.run_file import DISCOVERED_FILE, Discovered
-from trainfast_runner.running.scripts import contained
-from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.contained import sandbox
-from trainfast_runner.running.scripts.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message
+from trainfast_runner.running import contained
+from trainfast_runner.running.command import ScriptCommand, read_command
+from trainfast_runner.running.contained import sandbox
+from trainfast_runner.running.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import KEPT_KNOBS, FlagMapping, ScriptPreset
