@@ -201,13 +201,13 @@ def test_runs_without_a_figure_come_last(is_reversed: bool, names: str) -> None:
 
 def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed() -> None:
     knobs = {"batch_size": 64, "memory_limit": None, "devices": None}
-    row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs=knobs)
+    row = RunRow(run_id="20260101-000000-x", preset="bert-large", state="oom", knobs=knobs)
     assert has_all_words(RunsTable().text_of(row), "bert memory batch_size=64")
     assert not has_all_words(RunsTable().text_of(row), "bert finished")
     assert has_all_words(RunsTable().text_of(row), "")
     assert has_all_words(RunsTable().text_of(row), "memory_limit=none devices=auto")
     changed = {"model.num_hidden_layers": 1, "lr": 1.0}
-    row = RunRow("20260101-000000-x", "vit-large", None, "finished", overrides=changed)
+    row = RunRow(run_id="20260101-000000-x", preset="vit-large", state="finished", overrides=changed)
     assert override_words(row) == ["model.num_hidden_layers=1", "lr=1"]
     assert has_all_words(RunsTable().text_of(row), "num_hidden_layers=1")
 

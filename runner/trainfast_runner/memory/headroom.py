@@ -242,39 +242,31 @@ def predict_rows(
     machine = detect_machine(versions)
     if machine.refusal is not None and not any(asks_for_cpu(run.spec.knobs["devices"]) for run in runs):
         raise machine.refusal
-    ranks: dict[int, int] = {}
-    runs = list(runs)
+    specs_by_device: dict[str, dict[int, RunSpec]] = {}
     for index, run in enumerate(runs):
+        used_machine = machine.used_by(run.spec.knobs["devices"])
         try:
-            runs[index] = run = _checked_run(run, machine)
-            ranks[index] = device_counts.world_size(run.spec, machine)
+            if used_machine.refusal is not None:
+                raise used_machine.refusal
+            spec = device_counts.with_devices(run.spec, machine)
+            if (refusal := refusal_anywhere(spec, machine)) is not None:
+                raise refusal
         except UserError as error:
             yield index, PredictedRow(run, error=error)
-    indexes_by_device: dict[str, list[int]] = {}
-    for index in ranks:
-        indexes_by_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
-    for device, indexes in indexes_by_device.items():
+        else:
+            specs_by_device.setdefault(used_machine.device, {})[index] = spec
+    for device, specs in specs_by_device.items():
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
-        specs = [runs[index].spec for index in indexes]
-        for number, model in trace_models(specs, device, python, on_traced, gpus=gpus):
-            index = indexes[number]
-            yield index, _predicted_row(runs[index], model, machine, ranks[index])
+        for number, model in trace_models([*specs.values()], device, python, on_traced, gpus=gpus):
+            index = [*specs][number]
+            yield index, _predicted_row(replace(runs[index], spec=specs[index]), model, machine)
 
 
-def _checked_run(run: RunToPredict, machine: Machine) -> RunToPredict:
-    """Return the run with its devices filled in. Raises UserError if it cannot run."""
-    if (refusal := machine.used_by(run.spec.knobs["devices"]).refusal) is not None:
-        raise refusal
-    run = replace(run, spec=device_counts.with_devices(run.spec, machine))
-    if (refusal := refusal_anywhere(run.spec, machine)) is not None:
-        raise refusal
-    return run
-
-
-def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
+def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine) -> PredictedRow:
     if isinstance(model, UserError):
         return PredictedRow(run, error=model)
     try:
+        ranks = device_counts.world_size(run.spec, machine)
         fit = predict_headroom(model, run.spec, machine, ranks, read_host_free_bytes())
         parameters = None if strategy_of(run.spec.knobs).is_tensor_parallel else model.parameters
         limit_error = limit_below_weights_error(run.spec, parameters, device_counts.device_count(run.spec, machine))

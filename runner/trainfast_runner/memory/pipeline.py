@@ -8,6 +8,7 @@ its output, and the last stage the logits until their backward.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -118,7 +119,7 @@ class _RankMemory:
         self._last = len(cut.stages) - 1
         self._head = self._last if cut.head is None else cut.head
         self._is_spread = knobs["strategy"] == LAYERS_SPREAD
-        self._passes: dict[tuple[PipelineAction, int], _Pass] = {}
+        self._cached_pass = cache(self._pass)
 
     def forward_backward(self) -> RankBytes:
         """The rank's bytes at the peak of one step of the schedule, the last of `grad_accum`."""
@@ -130,7 +131,7 @@ class _RankMemory:
         level = peak = tuple(start)
         with_gradients = set[int]()
         for action in self._actions:
-            live_bytes = self._pass(action, 2 if accumulates or action.stage in with_gradients else 1)
+            live_bytes = self._cached_pass(action, 2 if accumulates or action.stage in with_gradients else 1)
             peak = max(peak, add(level, live_bytes.peak), key=sum)
             level = add(level, live_bytes.delta)
             if action.backward:
@@ -154,11 +155,8 @@ class _RankMemory:
         return RankBytes(*peak)._replace(communication=self._buffers_bytes())
 
     def _pass(self, action: PipelineAction, micro: int) -> _Pass:
-        key = (action, micro)
-        if key not in self._passes:
-            number = self._stage_numbers[action.stage]
-            self._passes[key] = self._backward(number, micro) if action.backward else self._forward(number)
-        return self._passes[key]
+        number = self._stage_numbers[action.stage]
+        return self._backward(number, micro) if action.backward else self._forward(number)
 
     def _forward(self, number: int) -> _Pass:
         """A forward's bytes: it keeps what its backward frees; cast weights are freed with the stage's autocast."""

@@ -175,30 +175,28 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
     if not typed:
         raise UserError("run -- needs a command after --", key="--", option="run -- python train.py")
     first = Path(typed[0]).name
-    if PYTHON.fullmatch(first):
-        return _python_command(typed, python, cwd)
     if first == DEEPSPEED:
         return _deepspeed_command(typed, python, cwd)
-    if first in LAUNCHERS:
-        return _launcher_command(typed, python, cwd)
-    return _program_command(typed, python, cwd)
-
-
-def _program_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
-    """A program that is neither a Python nor a known launcher, such as a console script or `srun`."""
-    argv = (_command_path(typed[0], cwd), *typed[1:])
-    interpreter = _shebang(argv[0])
-    # A console script is a Python file.
-    script = argv if interpreter is not None else ()
-    index = _script_index_after(typed)
-    count = _count(typed[:index] if index else typed)
-    return ScriptCommand(
+    if PYTHON.fullmatch(first):
+        return _python_command(typed, python, cwd)
+    module = LAUNCHERS.get(first)
+    argv = (python, "-m", module) if python and module else (_command_path(typed[0], cwd),)
+    command = ScriptCommand(
         typed=tuple(typed),
-        argv=argv,
+        argv=(*argv, *typed[1:]),
+        name=first,
+        interpreter=python or _shebang(argv[0]),
+        process_count=None,
+    )
+    if module is not None:
+        return _launched(command, module, typed[1:], cwd)
+    # Neither a Python nor a known launcher, such as a console script, which is a Python file, or `srun`.
+    index = _script_index_after(typed)
+    return replace(
+        command,
         name=Path(script_name(typed[index])).name,
-        interpreter=python or interpreter,
-        process_count=count,
-        script=script,
+        process_count=_count(typed[:index] if index else typed),
+        script=command.argv if _shebang(argv[0]) is not None else (),
     )
 
 
@@ -215,44 +213,41 @@ def _script_index_after(typed: Sequence[str]) -> int:
     return 0 if start is None or index is None else start + index
 
 
-def _launcher_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
-    """The console script of a launcher; `python` runs its module instead."""
-    name = Path(typed[0]).name
-    module = LAUNCHERS[name]
-    argv = (_command_path(typed[0], cwd), *typed[1:]) if python is None else (python, "-m", module, *typed[1:])
-    interpreter = python or _shebang(argv[0])
-    command = ScriptCommand(typed=tuple(typed), argv=argv, name=name, interpreter=interpreter, process_count=None)
-    return _launched(command, module, typed[1:], cwd)
-
-
 def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """A Python with a script, a module or `-c`; a module may be a launcher's."""
     interpreter = python or _command_path(typed[0], cwd)
     index = program_index(typed)
-    arguments = _program_words(typed[index:])
-    if not arguments or arguments in (["-m"], ["-c"]):
+    words = list(typed[index:])
+    if words and (option := PROGRAM_OPTION.fullmatch(words[0])) is not None:
+        # `-umMODULE` is `-m MODULE`, and `-cTEXT` is `-c TEXT`.
+        words[:1] = [f"-{option[1]}", *filter(None, [option[2]])]
+    if not words or words in (["-m"], ["-c"]):
         raise UserError(f"{typed[0]} has no script to run", key="--", option=f"run -- {typed[0]} train.py")
     command = ScriptCommand(
         typed=tuple(typed),
         argv=(interpreter, *typed[1:]),
-        name=_name_of(arguments),
+        name="-c" if words[0] == "-c" else _name_of(words),
         interpreter=interpreter,
         process_count=1,
         isolated=any(ISOLATING_OPTION.match(word) for word in typed[1 : index + 1]),
-        script=tuple(arguments),
+        script=() if words[0] == "-c" else tuple(words),
     )
-    if arguments[0] == "-m":
-        is_launcher = arguments[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
-        return _launched(command, arguments[1], arguments[2:], cwd) if is_launcher else command
-    if arguments[0] == "-c":
-        return replace(command, name="-c", script=())
-    _refuse_missing(arguments[0], cwd)
+    if words[0] == "-m" and words[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES):
+        return _launched(command, words[1], words[2:], cwd)
+    if words[0] not in ("-m", "-c"):
+        _refuse_missing(words[0], cwd)
     return command
 
 
 def _launched(command: ScriptCommand, module: str, words: Sequence[str], cwd: str) -> ScriptCommand:
     """The command of a launcher with the script that it starts and the ranks that its options, in `words`, ask for."""
-    script = _launched_script(words, cwd)
+    script: tuple[str, ...] = ()
+    if (index := script_index(words)) is not None:
+        script = tuple(words[index:])
+        if script[0].endswith(".py"):
+            _refuse_missing(script[0], cwd)
+        else:
+            script = ("-m", script_name(script[0]), *script[1:])
     options = words[: len(words) - len(script)]
     command = replace(command, name=_name_of(script) or command.name, script=script, launched=True)
     if module in ACCELERATE_MODULES:
@@ -260,32 +255,11 @@ def _launched(command: ScriptCommand, module: str, words: Sequence[str], cwd: st
     return replace(command, process_count=_count(options))
 
 
-def _launched_script(arguments: Sequence[str], cwd: str) -> tuple[str, ...]:
-    """The script after a launcher's options, or `-m` and its module, with its arguments; empty if none is seen."""
-    index = script_index(arguments)
-    if index is None:
-        return ()
-    if not arguments[index].endswith(".py"):
-        return ("-m", script_name(arguments[index]), *arguments[index + 1 :])
-    _refuse_missing(arguments[index], cwd)
-    return tuple(arguments[index:])
-
-
 def _name_of(script: Sequence[str]) -> str:
     """The name of a script or of a module; empty for neither."""
-    if not script:
-        return ""
-    if script[0] == "-m" and len(script) > 1:
+    if len(script) > 1 and script[0] == "-m":
         return script[1].replace("/", "-")
-    return Path(script[0]).name
-
-
-def _program_words(words: Sequence[str]) -> list[str]:
-    """A Python's program and its arguments, where `-umMODULE` is written `-m MODULE`, and `-cTEXT` as `-c TEXT`."""
-    option = PROGRAM_OPTION.fullmatch(words[0]) if words else None
-    if option is None:
-        return list(words)
-    return [f"-{option[1]}", *filter(None, [option[2]]), *words[1:]]
+    return Path(script[0]).name if script else ""
 
 
 def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -87,9 +87,12 @@ class SummedRates:
             steps_of_ranks.append(step)
             if len(steps_of_ranks) < sampling_ranks:
                 continue
-            samples_per_s = sum(1e3 * (rank_step.samples or 0) / rank_step.step_ms for rank_step in steps_of_ranks)
-            ended_ns = max(rank_step.t_ns for rank_step in steps_of_ranks)
-            self._summed.append((step.step, ended_ns, samples_per_s, _summed_tokens_per_s(steps_of_ranks)))
+            samples_per_s = sum(1e3 * (one.samples or 0) / one.step_ms for one in steps_of_ranks)
+            tokens_per_s = None  # for a model without tokens
+            if all(one.tokens is not None for one in steps_of_ranks):
+                tokens_per_s = sum(1e3 * (one.tokens or 0) / one.step_ms for one in steps_of_ranks)
+            ended_ns = max(one.t_ns for one in steps_of_ranks)
+            self._summed.append((step.step, ended_ns, samples_per_s, tokens_per_s))
             del self._waiting[step.step]
         if self._keep is not None and len(self._waiting) > self._keep:
             # A rank has stopped writing: the steps of the others alone are no throughput of the run.
@@ -99,13 +102,6 @@ class SummedRates:
     def rates(self) -> Rates:
         """Return the rates of the steps kept."""
         return Rates(*zip(*self._summed, strict=True))
-
-
-def _summed_tokens_per_s(steps_of_ranks: Sequence[Step]) -> float | None:
-    """Return the tokens/s of the ranks' parts of one step together; None if the model has no tokens."""
-    if any(rank_step.tokens is None for rank_step in steps_of_ranks):
-        return None
-    return sum(1e3 * (rank_step.tokens or 0) / rank_step.step_ms for rank_step in steps_of_ranks)
 
 
 STEPS_KEPT = 4000

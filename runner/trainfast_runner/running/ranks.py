@@ -10,7 +10,6 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.machine.processes import Identity, descendants, is_running, send
@@ -130,14 +129,6 @@ FIRST_STEPS_BYTES = 1 << 16
 """Head of `steps.jsonl` that is looked at for a first step."""
 
 
-@dataclass(frozen=True)
-class LostRank:
-    """A rank that was seen at `t_ns` (CLOCK_MONOTONIC) to have exited without recording its end."""
-
-    rank: int
-    t_ns: int
-
-
 class Ranks:
     """Follows every rank of one run.
 
@@ -158,8 +149,8 @@ class Ranks:
         self._lost: set[int] = set()
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=FIRST_STEPS_BYTES)
 
-    def follow(self) -> list[LostRank]:
-        """Read new records; return the ranks that were lost since the last call.
+    def follow(self) -> list[int]:
+        """Read new records; return the ranks that have exited without recording their end since the last call.
 
         Raises OSError for an unreadable file.
         """
@@ -170,12 +161,8 @@ class Ranks:
             self.ignored_stop |= rank.ignored_stop
         if not self.in_training:
             self.in_training = bool(self._first_steps.new())
-        lost = [
-            LostRank(rank.number, time.monotonic_ns())
-            for rank in ended_ranks
-            if rank.end is None and rank.number not in self._lost
-        ]
-        self._lost.update(rank.rank for rank in lost)
+        lost = [rank.number for rank in ended_ranks if rank.end is None and rank.number not in self._lost]
+        self._lost.update(lost)
         return lost
 
     @property

@@ -34,7 +34,7 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file, s
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, TrainingEnd, UnendedProcess
 from trainfast_runner.running.present_state import STOP_GRACE_S
-from trainfast_runner.running.ranks import NO_STEP_S, LostRank, Ranks, ScriptWatch, StopLadder, StopRequests
+from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, StopLadder, StopRequests
 from trainfast_runner.running.record_files import CappedRecords, EventLog, TelemetryLog
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted, mebibytes
@@ -98,7 +98,8 @@ class Supervisor:
         self._state = ""
         self._end = TrainingEnd(unkillable_s=bounds.unkillable_s)
         """The facts of the training's end, as far as they are known."""
-        self._first_lost: LostRank | None = None
+        self._first_lost_ns: int | None = None
+        """Time at which the first rank was seen to be lost."""
         self._oom_kills_before = oom_kills()
         self._script: ScriptWatch | None = None
         if run_file.script is not None:
@@ -217,10 +218,10 @@ class Supervisor:
             self._enter("running")
         if self._ladder.begun:
             return
-        for lost in lost_ranks:
-            self._first_lost = self._first_lost or lost
-            self._note(lost_ranks=(*self._end.lost_ranks, lost.rank))
-            self._events.record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
+        for rank in lost_ranks:
+            self._first_lost_ns = self._first_lost_ns or time.monotonic_ns()
+            self._note(lost_ranks=(*self._end.lost_ranks, rank))
+            self._events.record("rank_gone", rank=rank, detail="the process exited without reporting an error")
 
     def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
         """End a training that lost a rank, failed or finished, if it has not ended by itself in time."""
@@ -240,9 +241,8 @@ class Supervisor:
             # Its own launcher ends its ranks.
             return "the script caught SystemExit and trained on" if ranks.ignored_stop else None
         now_ns = time.monotonic_ns()
-        lost = self._first_lost
-        if lost is not None and now_ns > lost.t_ns + REPORT_S * 1e9:
-            return f"rank {lost.rank} exited without reporting an error"
+        if self._first_lost_ns is not None and now_ns > self._first_lost_ns + REPORT_S * 1e9:
+            return f"rank {self._end.lost_ranks[0]} exited without reporting an error"
         if ranks.first_exception_ns is not None and now_ns > ranks.first_exception_ns + EXCEPTION_S * 1e9:
             return "the training did not end by itself after a rank had failed"
         if ranks.finished_ns is not None and now_ns > ranks.finished_ns + TEARDOWN_S * 1e9:
