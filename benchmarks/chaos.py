@@ -71,7 +71,7 @@ COMMANDS, STOPS = ["command-kill", "command-term", "command-hup"], ["stop", "sto
 OF_SEARCHES = [f"{kind}-{verb}" for kind in ("search", "app", "conductor") for verb in VERBS]
 FULL_DISK = "full-disk"
 GARBAGE = [b'{"step": 1e999', b"\0" * 4096, b"\xff\xfe\n[[[[", b'{"step":"\x1b]52;c;eA==\x07"}\n']
-ROLES = (("supervisor", "running.supervision"), ("conductor", "trainfast_runner.search"), ("launcher", "torchrun"))
+ROLES = (("supervisor", "running.supervisor"), ("conductor", "trainfast_runner.search"), ("launcher", "torchrun"))
 Answer = tuple[int, str, str]
 """Exit code, stdout and stderr of a command."""
 KINDS = ("lost", "left", "wrong", "tracebacks")

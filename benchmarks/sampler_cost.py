@@ -28,7 +28,7 @@ import msgspec
 from benchmarks.meter import Row, at_most, options, print_table
 
 from trainfast_runner.records.tick import TELEMETRY_CAP_BYTES, Tick
-from trainfast_runner.running.supervision.record_files import TelemetryLog
+from trainfast_runner.running.record_files import TelemetryLog
 
 CPU_PERCENT = 1.0
 TICK_MS = 2.0

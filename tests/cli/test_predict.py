@@ -14,7 +14,7 @@ from cli.command import SMALL, Done
 from on_disk import put
 from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling
 from trainfast_runner.machine.cpu import cpu_name
-from trainfast_runner.memory.warm_tracer import WarmTracer
+from trainfast_runner.memory.tracing import WarmTracer
 from trainfast_runner.records.home import Home
 from trainfast_tui.cli import main
 

@@ -18,7 +18,7 @@ from cli.command import SMALL, until, until_measured
 from on_disk import put, run_file
 from plans import PLAN
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.tracing import requests_for
+from trainfast_runner.memory.tracing import Traces
 from trainfast_runner.records.home import JOURNAL_FILE, LAUNCH_LOCK_FILE, Home, cache_directory, conductor_lock
 from trainfast_runner.records.run_directory import locked, shared_lock
 from trainfast_runner.running import launch
@@ -89,7 +89,7 @@ def test_f05_a_wait_for_a_trace_says_who_makes_it_and_can_be_cancelled(cli, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(cli.cache))
     limited = "memory_limit=400MiB"
     spec = resolve("tiny-llama", [*SMALL[1::2], "seq_len=17", limited])
-    lock = cache_directory() / "traced" / f"{requests_for(spec, 'cpu', sys.executable).name}.lock"
+    lock = cache_directory() / "traced" / f"{Traces('cpu', sys.executable).requests_for(spec).name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen([sys.executable, "-c", HOLD_LOCK, lock], stdout=subprocess.PIPE) as holder:
         try:

@@ -37,7 +37,7 @@ def test_the_first_frame_waits_for_nothing_that_samples_predicts_or_judges():
         ("machine.telemetry.sampler", "machine.telemetry.nvml"),
         ("results.bottleneck", "results.verdict"),
     )
-    parts = (*telemetry, *judging, "memory", "running.supervision", "search")
+    parts = (*telemetry, *judging, "memory", "running.supervisor", "search")
     assert all(find_spec(f"trainfast_runner.{part}") for part in parts)
     script = (
         "import sys\nimport trainfast_tui.app\n"

@@ -3,7 +3,7 @@
 import pytest
 from layered_model import Tracer
 
-from trainfast_runner.memory.warm_tracer import WarmTracer
+from trainfast_runner.memory.tracing import WarmTracer
 
 
 @pytest.fixture

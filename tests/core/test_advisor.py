@@ -5,7 +5,7 @@ import pytest
 from trainfast_runner.machine import cpu
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.telemetry.topology import Interconnect
-from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
+from trainfast_runner.memory.headroom import ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search.advice import Situation, advise
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME

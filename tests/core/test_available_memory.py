@@ -16,9 +16,9 @@ from trainfast_runner.memory.headroom import (
     UNTOUCHED_BYTES,
     AvailableMemory,
     available_memory,
+    least_weight_bytes,
     predict_headroom,
 )
-from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import fitted_memory
 from trainfast_runner.settings.knobs import defaults
@@ -40,47 +40,43 @@ def asked(*settings):
     return resolve("tiny-llama", settings)
 
 
-def test_without_a_limit_it_is_what_the_fullest_gpu_has_free_less_the_context():
-    assert available_memory(asked(), two_gpus(), 1, None) == AvailableMemory(
-        10 * GIB, "free on GPU 0", with_context=True
-    )
-    available = available_memory(asked("strategy=ddp"), two_gpus(), 2, None)
-    assert available == AvailableMemory(4 * GIB, "free on GPU 1", with_context=True)
-    assert available.for_allocator(512 * MIB) == 4 * GIB - 512 * MIB
-    assert available.for_allocator(None) == 4 * GIB, "of unknown size, so nothing is taken off"
-    assert available.for_allocator(5 * GIB) == 0
+SHARED = (DeviceReading(index=0, uuid="GPU-0"),)
+TWO_GPUS, WITHOUT_READING = two_gpus(), Machine(device="cuda", gpus=SHARED, nvml_gpus=SHARED, cores=20)
+BEYOND, UNEVEN = ("memory_limit=9.8GiB", "devices=0+"), ("strategy=ddp", "devices=2", "memory_limit=2GiB+1536MiB")
+LIMIT, CONTEXT = {"from_memory_limit": True}, {"with_context": True}
 
 
-def test_memory_limit_caps_the_allocator_so_that_no_context_comes_out_of_it():
-    available = available_memory(asked("memory_limit=3GiB"), two_gpus(), 1, None, 512 * MIB)
-    assert available == AvailableMemory(3 * GIB, "memory_limit", from_memory_limit=True)
-    assert available.for_allocator(512 * MIB) == 3 * GIB
-    uneven = asked("strategy=ddp", "devices=2", "memory_limit=2GiB+1536MiB")
-    assert available_memory(uneven, CPU, 2, None) == AvailableMemory(
-        1536 * MIB, "memory_limit", from_memory_limit=True
-    ), "the tightest rank's"
+@pytest.mark.parametrize(
+    ("settings", "machine", "ranks", "host_and_context", "size_bytes", "source", "flags"),
+    [
+        ((), TWO_GPUS, 1, (None,), 10 * GIB, "free on GPU 0", CONTEXT),
+        (["strategy=ddp"], TWO_GPUS, 2, (None,), 4 * GIB, "free on GPU 1", CONTEXT),
+        ((), WITHOUT_READING, 1, (6 * GIB,), 6 * GIB, "free on the host, whose memory GPU 0 shares", CONTEXT),
+        (["memory_limit=3GiB"], TWO_GPUS, 1, (None, 512 * MIB), 3 * GIB, "memory_limit", LIMIT),
+        (UNEVEN, CPU, 2, (None,), 1536 * MIB, "memory_limit", LIMIT),
+        (BEYOND, TWO_GPUS, 1, (None,), int(9.8 * GIB), "memory_limit", LIMIT),
+        (BEYOND, TWO_GPUS, 1, (None, 512 * MIB), 10 * GIB, "free on GPU 0, less than memory_limit", CONTEXT),
+        (["memory_limit=8GiB"], CPU, 1, (6 * GIB,), 6 * GIB, "free, less than memory_limit", {}),
+        ((), CPU, 1, (4 * GIB,), 4 * GIB, "free", {}),
+        (["strategy=ddp"], CPU, 2, (4 * GIB,), 2 * GIB, "free, shared by 2 processes", {}),
+    ],
+)
+def test_the_tightest_rank_may_use_the_limit_or_what_is_free(
+    settings, machine, ranks, host_and_context, size_bytes, source, flags
+):
+    available = available_memory(asked(*settings), machine, ranks, *host_and_context)
+    assert available == AvailableMemory(size_bytes, source, **flags)
 
 
-def test_a_limit_beyond_what_is_free_makes_no_more_room():
-    beyond = asked("memory_limit=9.8GiB", "devices=0+")
-    assert available_memory(beyond, two_gpus(), 1, None) == AvailableMemory(
-        int(9.8 * GIB), "memory_limit", from_memory_limit=True
-    )
-    words = "free on GPU 0, less than memory_limit"
-    assert available_memory(beyond, two_gpus(), 1, None, 512 * MIB) == AvailableMemory(
-        10 * GIB, words, with_context=True
-    )
-    assert available_memory(asked("memory_limit=8GiB"), CPU, 1, 6 * GIB) == AvailableMemory(
-        6 * GIB, "free, less than memory_limit"
-    )
+@pytest.mark.parametrize("machine", [CPU, WITHOUT_READING])
+def test_nothing_is_known_of_an_unknown_host(machine):
+    assert available_memory(asked(), machine, 1, None) is None
 
 
-def test_processes_on_a_cpu_share_free_memory_which_is_none_for_an_unknown_host():
-    assert available_memory(asked(), CPU, 1, 4 * GIB) == AvailableMemory(4 * GIB, "free")
-    assert available_memory(asked("strategy=ddp"), CPU, 2, 4 * GIB) == AvailableMemory(
-        2 * GIB, "free, shared by 2 processes"
-    )
-    assert available_memory(asked(), CPU, 1, None) is None
+def test_a_context_comes_out_of_what_is_free_and_not_out_of_a_limit():
+    free, limit = (AvailableMemory(4 * GIB, "", **flags) for flags in (CONTEXT, LIMIT))
+    assert [free.for_allocator(size) for size in (512 * MIB, None, 5 * GIB)] == [4 * GIB - 512 * MIB, 4 * GIB, 0]
+    assert limit.for_allocator(512 * MIB) == 4 * GIB
 
 
 def test_control_group_may_have_less_than_its_host(tmp_path):
@@ -135,14 +131,6 @@ def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothin
     assert beyond.source.endswith("shared by 2 ranks, set as a real limit, less than memory_limit=8192MiB+8192MiB")
     assert fitted_memory.limits_of(a_plan(None, "cuda")).by_rank == (), "each rank says what its GPU has"
     assert fitted_memory.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
-
-
-def test_a_gpu_that_shares_the_hosts_memory_has_what_the_host_has_free():
-    shared = (DeviceReading(index=0, uuid="GPU-0"),)
-    machine = Machine(device="cuda", gpus=shared, nvml_gpus=shared, cores=20)
-    words = "free on the host, whose memory GPU 0 shares"
-    assert available_memory(asked(), machine, 1, 6 * GIB) == AvailableMemory(6 * GIB, words, with_context=True)
-    assert available_memory(asked(), machine, 1, None) is None
 
 
 @pytest.mark.parametrize(

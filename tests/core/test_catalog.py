@@ -90,7 +90,7 @@ SCREEN = {"textual", "rich", "trainfast_tui"}
     ("module", "unneeded"),
     [
         ("trainfast_runner.running.launch", {*SCREEN, *STACK}),
-        ("trainfast_runner.running.supervision.supervisor", {*SCREEN, *STACK}),
+        ("trainfast_runner.running.supervisor", {*SCREEN, *STACK}),
         ("trainfast_runner.settings.presets", {*SCREEN, *STACK}),
         ("trainfast_runner.running.follower", {*SCREEN, *STACK}),
         ("trainfast_runner.running.history", {*SCREEN, *STACK}),

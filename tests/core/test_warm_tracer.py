@@ -14,8 +14,7 @@ from cli.command import until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.training_python import ProgramCancelled
-from trainfast_runner.memory.tracing import trace_model
-from trainfast_runner.memory.warm_tracer import WarmTracer
+from trainfast_runner.memory.tracing import WarmTracer, trace_model
 from trainfast_runner.settings.spec import resolve
 
 # One tracer for all of them, and the first test sees it start.
@@ -25,8 +24,7 @@ PATIENCE_S = 120
 SMALL = ("model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=512", "seq_len=16")
 KILLED = """
 import sys, threading
-from trainfast_runner.memory.warm_tracer import WarmTracer
-from trainfast_runner.memory.tracing import trace_model
+from trainfast_runner.memory.tracing import WarmTracer, trace_model
 from trainfast_runner.settings.spec import resolve
 trace_model(resolve("tiny-llama", sys.argv[1:]), tracer=WarmTracer())
 """
@@ -121,7 +119,7 @@ def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_
 
     def ask():
         with pytest.raises(ProgramCancelled) as raised:
-            next(tracer.ask_each(sys.executable, [request], cancelled))
+            next(tracer.ask_each(sys.executable, [request], cancelled, os.environ))
         caught.put(raised.value)
 
     before = servers_of(os.getpid())

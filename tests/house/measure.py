@@ -36,7 +36,7 @@ DOCUMENTATION_BYTES = 66_000
 EDGES = 2_200
 SMALL_LINES = 60
 """Below it, a file with one importer is a private half of that importer."""
-CLOSURES = {"trainfast_runner.running.supervision.supervisor": 95}
+CLOSURES = {"trainfast_runner.running.supervisor": 95}
 """The most modules of ours that importing this one may load."""
 SHOWN_CLOSURES = ("trainfast_tui.app", "trainfast_tui.screens.monitor", "trainfast_runner.worker.main")
 READER, CHARTS, CELLS = "trainfast_tui.live.reader", "trainfast_tui.charts.chart_column", "trainfast_tui.terminal.cells"

@@ -22,8 +22,8 @@ from trainfast_runner.records.tick import (
     thin_evenly,
     thin_telemetry,
 )
-from trainfast_runner.running.supervision import record_files
-from trainfast_runner.running.supervision.record_files import TelemetryLog
+from trainfast_runner.running import record_files
+from trainfast_runner.running.record_files import TelemetryLog
 
 SECOND_NS = 1_000_000_000
 

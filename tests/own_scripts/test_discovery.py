@@ -9,7 +9,7 @@ import pytest
 from own_scripts.conftest import ARGPARSE, PYTHON, SCRIPTS, run_script, samples_of_steps, script, written
 from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.run_file import Discovered
-from trainfast_runner.running.scripts.discovery import preset_of
+from trainfast_runner.running.discovery import preset_of
 
 
 def discovered(cli, *words):

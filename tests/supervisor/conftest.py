@@ -18,9 +18,8 @@ from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import RESULT_FILE, is_alive, read_result, shared_lock
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.running import supervision
 from trainfast_runner.running.present_state import run_state, running_ranks
-from trainfast_runner.running.supervision.supervisor import SupervisorBounds
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
 PATIENCE_S = 120.0
@@ -68,8 +67,8 @@ class Run:
     def _command(self, bounds):
         python = [sys.executable, "-P"]
         if bounds is None and not self.waits:
-            return [*python, "-m", supervision.__name__, str(self.directory)]
-        imports = "from pathlib import Path; from trainfast_runner.running.supervision import supervisor; "
+            return [*python, "-m", SupervisorBounds.__module__, str(self.directory)]
+        imports = "from pathlib import Path; from trainfast_runner.running import supervisor; "
         imports += "from trainfast_runner.worker.shared import host; "
         waits = "".join(f"{name} = {seconds}; " for name, seconds in self.waits.items())
         call = f"supervisor.supervise(Path({str(self.directory)!r}), supervisor.{bounds or SupervisorBounds()!r})"

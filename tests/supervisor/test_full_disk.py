@@ -107,7 +107,7 @@ def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: 
         """,
         knobs={"strategy": "zero3-offload", "offload_path": str(disk)},
     )
-    within = f"mount -t tmpfs -o size=32m tmpfs {disk} && {sys.executable} -P -m trainfast_runner.running.supervision"
+    within = f"mount -t tmpfs -o size=32m tmpfs {disk} && {sys.executable} -P -m trainfast_runner.running.supervisor"
     subprocess.run([*WITHIN_A_SMALL_DISK, f"{within} {run.directory} && ls {disk} > {tmp_path}/left"], check=True)
     result = read_result(run.directory)
     assert result is not None

@@ -12,8 +12,8 @@ from trainfast_runner.records.run_directory import rank_file, read_run_file
 from trainfast_runner.records.run_file import ScriptAsked
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.running.scripts.log_steps import LogSteps
-from trainfast_runner.running.supervision.supervisor import SupervisorBounds
+from trainfast_runner.running.ranks import ScriptWatch
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 MIB = 1 << 20
 
@@ -93,14 +93,14 @@ def test_steps_printed_into_a_log_that_is_cut_behind_its_head_count_once(run, mo
     run.prepare("", script=ScriptAsked(command=command, argv=command, steps_from_log="^step"))
     asked = read_run_file(run.directory)
     log = CappedFile(run.directory / "output.log", cap_bytes=64 << 10)
-    steps = LogSteps(asked, run.directory, log)
+    steps = ScriptWatch(asked, run.directory, log, notify=print)
     fd = log.open()
     os.write(fd, b"step\n" * 5000 + b"x" * log.cap_bytes)
-    steps.follow()
+    steps.count_steps(has_ended=False)
     assert log.trim() > 0
     os.write(fd, b"step\n" * 3)
     os.close(fd)
-    steps.follow(to_the_end=True)
+    steps.count_steps(has_ended=True)
     recorded, unreadable = read_all(rank_file(run.directory, "steps", 0), Step)
     assert ([step.step for step in recorded], unreadable) == (list(range(1, 5004)), 0)
 

@@ -174,7 +174,7 @@ def test_a_run_that_was_written_off_is_not_started(run):
     result = recover_result(run.directory)
     assert result.state == "lost"
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "trainfast_runner.running.supervision", str(run.directory)],
+        [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(run.directory)],
         capture_output=True,
         text=True,
     )

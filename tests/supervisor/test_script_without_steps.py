@@ -1,7 +1,7 @@
 """A script that takes no step that the hooks see: its person is told how to make them seen."""
 
 from trainfast_runner.records.run_file import ScriptAsked
-from trainfast_runner.running.supervision.supervisor import SupervisorBounds
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 
 def test_a_live_run_of_a_script_without_steps_lists_the_three_ways(run):

@@ -14,7 +14,7 @@ from trainfast_runner.records.run_lines import TrainingEnd, UnendedProcess
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.settling import unended_reason
-from trainfast_runner.running.supervision.supervisor import SupervisorBounds
+from trainfast_runner.running.supervisor import SupervisorBounds
 
 PTRACE_SEIZE, PR_SET_PTRACER, WALL = 0x4206, 0x59616D61, 0x40000000
 MAY_BE_TRACED = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)\n"

@@ -158,7 +158,12 @@ def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -
 async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "REFRESH_S", 3600.0)
     rows = [
-        RunRow(f"20260101-{number:06d}-tiny-llama-aaaa", "tiny-llama", None, "finished", samples_per_s=float(number))
+        RunRow(
+            run_id=f"20260101-{number:06d}-tiny-llama-aaaa",
+            preset="tiny-llama",
+            state="finished",
+            samples_per_s=float(number),
+        )
         for number in range(10_000)
     ]
     async with running(home, size=(120, 40)) as (app, pilot):
@@ -188,20 +193,20 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
 @pytest.mark.parametrize(("is_reversed", "names"), [(False, "cba"), (True, "bca")])
 def test_runs_without_a_figure_come_last(is_reversed: bool, names: str) -> None:
     rates = {"a": None, "b": 2.0, "c": 3.0}
-    rows = [RunRow(name, "p", None, "finished", samples_per_s=rate) for name, rate in rates.items()]
+    rows = [RunRow(run_id=name, preset="p", state="finished", samples_per_s=rate) for name, rate in rates.items()]
     by_rate = next(column for column in RunsTable.COLUMNS if column.name == "samples/s")
     assert "".join(row.run_id for row in sorted_rows(rows, by_rate, is_reversed)) == names
 
 
 def test_a_filter_wants_every_word_and_takes_values_as_they_are_typed() -> None:
     knobs = {"batch_size": 64, "memory_limit": None, "devices": None}
-    row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs=knobs)
+    row = RunRow(run_id="20260101-000000-x", preset="bert-large", state="oom", knobs=knobs)
     assert has_all_words(RunsTable().text_of(row), "bert memory batch_size=64")
     assert not has_all_words(RunsTable().text_of(row), "bert finished")
     assert has_all_words(RunsTable().text_of(row), "")
     assert has_all_words(RunsTable().text_of(row), "memory_limit=none devices=auto")
     changed = {"model.num_hidden_layers": 1, "lr": 1.0}
-    row = RunRow("20260101-000000-x", "vit-large", None, "finished", overrides=changed)
+    row = RunRow(run_id="20260101-000000-x", preset="vit-large", state="finished", overrides=changed)
     assert has_all_words(RunsTable().text_of(row), "num_hidden_layers=1")
 
 

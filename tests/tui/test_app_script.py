@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.scripts import discovery
+from trainfast_runner.running import discovery
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.panels.dialogs import YesDialog
 from trainfast_tui.panels.knob_panel import KnobPanel

@@ -17,7 +17,7 @@ from traced import Tracer
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory import warm_tracer
+from trainfast_runner.memory import tracing
 from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
@@ -214,14 +214,14 @@ def test_two_threads_that_trace_first_at_once_get_one_tracer(tmp_path: Path, mon
     session, found = Session(Home(tmp_path)), []
     other = threading.Thread(target=lambda: found.append(session.background.tracer.get()))
 
-    class SlowlyMade(warm_tracer.WarmTracer):
+    class SlowlyMade(tracing.WarmTracer):
         def __init__(self) -> None:
             super().__init__()
             if not other.ident:
                 other.start()
                 other.join(0.5)  # without a lock the other thread gets a tracer of its own meanwhile
 
-    monkeypatch.setattr(warm_tracer, "WarmTracer", SlowlyMade)
+    monkeypatch.setattr(tracing, "WarmTracer", SlowlyMade)
     found.append(session.background.tracer.get())
     other.join(60)
     assert len(found) == 2

@@ -14,10 +14,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode
-from worker_knobs import knob_values
+from worker_knobs import knob_values, trace_uncached
 
 from trainfast_runner.memory.model import StepWork, step_work
-from trainfast_runner.memory.tracing import request_fields, trace_uncached
+from trainfast_runner.memory.tracing import request_fields
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace import serve, step_timeline

@@ -1,5 +1,9 @@
 """A small model, and the worker's knobs with the defaults of the table, as `run.json` and trace requests have them."""
 
+import tempfile
+from unittest.mock import patch
+
+from trainfast_runner.memory import tracing
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.worker.spec import knobs_of
 
@@ -18,3 +22,18 @@ def knob_values(**overrides):
 def worker_knobs(**overrides):
     """The typed knobs of the worker with the overrides, and the defaults of all others."""
     return knobs_of(knob_values(**overrides))
+
+
+def trace_uncached(spec, *, whole=False):
+    """The model of a run on the CPU, traced anew; `whole` traces every block."""
+    ask = tracing.WarmTracer.ask_each
+
+    def ask_whole(tracer, executable, requests, *others):
+        return ask(tracer, executable, [{**request, "whole": whole} for request in requests], *others)
+
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        patch.dict("os.environ", XDG_CACHE_HOME=cache),
+        patch.object(tracing.WarmTracer, "ask_each", ask_whole),
+    ):
+        return tracing.trace_model(spec)

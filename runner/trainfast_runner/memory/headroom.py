@@ -1,4 +1,9 @@
-"""Predict runs beside the available memory, and the largest batch that fits: for `predict`, `run.json` and the bar."""
+"""Predict runs beside the available memory, and the largest batch that fits: for `predict`, `run.json` and the bar.
+
+Estimates from a model's configuration alone follow: its parameters, and the bytes a training step keeps for each. Their
+rules are the guides' ("Anatomy of a model's memory" and the ZeRO paper, Rajbhandari et al. 2020). They leave out
+activations, temporary buffers and the CUDA context, and are called estimates wherever they are shown.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,17 @@ from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.memory.model import MemoryModel, Prediction, batch_multiple
-from trainfast_runner.memory.model_size import limit_below_weights_error
+from trainfast_runner.memory.timeline import FP32_BYTES
+from trainfast_runner.records.run_directory import EXIT_CODES
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.settings import device_counts, presets
 from trainfast_runner.settings.compatibility import refusal_anywhere, refusal_here
-from trainfast_runner.settings.device_counts import chosen_gpus, first_gpu_name
+from trainfast_runner.settings.device_counts import chosen_gpus, first_gpu_name, first_size, model_degree
 from trainfast_runner.settings.knob_values import tightest_limit_bytes
+from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, from_preset, published_for, resolve, spec_of_record, strategy_of
-from trainfast_runner.units import largest_fitting
+from trainfast_runner.units import largest_fitting, mebibytes
+from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.tracing import TraceProgress
@@ -234,39 +242,31 @@ def predict_rows(
     machine = detect_machine(versions)
     if machine.refusal is not None and not any(asks_for_cpu(run.spec.knobs["devices"]) for run in runs):
         raise machine.refusal
-    ranks: dict[int, int] = {}
-    runs = list(runs)
+    specs_by_device: dict[str, dict[int, RunSpec]] = {}
     for index, run in enumerate(runs):
+        used_machine = machine.used_by(run.spec.knobs["devices"])
         try:
-            runs[index] = run = _checked_run(run, machine)
-            ranks[index] = device_counts.world_size(run.spec, machine)
+            if used_machine.refusal is not None:
+                raise used_machine.refusal
+            spec = device_counts.with_devices(run.spec, machine)
+            if (refusal := refusal_anywhere(spec, machine)) is not None:
+                raise refusal
         except UserError as error:
             yield index, PredictedRow(run, error=error)
-    indexes_by_device: dict[str, list[int]] = {}
-    for index in ranks:
-        indexes_by_device.setdefault(machine.used_by(runs[index].spec.knobs["devices"]).device, []).append(index)
-    for device, indexes in indexes_by_device.items():
+        else:
+            specs_by_device.setdefault(used_machine.device, {})[index] = spec
+    for device, specs in specs_by_device.items():
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
-        specs = [runs[index].spec for index in indexes]
-        for number, model in trace_models(specs, device, python, on_traced, gpus=gpus):
-            index = indexes[number]
-            yield index, _predicted_row(runs[index], model, machine, ranks[index])
+        for number, model in trace_models([*specs.values()], device, python, on_traced, gpus=gpus):
+            index = [*specs][number]
+            yield index, _predicted_row(replace(runs[index], spec=specs[index]), model, machine)
 
 
-def _checked_run(run: RunToPredict, machine: Machine) -> RunToPredict:
-    """Return the run with its devices filled in. Raises UserError if it cannot run."""
-    if (refusal := machine.used_by(run.spec.knobs["devices"]).refusal) is not None:
-        raise refusal
-    run = replace(run, spec=device_counts.with_devices(run.spec, machine))
-    if (refusal := refusal_anywhere(run.spec, machine)) is not None:
-        raise refusal
-    return run
-
-
-def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine, ranks: int) -> PredictedRow:
+def _predicted_row(run: RunToPredict, model: MemoryModel | UserError, machine: Machine) -> PredictedRow:
     if isinstance(model, UserError):
         return PredictedRow(run, error=model)
     try:
+        ranks = device_counts.world_size(run.spec, machine)
         fit = predict_headroom(model, run.spec, machine, ranks, read_host_free_bytes())
         parameters = None if strategy_of(run.spec.knobs).is_tensor_parallel else model.parameters
         limit_error = limit_below_weights_error(run.spec, parameters, device_counts.device_count(run.spec, machine))
@@ -327,3 +327,110 @@ def cached_prediction(
         return fields
     except UserError:
         return None
+
+
+CONTEXT_BYTES = 3 << 29
+"""Memory of the CUDA context and the kernels, 1 to 2 GB outside the allocator."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Estimated number of parameters: in all, and of the largest layer (a block or the vocabulary's table)."""
+
+    parameters: int
+    largest_layer: int
+
+
+def model_size(config: Mapping[str, Any]) -> ModelSize | None:
+    """Estimate the parameters from a transformers configuration; None for an unknown kind of model."""
+
+    def size(*names: str) -> int:
+        return first_size(config, *names)[1]
+
+    hidden = size("hidden_size", "n_embd", "d_model")
+    layers = size("num_hidden_layers", "n_layer", "num_layers")
+    heads = size("num_attention_heads", "n_head", "num_heads")
+    if not (hidden and layers and heads):
+        return None
+    inner_size = size("intermediate_size", "n_inner", "d_ff") or 4 * hidden
+    per_head = size("head_dim", "d_kv") or hidden // heads
+    kv_heads = size("num_key_value_heads") or heads
+    attention = 2 * hidden * heads * per_head + 2 * hidden * kv_heads * per_head
+    gated = any(key.startswith("rope") for key in config) or "gated" in str(config.get("feed_forward_proj", ""))
+    experts = size("num_local_experts", "num_experts") or 1
+    feed_forward = (3 if gated else 2) * hidden * inner_size * experts
+    block = attention + feed_forward
+    decoder_layers = size("num_decoder_layers") or (layers if config.get("is_encoder_decoder") else 0)
+    blocks = layers * block + decoder_layers * (block + attention)
+    vocabulary = size("vocab_size") * hidden
+    positions = 0 if gated else size("n_positions", "max_position_embeddings") * hidden
+    tables = vocabulary * (1 if config.get("tie_word_embeddings", True) else 2) + positions
+    return ModelSize(blocks + tables, max(block, vocabulary))
+
+
+def bytes_per_parameter(precision: str, optimizer: str) -> int:
+    """Weights, gradients and optimizer states of one device that keeps everything.
+
+    fp32 AdamW 16, mixed 18 (the cast weights exist beside the fp32 ones), 8-bit AdamW 10, bf16-pure AdamW 8.
+    """
+    formats, entry = PRECISIONS[precision], OPTIMIZERS[optimizer]
+    width = formats.weight_bytes
+    states = entry.state_tensors * (1 if entry.eight_bit else width)
+    return 2 * width + states + (formats.compute_bytes if formats.is_mixed else 0)
+
+
+def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: int) -> int:
+    """Least bytes of weights on each device of a strategy; 0 if they may all be in host memory.
+
+    By an even cut: the device with the embeddings keeps more, and a block is gathered whole while it computes.
+    """
+    strategy, formats = strategy_of(knobs), PRECISIONS[str(knobs["precision"])]
+    if strategy.offloads and "weights" in strategy.shards:
+        return 0
+    # DeepSpeed keeps the weights in half precision, and the masters with the states.
+    width = formats.compute_bytes if strategy.is_zero else formats.weight_bytes
+    shards = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
+    return parameters * width // shards
+
+
+def limit_below_weights_error(spec: RunSpec, parameter_count: int | None, device_count: int) -> UserError | None:
+    """The refusal of a `memory_limit` that the weights alone exceed; None if they fit or are unknown."""
+    limit_bytes = tightest_limit_bytes(spec.knobs)
+    if parameter_count is None or limit_bytes is None:
+        return None
+    needed_bytes = least_weight_bytes(parameter_count, spec.knobs, device_count)
+    if limit_bytes >= needed_bytes:
+        return None
+    return UserError(
+        f"memory_limit={spec.knobs['memory_limit']} is below what the {parameter_count:,} parameters alone need"
+        f"{' on each device' if device_count > 1 else ''}: {needed_bytes:,} bytes ({mebibytes(needed_bytes)})",
+        key="memory_limit",
+        exit_code=EXIT_CODES["oom"],
+    )
+
+
+def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:
+    """Estimated bytes of weights, gradients and states that each of `devices` keeps under a strategy.
+
+    ZeRO-1 shards the states, ZeRO-2 the gradients as well (2P + 18P/N under mixed precision), ZeRO-3 and FSDP all of
+    it but the largest layer, which is gathered whole; offloaded parts are in host memory.
+    """
+    entry = STRATEGIES[strategy]
+    parameters = size.parameters
+    per_parameter = bytes_per_parameter(precision, optimizer)
+    weight_width = PRECISIONS[precision].compute_bytes
+    gathered_bytes = FP32_BYTES * size.largest_layer
+    if entry.offloads:
+        return gathered_bytes if "weights" in entry.shards else parameters * 2 * weight_width
+    if "weights" in entry.shards:
+        return gathered_bytes + parameters * per_parameter // devices
+    if "gradients" in entry.shards:
+        return parameters * weight_width + parameters * per_parameter // devices
+    if "states" in entry.shards:
+        return (
+            parameters * (weight_width + FP32_BYTES)
+            + parameters * max(0, per_parameter - weight_width - FP32_BYTES) // devices
+        )
+    if entry.copies_gradients:
+        return parameters * (per_parameter + PRECISIONS[precision].weight_bytes)
+    return parameters * per_parameter // (1 if entry.one_device or "dp" in entry.axes else devices)

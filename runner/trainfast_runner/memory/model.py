@@ -14,19 +14,18 @@ from trainfast_runner.memory.corrections import (
     correction_key,
     read_device_corrections,
 )
-from trainfast_runner.memory.pipeline import PipelineCut, StagePeaks, stage_peaks
+from trainfast_runner.memory.pipeline import StagePeaks, stage_peaks
 from trainfast_runner.memory.sharding import (
     DATA_PARALLEL,
     LAYERS_SPREAD,
     PIPELINE_STRATEGIES,
     STAGED_STRATEGIES,
     UNCONFIRMED_STRATEGIES,
-    WholeModel,
     devices_of,
     first_gpu_segments,
     memory_rule,
 )
-from trainfast_runner.memory.timeline import CATEGORIES, BlockStack, RankBytes, Segment, Work, blocks_of, moments
+from trainfast_runner.memory.timeline import CATEGORIES, Moment, RankBytes, WholeModel, Work, blocks_of, moments
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import largest_fitting
@@ -82,25 +81,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return value
 
 
-class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of one model at one sequence length, precision, optimizer, attention, checkpointing and objective."""
+class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
+    """A model whose memory is predicted."""
 
-    device: str
-    parameter_sizes: list[int]
-    """Elements of each parameter."""
-    stacks: list[BlockStack]
-    segments: list[Segment]
-    before_optimizer: list[float]
-    """Live bytes by category of the whole model before the optimizer's step."""
-    optimizer_peak: list[float]
-    """Live bytes by category of the whole model at the peak of the optimizer's step."""
-    library_bytes: int = 0
-    """Workspaces that libraries keep in a GPU's allocator from the first step on, whatever the batch."""
-    pipeline: PipelineCut | None = None
-    """The model's cut into stages; None if it was not traced for them."""
     basis: str = ""
-    attention: str = ""
-    """The attention kernel that the trace ran, and the reason that `attention=auto` took it."""
     trace: str = ""
     """The name of the trace, by which corrections are kept."""
     optimizer_work: Work = NO_WORK
@@ -113,11 +97,6 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         if self.device != "cuda":
             return self
         return msgspec.structs.replace(self, corrections=read_device_corrections(self.device, gpu))
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all parameters."""
-        return sum(self.parameter_sizes)
 
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         """Predict the peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
@@ -199,33 +178,30 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, RankBytes]:
         """Each phase's peak of the fullest rank, with the workspaces of libraries."""
-        if spec.knobs["strategy"] in STAGED_STRATEGIES:
+        knobs = spec.knobs
+        if knobs["strategy"] in STAGED_STRATEGIES:
             peaks = self._stages(spec, batch).phases
         else:
             segments = self.segments
-            if spec.knobs["strategy"] == DATA_PARALLEL:
-                segments = first_gpu_segments(segments, devices_of(spec.knobs))
-            rule = memory_rule(spec.knobs, ranks, self._whole_model())
-            micro_batches = whole_number(spec.knobs, "grad_accum")
+            if knobs["strategy"] == DATA_PARALLEL:
+                segments = first_gpu_segments(segments, devices_of(knobs))
+            rule = memory_rule(knobs, ranks, self)
             # Before the step there are parameters, buffers and optimizer states.
             start = tuple(
                 value if index in (PARAMS, OPTIMIZER) else 0.0 for index, value in enumerate(self.before_optimizer)
             )
-            step_moments = list(moments(segments, self.stacks, start, batch, micro_batches))
+            step = list(moments(segments, self.stacks, start, batch, whole_number(knobs, "grad_accum")))
             # The optimizer's step is on top of what forward and backward left: the batch itself.
             live = list(self.optimizer_peak)
-            live[ACTIVATIONS] += step_moments[-1].live[ACTIVATIONS]
-            forward_backward = max(map(rule.at, step_moments), key=sum)
-            peaks = {"forward_backward": forward_backward, "optimizer": rule.in_optimizer(tuple(live))}
+            live[ACTIVATIONS] += step[-1].live[ACTIVATIONS]
+            peaks = {
+                "forward_backward": max(map(rule, step), key=sum),
+                "optimizer": rule(Moment(tuple(live), "optimizer")),
+            }
         return {phase: peak._replace(temporary=peak.temporary + self.library_bytes) for phase, peak in peaks.items()}
 
-    def _whole_model(self) -> WholeModel:
-        largest_parameter = max(self.parameter_sizes, default=0)
-        return WholeModel(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda", largest_parameter)
-
     def _stages(self, spec: RunSpec, batch: int) -> StagePeaks:
-        knobs = {**spec.knobs, "batch_size": batch}
-        return stage_peaks(self._whole_model(), self.segments, self.optimizer_peak, self.pipeline, knobs)
+        return stage_peaks(self, {**spec.knobs, "batch_size": batch})
 
 
 def batch_multiple(knobs: Mapping[str, Any]) -> int:

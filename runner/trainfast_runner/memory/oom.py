@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trainfast_runner.errors import UserError, highest
+from trainfast_runner.errors import highest
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import Prediction
 from trainfast_runner.memory.oom_changes import (
@@ -29,16 +29,16 @@ from trainfast_runner.memory.oom_changes import (
     OPTIMIZER_PHASE,
     FitTarget,
     ModelOf,
-    Settings,
+    accumulation_that_keeps,
     best_changes,
     best_of_each_knob,
     beyond_bytes,
     changed_global_batch,
     knob_changes,
+    knob_of,
     predict_if_traced,
     settings_to_trace,
     spec_with,
-    unpredicted_change,
 )
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange, OomExplanation, Result, RunError
@@ -46,17 +46,14 @@ from trainfast_runner.records.run_file import RunFile, ScriptAsked
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.worker_lines import WARM_ROLES, ExceptionLine
-from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.settings.script_preset import ScriptPreset
-from trainfast_runner.settings.script_reach import Way, reach_of
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.memory.tracing import WarmTracer
 
 
 GROWING_CATEGORIES = {
@@ -69,6 +66,14 @@ GROWING_CATEGORIES = {
 BYTES_OF_UNIT = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SIZE = rf"(\d[\d.]*) ?({'|'.join(BYTES_OF_UNIT)})\b"
 """The pattern of a size in an allocator's message."""
+SIZES = {
+    "asked": f"allocate {SIZE}",
+    "free": f"of which {SIZE}",
+    "allocated": f"{SIZE} is allocated by PyTorch",
+    "reserved": f"{SIZE} is reserved by PyTorch but unallocated",
+}
+"""The sizes in torch's message: "Tried to allocate V. GPU 0 has a total capacity of W of which X is free. ... Of the
+allocated memory Y is allocated by PyTorch, and Z is reserved by PyTorch but unallocated." """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ class OutOfMemory:
 
     run: RunFile
     reason: str
-    error: RunError | None
+    error: RunError
     held_bytes: int | None = None
     """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
     host_bytes: int | None = None
@@ -89,24 +94,9 @@ class OutOfMemory:
     """True if no step had ended."""
 
     @property
-    def phase(self) -> str | None:
-        """The phase in which memory ran out; None if unknown."""
-        return self.error.phase if self.error is not None else None
-
-    @property
-    def rank(self) -> int | None:
-        """The failed rank; None if unknown."""
-        return self.error.rank if self.error is not None else None
-
-    @property
     def message(self) -> str:
         """The allocator's message; empty if unknown."""
-        return self.reason or (self.error.message if self.error is not None else None) or ""
-
-    @property
-    def asked_bytes(self) -> int | None:
-        """Bytes of the request that failed."""
-        return asked_and_free(self.message)[0]
+        return self.reason or self.error.message or ""
 
     @property
     def limit_bytes(self) -> int | None:
@@ -115,91 +105,82 @@ class OutOfMemory:
         None if unknown.
         """
         if self.run.memory_limit_bytes:
-            return limit_of_rank(self.run.memory_limit_bytes, self.rank or 0)
+            return limit_of_rank(self.run.memory_limit_bytes, self.error.rank or 0)
         if (limit_bytes := tightest_limit_bytes(self.run.knobs)) is not None:
             return limit_bytes
         if self.run.device == "cpu":
             # A shell's own limit counts more than the allocator's bytes.
             is_unknown = self.host_bytes is None or {"RLIMIT_AS", "RLIMIT_DATA"} & set(self.run.limits)
             return None if is_unknown else (self.host_bytes or 0) // self.run.world_size
-        free_bytes = asked_and_free(self.message)[1]
-        allocated_bytes = _bytes_in(self.message, f"{SIZE} is allocated by PyTorch")
-        if free_bytes is None or allocated_bytes is None:
+        sizes = sizes_in(self.message)
+        if "free" not in sizes or "allocated" not in sizes:
             return None
-        reserved_bytes = _bytes_in(self.message, f"{SIZE} is reserved by PyTorch but unallocated")
-        return free_bytes + allocated_bytes + (reserved_bytes or 0)
+        return sizes["free"] + sizes["allocated"] + sizes.get("reserved", 0)
 
 
 def explain_run(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
     """Explain why a run ran out of memory, with the changes that would fit: by traced memory models, else by estimate.
 
+    `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.
     For a search's warm process the knobs are those tried last, and no changes are given: the search goes on.
     """
-    run = oom_run.run
+    run, phase = oom_run.run, oom_run.error.phase
     if run.script is not None:
         return _explain_script(oom_run, run.script)
-    if run.role not in WARM_ROLES:
-        return explain_preset(oom_run, model_of)
-    if not oom_run.tried:
-        return OomExplanation(phase=oom_run.phase, held_bytes=oom_run.held_bytes, basis="no batch was tried yet")
-    # The prediction in `run.json` is for the preset's knobs.
-    tried_run = msgspec.structs.replace(run, knobs={**run.knobs, **oom_run.tried[-1]}, predicted=None)
-    explanation = explain_preset(dataclasses.replace(oom_run, run=tried_run), model_of)
-    return msgspec.structs.replace(explanation, batch_size=tried_run.knobs["batch_size"], changes=[])
-
-
-def explain_preset(oom_run: OutOfMemory, model_of: ModelOf) -> OomExplanation:
-    """Explain why a preset's run ran out of memory, and find changes that would make it fit.
-
-    `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.
-    """
-    run, phase = oom_run.run, oom_run.phase
+    is_trial = run.role in WARM_ROLES
+    if is_trial:
+        if not oom_run.tried:
+            return OomExplanation(phase=phase, held_bytes=oom_run.held_bytes, basis="no batch was tried yet")
+        # The prediction in `run.json` is for the preset's knobs.
+        run = msgspec.structs.replace(run, knobs={**run.knobs, **oom_run.tried[-1]}, predicted=None)
+        oom_run = dataclasses.replace(oom_run, run=run)
     spec = spec_of_record(run)
-    limit_bytes = oom_run.limit_bytes
     _, predicted = predict_if_traced(model_of, spec, run.world_size) or (None, None)
     needed_bytes = run.predicted_bytes
     if needed_bytes is None and predicted is not None:
         needed_bytes = predicted.total_bytes
     grown, grown_bytes = _fastest_growing(predicted, phase)
-    asked_bytes = oom_run.asked_bytes
-    largest_share = limit_bytes / asked_bytes if limit_bytes and asked_bytes else 1.0
-    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities, largest_share)
-    if limit_bytes is None:
-        changes = [unpredicted_change(change) for change in best_of_each_knob(applicable, phase)[:MAX_CHANGES]]
-    else:
-        target = FitTarget(
-            spec=spec,
-            device=run.device,
-            ranks=run.world_size,
-            limit_bytes=limit_bytes,
-            phase=phase,
-            model_of=model_of,
-            beyond_bytes=beyond_bytes(limit_bytes, predicted, phase, in_first_step=oom_run.in_first_step),
-        )
-        changes = best_changes(target, applicable)
     return OomExplanation(
         phase=phase,
-        rank=oom_run.rank,
+        rank=oom_run.error.rank,
         grown=grown,
         grown_bytes=grown_bytes,
         held_bytes=oom_run.held_bytes,
-        asked_bytes=asked_bytes,
+        asked_bytes=sizes_in(oom_run.message).get("asked"),
         needed_bytes=needed_bytes,
-        limit_bytes=limit_bytes,
+        limit_bytes=oom_run.limit_bytes,
         missing_bytes=_missing_bytes(oom_run, needed_bytes),
+        batch_size=run.knobs["batch_size"] if is_trial else None,
         others=list(_other_processes(oom_run)),
-        changes=changes,
+        changes=[] if is_trial else _changes(oom_run, spec, model_of, predicted),
         basis=predicted.basis if predicted is not None else "",
     )
 
 
+def _changes(oom_run: OutOfMemory, spec: RunSpec, model_of: ModelOf, predicted: Prediction | None) -> list[OomChange]:
+    """The changes that fit within the limit, or without one the usual changes."""
+    run, phase, limit_bytes = oom_run.run, oom_run.error.phase, oom_run.limit_bytes
+    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities)
+    if limit_bytes is None:
+        return best_of_each_knob(applicable, phase)[:MAX_CHANGES]
+    target = FitTarget(
+        spec=spec,
+        device=run.device,
+        ranks=run.world_size,
+        limit_bytes=limit_bytes,
+        model_of=model_of,
+        beyond_bytes=beyond_bytes(limit_bytes, predicted, phase, in_first_step=oom_run.in_first_step),
+    )
+    return best_changes(target, applicable, phase)
+
+
 def _missing_bytes(oom_run: OutOfMemory, needed_bytes: int | None) -> int | None:
     """Bytes missing by the prediction; else the least missing of the last request; None if unknown."""
-    limit_bytes, asked_bytes = oom_run.limit_bytes, oom_run.asked_bytes
+    limit_bytes, sizes = oom_run.limit_bytes, sizes_in(oom_run.message)
     if needed_bytes is not None and limit_bytes is not None and needed_bytes > limit_bytes:
         return needed_bytes - limit_bytes
     # Under a limit that was set for the run the GPU's free memory does not matter.
-    free_bytes = None if oom_run.run.memory_limit_bytes else asked_and_free(oom_run.message)[1]
+    asked_bytes, free_bytes = sizes.get("asked"), None if oom_run.run.memory_limit_bytes else sizes.get("free")
     if free_bytes is None and limit_bytes is not None and oom_run.held_bytes is not None:
         free_bytes = limit_bytes - oom_run.held_bytes
     if asked_bytes is None or free_bytes is None or asked_bytes <= free_bytes:
@@ -237,25 +218,20 @@ def _other_processes(oom_run: OutOfMemory) -> Iterator[str]:
     yield from others.values()
 
 
-def asked_and_free(message: str) -> tuple[int | None, int | None]:
-    """Bytes of the request that an allocator's message refuses, and the bytes free then; None where it names none.
-
-    torch writes "... Tried to allocate V. GPU 0 has a total capacity of W of which X is free. ... Of the allocated
-    memory Y is allocated by PyTorch, and Z is reserved by PyTorch but unallocated."
-    """
-    return _bytes_in(message, f"allocate {SIZE}"), _bytes_in(message, f"of which {SIZE}")
-
-
-def _bytes_in(message: str, pattern: str) -> int | None:
-    """The size in bytes that this pattern finds in an allocator's message; None if it finds none."""
-    match = re.search(pattern, message)
-    return None if match is None else int(float(match[1].rstrip(".")) * BYTES_OF_UNIT[match[2]])
+def sizes_in(message: str) -> dict[str, int]:
+    """The bytes of each of SIZES that an allocator's message has."""
+    matches = {name: re.search(pattern, message) for name, pattern in SIZES.items()}
+    return {
+        name: int(float(match[1].rstrip(".")) * BYTES_OF_UNIT[match[2]])
+        for name, match in matches.items()
+        if match is not None
+    }
 
 
 def out_of_memory_of(records: RunRecords, run: RunFile, reason: str, error: RunError | None) -> OutOfMemory:
     """Gather the records of `run`, which ran out of memory."""
-    failed_rank = error.rank if error is not None else None
-    exception = newest(records.worker_lines.get(failed_rank or 0, []), ExceptionLine)
+    error = error or RunError()
+    exception = newest(records.worker_lines.get(error.rank or 0, []), ExceptionLine)
     return OutOfMemory(
         run=run,
         reason=reason,
@@ -313,47 +289,40 @@ NOT_PREDICTED = "the memory of a script of your own is not predicted"
 
 def _explain_script(oom_run: OutOfMemory, script: ScriptAsked) -> OomExplanation:
     """The phase, the memory held and the changes; a search's trial gets no changes, as its search goes on."""
-    run, evaluates = oom_run.run, oom_run.phase == "evaluation"
+    run, evaluates = oom_run.run, oom_run.error.phase == "evaluation"
     return OomExplanation(
-        phase=oom_run.phase,
-        rank=oom_run.rank,
+        phase=oom_run.error.phase,
+        rank=oom_run.error.rank,
         held_bytes=oom_run.held_bytes,
-        asked_bytes=oom_run.asked_bytes,
+        asked_bytes=sizes_in(oom_run.message).get("asked"),
         limit_bytes=min(run.memory_limit_bytes) if run.memory_limit_bytes else None,
-        changes=[] if script.trial or evaluates else _changes_of_script(run, script, oom_run.phase),
+        changes=[] if script.trial or evaluates else _changes_of_script(run, script, oom_run.error.phase),
         advice=list(EVALUATION_ADVICE) if evaluates else [],
         basis=NOT_PREDICTED,
     )
 
 
 def _changes_of_script(run: RunFile, script: ScriptAsked, phase: str | None) -> list[OomChange]:
-    """The changes of knobs that the run set and that reach the script; the script's own values are not known.
-
-    A knob reaches it by the words of the preset, else those that the run used, or by a framework that is known.
-    """
-    preset = ScriptPreset(flag_words=script.flag_words or dict.fromkeys(script.flagged, "{}"))
-    with suppress(UserError):  # the file may have been edited since, and damaged
-        path = script_preset.path_of(run.preset)
-        preset = preset if path is None else script_preset.load(path)
+    """The changes of knobs that the run set, and that so reach the script; the script's own values are not known."""
 
     def takes(name: str, value: str) -> bool:
-        words = preset.flag_words.get(name)
-        by_framework = bool(preset.framework) and reach_of(name, preset).way is Way.FRAMEWORK
-        return value in words if isinstance(words, dict) else words is not None or by_framework
+        words = script.flag_words.get(name)
+        return name in run.knobs and (value in words if isinstance(words, dict) else True)
 
     knobs = {**defaults(), **run.knobs}
-    applicable = knob_changes(knobs, run.device, phase, run.compute_capabilities)
     changes: list[OomChange] = []
-    for knob_change in best_of_each_knob(applicable, phase):
-        if knob_change.knob not in run.knobs or not takes(knob_change.knob, knob_change.value):
+    for change in best_of_each_knob(knob_changes(knobs, run.device, phase, run.compute_capabilities), phase):
+        name = knob_of(change)
+        if not takes(name, change.settings[name]):
             continue
-        change, kept_by = unpredicted_change(knob_change), knob_change.grad_accum
-        if kept_by is not None and "grad_accum" in run.knobs and takes("grad_accum", kept_by):
-            change.settings["grad_accum"] = kept_by
-            change = msgspec.structs.replace(change, costs=f"little; {KEEPS_GLOBAL_BATCH}")
-        elif kept_by is not None:
-            costs = changed_global_batch(int(knob_change.value) / run.knobs["batch_size"])
-            change = msgspec.structs.replace(change, costs=costs)
+        if name == "batch_size":
+            batch = int(change.settings[name])
+            kept_by = accumulation_that_keeps(knobs, batch)
+            if kept_by is not None and takes("grad_accum", str(kept_by)):
+                settings = {**change.settings, "grad_accum": str(kept_by)}
+                change = msgspec.structs.replace(change, settings=settings, costs=f"little; {KEEPS_GLOBAL_BATCH}")
+            else:
+                change = msgspec.structs.replace(change, costs=changed_global_batch(batch / run.knobs["batch_size"]))
         changes.append(change)
     return changes[:MAX_CHANGES]
 
@@ -374,26 +343,19 @@ def trace_changes(
     # Imported late: the tracer is needed only for a run that ran out of memory.
     from trainfast_runner.memory.tracing import cached_models, trace_models
 
-    run, phase = oom_run.run, oom_run.phase
+    run, phase = oom_run.run, oom_run.error.phase
     if run.script is not None:
         return
     spec = spec_of_record(run)
     python = python or run.python or None
-    applicable = knob_changes(spec.knobs, run.device, phase, run.compute_capabilities)
     model_of = cached_models(run.device, python)
-    specs = [one for one in _different_specs(spec, settings_to_trace(applicable, phase)) if model_of(one) is None]
+    specs: list[RunSpec] = []
+    for settings in settings_to_trace(knob_changes(spec.knobs, run.device, phase, run.compute_capabilities), phase):
+        changed = spec_with(spec, settings)
+        if changed is not None and changed not in specs and model_of(changed) is None:
+            specs.append(changed)
     traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
     with suppress(ProgramCancelled):
         if specs:
             yield len(specs)
             yield from (len(specs) - done for done, _ in enumerate(traces, 1) if done < len(specs))
-
-
-def _different_specs(spec: RunSpec, changes: list[Settings]) -> list[RunSpec]:
-    """Return the specs with each of these settings, without refused and equal ones."""
-    specs: list[RunSpec] = []
-    for settings in changes:
-        changed = spec_with(spec, settings)
-        if changed is not None and changed not in specs:
-            specs.append(changed)
-    return specs

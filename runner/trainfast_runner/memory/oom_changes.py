@@ -44,19 +44,12 @@ class FitTarget:
     device: str
     ranks: int
     limit_bytes: int
-    phase: str | None
-    """The phase in which memory ran out."""
     model_of: ModelOf
     beyond_bytes: int = 0
     """The least that the run took beyond its trace."""
 
-    @property
-    def batch(self) -> tuple[int, int]:
-        """Batch size and accumulation."""
-        return whole_number(self.spec.knobs, "batch_size"), whole_number(self.spec.knobs, "grad_accum")
-
-    def need(self, settings: Settings) -> tuple[Prediction, int] | None:
-        """The run's prediction with these settings, and the bytes that must stay free beside it.
+    def need(self, settings: Settings) -> tuple[int, int] | None:
+        """The run's predicted peak with these settings, and the bytes that must stay free beside it.
 
         None if a setting is refused, or without a model.
         """
@@ -65,54 +58,69 @@ class FitTarget:
         if spec is None or model_and_prediction is None:
             return None
         model, predicted = model_and_prediction
+        total_bytes = predicted.total_bytes
         free_bytes = margin_bytes(model, spec, self.ranks, predicted) if self.device == "cpu" else 0
         if not any(name in settings for name in PROGRAM_KNOBS):
             # The same program takes as much beyond its trace as the run did, and a little more.
-            corrected_bytes = predicted.total_bytes - max(
-                predicted.traced_bytes.values(), default=predicted.total_bytes
-            )
+            corrected_bytes = total_bytes - max(predicted.traced_bytes.values(), default=total_bytes)
             free_bytes = max(free_bytes, self.beyond_bytes - corrected_bytes) + int(SPARE_SHARE * self.limit_bytes)
-        return predicted, free_bytes
+        return total_bytes, free_bytes
 
-    def change(self, settings: Settings, costs: str) -> OomChange | None:
+    def priced(self, settings: Settings, costs: str) -> OomChange | None:
         """The change with its predicted and missing bytes; None without a prediction."""
         need = self.need(settings)
         if need is None:
             return None
-        predicted, free_bytes = need
-        saves = f"predicted peak {compared_size(predicted.total_bytes)} of {compared_size(self.limit_bytes)}"
-        missing_bytes = predicted.total_bytes + free_bytes - self.limit_bytes
-        if missing_bytes > 0:
-            kept = f"{compared_size(free_bytes)} kept free for prediction error"
-            saves += f", {compared_size(missing_bytes)} over with {kept}"
+        predicted_bytes, free_bytes = need
+        saves = f"predicted peak {compared_size(predicted_bytes)} of {compared_size(self.limit_bytes)}"
+        missing_bytes = sum(need) - self.limit_bytes
+        if missing_bytes <= 0:
+            return OomChange(settings=settings, saves=saves, costs=costs, predicted_bytes=predicted_bytes)
+        kept = f"{compared_size(free_bytes)} kept free for prediction error"
         return OomChange(
             settings=settings,
-            saves=saves,
+            saves=f"{saves}, {compared_size(missing_bytes)} over with {kept}",
             costs=costs,
-            predicted_bytes=predicted.total_bytes,
-            missing_bytes=missing_bytes if missing_bytes > 0 else None,
+            predicted_bytes=predicted_bytes,
+            missing_bytes=missing_bytes,
         )
 
-    def largest_batch(self, settings: Settings) -> int:
-        """The largest smaller batch that fits with these settings; 0 if there is none, or no prediction."""
+    def with_smaller_batch(self, settings: Settings, costs: str) -> list[OomChange]:
+        """The settings with the largest batch that fits while accumulation keeps the global batch.
 
-        def fits(batch: int) -> bool:
-            need = self.need({**settings, "batch_size": str(batch)})
-            return need is not None and sum((need[0].total_bytes, need[1])) <= self.limit_bytes
+        Without other settings the largest of all if that is MUCH_LARGER. Empty if no smaller batch fits.
+        """
+        knobs = self.spec.knobs
+        batch, accumulation = whole_number(knobs, "batch_size"), whole_number(knobs, "grad_accum")
+        samples, multiple = batch * accumulation, batch_multiple(knobs)
 
-        return largest_fitting(fits, self.batch[0] - 1, batch_multiple(self.spec.knobs))
+        def fits(smaller: int) -> bool:
+            need = self.need({**settings, "batch_size": str(smaller)})
+            return need is not None and sum(need) <= self.limit_bytes
+
+        largest = largest_fitting(fits, batch - 1, multiple)
+        proposals = [
+            ({"batch_size": str(size), "grad_accum": str(samples // size), **settings}, KEEPS_GLOBAL_BATCH)
+            for size in range(largest, largest // MUCH_LARGER, -multiple)
+            if samples % size == 0
+        ]
+        if largest and not settings:
+            loss = f"the global batch goes from {samples} to {largest * accumulation} a rank"
+            proposals.append(({"batch_size": str(largest)}, loss))
+        changes = (self.priced(proposal, f"{costs}; {words}") for proposal, words in proposals)
+        return [change for change in changes if change is not None and is_enough(change)][:1]
 
 
 def beyond_bytes(limit_bytes: int, predicted: Prediction | None, phase: str | None, *, in_first_step: bool) -> int:
     """The least that a run which ran out of memory in `phase` took beyond its trace: it needed more than the limit."""
     if predicted is None or phase not in (*BATCH_PHASES, OPTIMIZER_PHASE):
         return 0
-    if phase == OPTIMIZER_PHASE:
-        return max(0, limit_bytes - predicted.traced_bytes.get("optimizer", predicted.total_bytes))
-    expected_bytes = predicted.traced_bytes.get("forward_backward", predicted.total_bytes)
-    # Before the first optimizer step there are no optimizer states.
-    states_bytes = predicted.phases.get("forward_backward", {}).get("optimizer", 0) if in_first_step else 0
-    return max(0, limit_bytes - (expected_bytes - states_bytes))
+    peak = OPTIMIZER_PHASE if phase == OPTIMIZER_PHASE else "forward_backward"
+    expected_bytes = predicted.traced_bytes.get(peak, predicted.total_bytes)
+    if phase != OPTIMIZER_PHASE and in_first_step:
+        # Before the first optimizer step there are no optimizer states.
+        expected_bytes -= predicted.phases.get(peak, {}).get("optimizer", 0)
+    return max(0, limit_bytes - expected_bytes)
 
 
 def predict_if_traced(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[MemoryModel, Prediction] | None:
@@ -124,7 +132,7 @@ def predict_if_traced(model_of: ModelOf, spec: RunSpec, ranks: int) -> tuple[Mem
         return None
 
 
-def best_changes(target: FitTarget, changes_by_cost: list[KnobChange]) -> list[OomChange]:
+def best_changes(target: FitTarget, changes_by_cost: list[OomChange], phase: str | None) -> list[OomChange]:
     """Return up to MAX_CHANGES that fit, the cheapest first.
 
     Each changes one knob. Where none is enough, a smaller batch comes with each of them, and then all that keep the
@@ -132,59 +140,34 @@ def best_changes(target: FitTarget, changes_by_cost: list[KnobChange]) -> list[O
     If there are neither, the closest are returned, each with its missing bytes.
     """
     priced: list[OomChange] = []
-    untraced: list[KnobChange] = []
-    for knob in dict.fromkeys(change.knob for change in changes_by_cost):
-        values = [change for change in changes_by_cost if change.knob == knob]
+    untraced: list[OomChange] = []
+    for knob in dict.fromkeys(map(knob_of, changes_by_cost)):
+        changes = [change for change in changes_by_cost if knob_of(change) == knob]
         if knob == "batch_size":
-            priced += _smaller_batch(target, {}, "little")
-            untraced += values if target.need({"batch_size": "1"}) is None else []
-        else:
-            priced += _first_enough(target, values, untraced)
+            priced += target.with_smaller_batch({}, "little")
+            untraced += changes if target.need({"batch_size": "1"}) is None else []
+            continue
+        # The first of a knob that is enough, else the last one that is predicted.
+        predicted: list[OomChange] = []
+        for change in changes:
+            if (one := target.priced(change.settings, change.costs)) is not None:
+                predicted = [one]
+            elif not predicted:
+                untraced.append(change)
+            if any(map(is_enough, predicted)):
+                break
+        priced += predicted
     if not any(map(is_enough, priced)):
-        priced += [pair for change in priced for pair in _smaller_batch(target, change.settings, change.costs)]
+        priced += [pair for change in priced for pair in target.with_smaller_batch(change.settings, change.costs)]
     settings = combined_settings(changes_by_cost)
     if settings and not any(is_enough(change) and "seq_len" not in change.settings for change in priced):
-        costs = "; ".join(one.costs for one in changes_by_cost if settings.get(one.knob) == one.value)
-        together = target.change(settings, costs)
+        costs = "; ".join(one.costs for one in changes_by_cost if one.settings.items() <= settings.items())
+        together = target.priced(settings, costs)
         if together is not None:
-            priced += ([] if is_enough(together) else _smaller_batch(target, settings, costs)) or [together]
-    estimates = [unpredicted_change(change) for change in best_of_each_knob(untraced, target.phase)]
+            priced += ([] if is_enough(together) else target.with_smaller_batch(settings, costs)) or [together]
+    estimates = best_of_each_knob(untraced, phase)
     closest = sorted(priced, key=lambda change: change.predicted_bytes or 0)
     return ([*filter(is_enough, priced), *estimates] or closest)[:MAX_CHANGES]
-
-
-def _first_enough(target: FitTarget, values: list[KnobChange], untraced: list[KnobChange]) -> list[OomChange]:
-    """The first change of one knob that is enough, else the last one predicted; `untraced` gets those before."""
-    predicted: list[OomChange] = []
-    for knob_change in values:
-        change = target.change({knob_change.knob: knob_change.value}, knob_change.costs)
-        if change is not None:
-            predicted = [change]
-            if is_enough(change):
-                break
-        elif not predicted:
-            untraced.append(knob_change)
-    return predicted
-
-
-def _smaller_batch(target: FitTarget, settings: Settings, costs: str) -> list[OomChange]:
-    """The settings with the largest batch that fits while accumulation keeps the global batch.
-
-    Without other settings the largest of all if that is MUCH_LARGER. Empty if no smaller batch fits.
-    """
-    batch, accumulation = target.batch
-    samples, largest = batch * accumulation, target.largest_batch(settings)
-    for smaller in range(largest, largest // MUCH_LARGER, -batch_multiple(target.spec.knobs)):
-        if samples % smaller == 0:
-            batch_knobs = {"batch_size": str(smaller), "grad_accum": str(samples // smaller)}
-            change = target.change({**batch_knobs, **settings}, f"{costs}; {KEEPS_GLOBAL_BATCH}")
-            if change is not None and is_enough(change):
-                return [change]
-    if settings or not largest:
-        return []
-    costs = f"{costs}; the global batch goes from {samples} to {largest * accumulation} a rank"
-    change = target.change({"batch_size": str(largest)}, costs)
-    return [change] if change is not None and is_enough(change) else []
 
 
 def spec_with(spec: RunSpec, settings: Settings) -> RunSpec | None:
@@ -202,114 +185,86 @@ def is_enough(change: OomChange) -> bool:
     return change.predicted_bytes is not None and change.missing_bytes is None
 
 
-def unpredicted_change(knob_change: KnobChange) -> OomChange:
-    """The change in words, without a prediction."""
-    return OomChange(settings=knob_change.settings, saves=knob_change.saves, costs=knob_change.costs)
+def knob_of(change: OomChange) -> str:
+    """The knob of a change of one."""
+    return next(iter(change.settings))
 
 
-@dataclass(frozen=True)
-class KnobChange:
-    """One change: `knob=value`, and in words the memory it frees and its cost."""
+def frees_states(change: OomChange) -> bool:
+    """True if the change shrinks weights, gradients or optimizer states: memory that no batch decides."""
+    return "optimizer" in change.settings or halves_weights(change)
 
-    knob: str
-    value: str
-    saves: str
-    costs: str
-    grad_accum: str | None = None
-    """The accumulation that keeps the global batch; None for another knob than the batch, or if none does."""
 
-    @property
-    def settings(self) -> Settings:
-        """The changed knob."""
-        return {self.knob: self.value}
-
-    @property
-    def frees_states(self) -> bool:
-        """True if the change shrinks weights, gradients or optimizer states: memory that no batch decides."""
-        return self.knob == "optimizer" or self.halves_weights
-
-    @property
-    def halves_weights(self) -> bool:
-        """True if the change stores the weights in half precision."""
-        return self.knob == "precision" and PRECISIONS[self.value].has_half_weights
+def halves_weights(change: OomChange) -> bool:
+    """True if the change stores the weights in half precision."""
+    return "precision" in change.settings and PRECISIONS[change.settings["precision"]].has_half_weights
 
 
 def knob_changes(
-    knobs: Mapping[str, Any],
-    device: str,
-    phase: str | None,
-    compute_capabilities: Sequence[str] = (),
-    largest_share: float = 1.0,
-) -> list[KnobChange]:
-    """Return the changes that free memory in the failed phase, the cheapest in speed or in kind first.
+    knobs: Mapping[str, Any], device: str, phase: str | None, compute_capabilities: Sequence[str] = ()
+) -> list[OomChange]:
+    """Return the changes of one knob that free memory in the failed phase, the cheapest in speed or in kind first.
 
     Optimizers that the strategy refuses are left out, and precisions that a GPU of `compute_capabilities` lacks.
-    `largest_share` is the share of the batch above which the one request that failed would exceed the whole limit.
     Leaving the Trainer or the compiler frees host memory only.
     """
     on_cpu, strategy = device == "cpu", strategy_or_single(knobs)
     optimizer, precision = OPTIMIZERS[str(knobs["optimizer"])], PRECISIONS[str(knobs["precision"])]
     has_bf16 = all(map(PRECISIONS["bf16"].runs_on, compute_capabilities))
     bf16_speed = "slower on most CPUs" if on_cpu else "faster on tensor cores (Ampere and later)"
-    half, speed = ("bf16", bf16_speed) if has_bf16 else ("fp16", "faster on tensor cores (Volta and later)")
-    fuses = optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused")
+    half, half_speed = ("bf16", bf16_speed) if has_bf16 else ("fp16", "faster on tensor cores (Volta and later)")
+    is_foreach = optimizer.class_name == "AdamW" and optimizer.implementation not in ("loop", "fused")
+    fuses = is_foreach and phase not in BATCH_PHASES
     shrinks = optimizer.state_tensors >= 2 and not optimizer.eight_bit
     halves = not precision.has_half_weights and has_bf16
-    compiler = mebibytes(COMPILER_BYTES)
-    leaves_trainer = KnobChange("engine", "native", f"frees about {mebibytes(TRAINER_BYTES)}", "almost none")
-    fused = KnobChange("optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster")
-    to_one_layer = "activations to one layer plus boundaries"
-    pure_costs = f"{bf16_speed}; updates lose precision"
-    before_batch = [
-        (knobs["attention"] == "eager", KnobChange("attention", "auto", "frees all score matrices, by sdpa", "faster")),
-        (on_cpu and knobs["engine"] == "trainer", leaves_trainer),
-        (fuses and phase not in BATCH_PHASES, fused),
-        (on_cpu and knobs["compile"] != "off", KnobChange("compile", "off", f"frees up to {compiler}", "slower steps")),
-    ]
-    after_batch = [
-        (not precision.computes_in_half, KnobChange("precision", half, "frees about half of the activations", speed)),
-        (shrinks, KnobChange("optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none")),
-        (shrinks, KnobChange("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge")),
-        (halves, KnobChange("precision", "bf16-pure", "frees half of weights, gradients and states", pure_costs)),
-        (knobs["checkpointing"] == "off", KnobChange("checkpointing", "full", to_one_layer, "20-30 % slower")),
+    compiles, by_trainer = knobs["compile"] != "off", knobs["engine"] == "trainer"
+    recomputes, pure_costs = knobs["checkpointing"] == "full", f"{bf16_speed}; updates lose precision"
+    table: list[tuple[bool, str, str, str, str]] = [
+        (knobs["attention"] == "eager", "attention", "auto", "frees all score matrices, by sdpa", "faster"),
+        (on_cpu and by_trainer, "engine", "native", f"frees about {mebibytes(TRAINER_BYTES)}", "almost none"),
+        (fuses, "optimizer", "adamw-fused", "frees 4 bytes a parameter at the optimizer's peak", "faster"),
+        (on_cpu and compiles, "compile", "off", f"frees up to {mebibytes(COMPILER_BYTES)}", "slower steps"),
+        *((True, "batch_size", *words) for words in _smaller_batches(knobs)),
+        (not precision.computes_in_half, "precision", half, "frees about half of the activations", half_speed),
+        (shrinks, "optimizer", "adamw-8bit", "frees 6 bytes a parameter", "almost none"),
+        (shrinks, "optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge"),
+        (halves, "precision", "bf16-pure", "frees half of weights, gradients and states", pure_costs),
+        (not recomputes, "checkpointing", "full", "activations to one layer plus boundaries", "20-30 % slower"),
+        *((True, "seq_len", *words) for words in _shorter_sequences(knobs)),
     ]
     changes = [
-        *(change for applies, change in before_batch if applies),
-        *_smaller_batches(knobs, largest_share if phase in BATCH_PHASES else 1.0),
-        *(change for applies, change in after_batch if applies),
-        *_shorter_sequences(knobs),
+        OomChange(settings={knob: value}, saves=saves, costs=costs)
+        for applies, knob, value, saves, costs in table
+        if applies and (knob != "optimizer" or OPTIMIZERS[value].refusal(strategy) is None)
     ]
-    return [
-        change
-        for change in changes
-        # While the model is built there are weights alone.
-        if (phase != MODEL_PHASE or change.halves_weights)
-        and (change.knob != "optimizer" or OPTIMIZERS[change.value].refusal(strategy) is None)
-    ]
+    # While the model is built there are weights alone.
+    return [change for change in changes if phase != MODEL_PHASE or halves_weights(change)]
 
 
-def _smaller_batches(knobs: Mapping[str, Any], largest_share: float) -> Iterator[KnobChange]:
-    """Yield the batch brought down to a power of two of what a pipeline cuts into its micro-batches."""
+def _smaller_batches(knobs: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the value, savings and costs of a batch brought down to a power of two of a pipeline's parts."""
     batch, multiple = whole_number(knobs, "batch_size"), batch_multiple(knobs)
-    if batch <= multiple:
-        return
-    multiples = max(1, min(batch - 1, int(batch * largest_share)) // multiple)
-    smaller = multiple << (multiples.bit_length() - 1)
-    kept_by, remainder = divmod(batch * whole_number(knobs, "grad_accum"), smaller)
-    saves = f"activations to {100 * smaller / batch:.2g} %"
-    costs, keeps = changed_global_batch(smaller / batch), None
-    if not remainder:
-        costs, keeps = f"little; grad_accum={kept_by} keeps the global batch", str(kept_by)
-    yield KnobChange("batch_size", str(smaller), saves, costs, keeps)
+    if batch > multiple:
+        smaller = multiple << (max(1, (batch - 1) // multiple).bit_length() - 1)
+        kept_by = accumulation_that_keeps(knobs, smaller)
+        costs = changed_global_batch(smaller / batch)
+        if kept_by is not None:
+            costs = f"little; grad_accum={kept_by} keeps the global batch"
+        yield str(smaller), f"activations to {100 * smaller / batch:.2g} %", costs
 
 
-def _shorter_sequences(knobs: Mapping[str, Any]) -> Iterator[KnobChange]:
-    """Yield half of the sequence, a quarter, and so on."""
+def accumulation_that_keeps(knobs: Mapping[str, Any], batch_size: int) -> int | None:
+    """The accumulation that keeps the global batch with another batch size; None if none does."""
+    accumulation, remainder = divmod(whole_number(knobs, "batch_size") * whole_number(knobs, "grad_accum"), batch_size)
+    return None if remainder else accumulation
+
+
+def _shorter_sequences(knobs: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the value, savings and costs of half of the sequence, a quarter, and so on."""
     seq_len = int(knobs["seq_len"] or 0)
     share = 0.5
     while (shorter := int(seq_len * share)) >= MIN_SEQ_LEN:
-        costs = "none; the model trains on shorter sequences"
-        yield KnobChange("seq_len", str(shorter), f"activations to {100 * share:.2g} %", costs)
+        yield str(shorter), f"activations to {100 * share:.2g} %", "none; the model trains on shorter sequences"
         share /= 2
 
 
@@ -318,34 +273,39 @@ def changed_global_batch(share: float) -> str:
     return f"little; the global batch becomes {share:.2g} times as large"
 
 
-def useful_first(changes_by_cost: Iterable[KnobChange], phase: str | None) -> list[KnobChange]:
+def useful_first(changes_by_cost: Iterable[OomChange], phase: str | None) -> list[OomChange]:
     """Sort the changes that shrink this phase's memory to the front: the states' in the optimizer's step."""
-    return sorted(changes_by_cost, key=lambda change: change.frees_states != (phase == OPTIMIZER_PHASE))
+    return sorted(changes_by_cost, key=lambda change: frees_states(change) != (phase == OPTIMIZER_PHASE))
 
 
-def best_of_each_knob(changes_by_cost: list[KnobChange], phase: str | None) -> list[KnobChange]:
+def best_of_each_knob(changes_by_cost: Iterable[OomChange], phase: str | None) -> list[OomChange]:
     """Return the most useful change of each knob, a shorter sequence last, since the model then learns another task."""
-    by_knob: dict[str, KnobChange] = {}
+    by_knob: dict[str, OomChange] = {}
     for change in useful_first(changes_by_cost, phase):
-        by_knob.setdefault(change.knob, change)
-    return sorted(by_knob.values(), key=lambda change: change.knob == "seq_len")
+        by_knob.setdefault(knob_of(change), change)
+    return sorted(by_knob.values(), key=lambda change: "seq_len" in change.settings)
 
 
-def settings_to_trace(changes_by_cost: Sequence[KnobChange], phase: str | None) -> list[Settings]:
+def settings_to_trace(changes_by_cost: Sequence[OomChange], phase: str | None) -> list[Settings]:
     """Return the settings that need traces, the most useful first: the run's own, each change, and all together.
 
     A smaller batch needs none. The shorter sequences come last.
     """
-    changes = [change for change in useful_first(changes_by_cost, phase) if change.knob != "batch_size"]
-    same_task = [change.settings for change in changes if change.knob != "seq_len"]
-    shorter = [change.settings for change in changes if change.knob == "seq_len"]
+    changes = [
+        change.settings for change in useful_first(changes_by_cost, phase) if "batch_size" not in change.settings
+    ]
+    shorter = [settings for settings in changes if "seq_len" in settings]
+    same_task = [settings for settings in changes if "seq_len" not in settings]
     return [{}, *same_task, combined_settings(changes_by_cost), *shorter]
 
 
-def combined_settings(changes_by_cost: Iterable[KnobChange]) -> Settings:
+def combined_settings(changes_by_cost: Iterable[OomChange]) -> Settings:
     """Return every memory-saving knob at its strongest value; empty without several.
 
     A smaller batch is added where it is needed, and a shorter sequence would be another task.
     """
-    together = {change.knob: change.value for change in changes_by_cost if change.knob not in ("batch_size", "seq_len")}
+    together: Settings = {}
+    for change in changes_by_cost:
+        if knob_of(change) not in ("batch_size", "seq_len"):
+            together |= change.settings
     return together if len(together) > 1 else {}

@@ -8,20 +8,23 @@ its output, and the last stage the logits until their backward.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.model_size import FP32_BYTES
-from trainfast_runner.memory.sharding import LAYERS_SPREAD, WholeModel, devices_of
+from trainfast_runner.memory.sharding import LAYERS_SPREAD, devices_of, is_updated_in_loop
 from trainfast_runner.memory.timeline import (
+    FP32_BYTES,
     MIDDLE_BLOCK,
     NO_BYTES,
     BlockStack,
+    PipelineCut,
     RankBytes,
     Segment,
     Vector,
+    WholeModel,
     add,
     moments,
 )
@@ -31,33 +34,6 @@ from trainfast_runner.worker.shared.words import ACTIVATIONS, GRADS, TEMPORARY, 
 
 FORWARDS_AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""
-
-
-class StageCut(msgspec.Struct, frozen=True):
-    """One stage of the model."""
-
-    begin: int
-    """Index of the first block."""
-    end: int
-    """Index after that of the last block."""
-    elements: int
-    """Elements of all parameters of the stage."""
-    largest: int
-    """Elements of the largest parameter."""
-
-
-class PipelineCut(msgspec.Struct, frozen=True):
-    """The worker's cut of the model into stages."""
-
-    stages: list[StageCut]
-    tied: int
-    """Elements of the parameters that are on the first and on the last stage."""
-    hidden: int
-    """Elements per sample of the tensors between stages."""
-    output: int
-    """Elements per sample of the logits."""
-    head: int | None = None
-    """The stage that computes the logits; None for the last."""
 
 
 class PipelineAction(NamedTuple):
@@ -88,13 +64,6 @@ def stage_count(knobs: Mapping[str, Any]) -> int:
     return int(knobs["pp_degree"]) * SCHEDULES[str(knobs["pp_schedule"])].stages_per_rank
 
 
-def _as_one_pipeline(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Describe `naive-mp` as a pipeline without a schedule: the whole batch goes through all stages, and back."""
-    if knobs["strategy"] != LAYERS_SPREAD:
-        return knobs
-    return {**knobs, "pp_degree": devices_of(knobs), "pp_schedule": "gpipe", "micro_batches": 1}
-
-
 def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) -> list[PipelineAction]:
     """Return a rank's actions in one step of the schedule."""
     if schedule == "gpipe":
@@ -118,50 +87,43 @@ def schedule_actions(schedule: str, rank: int, degree: int, micro_batches: int) 
     return actions
 
 
-def stage_peaks(
-    model: WholeModel,
-    segments: list[Segment],
-    optimizer_peak: list[float],
-    cut: PipelineCut | None,
-    knobs: Mapping[str, Any],
-) -> StagePeaks:
+def stage_peaks(model: WholeModel, knobs: Mapping[str, Any]) -> StagePeaks:
     """Return each phase's peak of the fullest stage. Raises UserError for a model not traced for its stages."""
-    count = stage_count(knobs)
+    cut, count = model.pipeline, stage_count(knobs)
     if cut is None or len(model.stacks) != 1 or len(cut.stages) != count:
         raise UserError("pipeline memory is predicted only for models with one stack of blocks", key="strategy")
-    knobs = _as_one_pipeline(knobs)
     degree = int(knobs["pp_degree"])
-    phases: dict[str, RankBytes] = {}
-    ranks: dict[str, int] = {}
-    for rank in range(degree):
-        rank_memory = _RankMemory(model, segments, cut, knobs, rank)
-        for phase, peak in (
-            ("forward_backward", rank_memory.forward_backward()),
-            ("optimizer", rank_memory.optimizer(optimizer_peak)),
-        ):
-            if phase not in phases or sum(peak) > sum(phases[phase]):
-                phases[phase], ranks[phase] = peak, rank
-    return StagePeaks(phases, ranks)
+    if knobs["strategy"] == LAYERS_SPREAD:
+        # A pipeline without a schedule: the whole batch goes through all stages, and back.
+        degree = devices_of(knobs)
+        knobs = {**knobs, "pp_schedule": "gpipe", "micro_batches": 1}
+    ranks = [_RankMemory(model, cut, knobs, rank, degree) for rank in range(degree)]
+    peaks = {
+        "forward_backward": [rank.forward_backward() for rank in ranks],
+        "optimizer": [rank.optimizer() for rank in ranks],
+    }
+    fullest = {phase: max(range(degree), key=lambda rank: sum(of_ranks[rank])) for phase, of_ranks in peaks.items()}
+    return StagePeaks({phase: peaks[phase][rank] for phase, rank in fullest.items()}, fullest)
 
 
 class _RankMemory:
     """The memory of one rank of the pipeline, which runs every `degree`-th stage."""
 
-    def __init__(
-        self, model: WholeModel, segments: list[Segment], cut: PipelineCut, knobs: Mapping[str, Any], rank: int
-    ) -> None:
-        degree, micro_batches = int(knobs["pp_degree"]), int(knobs["micro_batches"])
-        self._model, self._segments, self._cut, self._knobs = model, segments, cut, knobs
-        self._actions = schedule_actions(str(knobs["pp_schedule"]), rank, degree, micro_batches)
+    def __init__(self, model: WholeModel, cut: PipelineCut, knobs: Mapping[str, Any], rank: int, degree: int) -> None:
+        self._model, self._cut, self._knobs = model, cut, knobs
+        self._micro_batches, self._accumulation = int(knobs["micro_batches"]), int(knobs["grad_accum"])
+        self._samples = int(knobs["batch_size"]) / self._micro_batches
+        self._actions = schedule_actions(str(knobs["pp_schedule"]), rank, degree, self._micro_batches)
         self._stage_numbers = range(rank, len(cut.stages), degree)
         self._share = sum(cut.stages[number].elements for number in self._stage_numbers) / max(1, model.parameters)
-        self._micro_batches, self._samples = micro_batches, int(knobs["batch_size"]) / micro_batches
+        self._last = len(cut.stages) - 1
+        self._head = self._last if cut.head is None else cut.head
         self._is_spread = knobs["strategy"] == LAYERS_SPREAD
-        self._passes: dict[tuple[PipelineAction, int], _Pass] = {}
+        self._cached_pass = cache(self._pass)
 
     def forward_backward(self) -> RankBytes:
         """The rank's bytes at the peak of one step of the schedule, the last of `grad_accum`."""
-        accumulates = int(self._knobs["grad_accum"]) > 1
+        accumulates = self._accumulation > 1
         start = [value * self._share for value in self._model.before_optimizer]
         start[ACTIVATIONS], start[TEMPORARY] = self._batches_bytes(), 0.0
         if not accumulates:
@@ -169,18 +131,19 @@ class _RankMemory:
         level = peak = tuple(start)
         with_gradients = set[int]()
         for action in self._actions:
-            live_bytes = self._pass(action, 2 if accumulates or action.stage in with_gradients else 1)
+            live_bytes = self._cached_pass(action, 2 if accumulates or action.stage in with_gradients else 1)
             peak = max(peak, add(level, live_bytes.peak), key=sum)
             level = add(level, live_bytes.delta)
             if action.backward:
                 with_gradients.add(action.stage)
         return RankBytes(*peak)._replace(communication=self._buffers_bytes())
 
-    def optimizer(self, whole_peak: list[float]) -> RankBytes:
-        """The rank's bytes at the peak of the optimizer's step, where the whole model has `whole_peak`."""
+    def optimizer(self) -> RankBytes:
+        """The rank's bytes at the peak of the optimizer's step."""
+        whole_peak = self._model.optimizer_peak
         peak = [value * self._share for value in whole_peak]
         largest_parameter = max(self._cut.stages[number].largest for number in self._stage_numbers)
-        if self._model.is_updated_in_loop(self._knobs, whole_peak[TEMPORARY]):
+        if is_updated_in_loop(self._model, self._knobs, whole_peak[TEMPORARY]):
             # One parameter after the other.
             peak[TEMPORARY] = (
                 whole_peak[TEMPORARY] * largest_parameter / max(stage.largest for stage in self._cut.stages)
@@ -192,30 +155,25 @@ class _RankMemory:
         return RankBytes(*peak)._replace(communication=self._buffers_bytes())
 
     def _pass(self, action: PipelineAction, micro: int) -> _Pass:
-        key = (action, micro)
-        if key not in self._passes:
-            self._passes[key] = self._backward(action.stage, micro) if action.backward else self._forward(action.stage)
-        return self._passes[key]
+        number = self._stage_numbers[action.stage]
+        return self._backward(number, micro) if action.backward else self._forward(number)
 
-    def _forward(self, slot: int) -> _Pass:
+    def _forward(self, number: int) -> _Pass:
         """A forward's bytes: it keeps what its backward frees; cast weights are freed with the stage's autocast."""
-        number = self._stage_numbers[slot]
         before_blocks, blocks, after_blocks = self._segments_by_part(number, "forward", 1)
-        peak, _ = self._live_bytes(
-            number, [*(before_blocks if number == 0 else []), *blocks, *(after_blocks if self._is_head(number) else [])]
-        )
-        freed = self._backward(slot, 1).delta[ACTIVATIONS]
-        return _Pass(peak, _vector({ACTIVATIONS: -freed}))
+        before_blocks = before_blocks if number == 0 else []
+        after_blocks = after_blocks if number == self._head else []
+        peak, _ = self._live_bytes(number, [*before_blocks, *blocks, *after_blocks])
+        return _Pass(peak, _vector({ACTIVATIONS: -self._backward(number, 1).delta[ACTIVATIONS]}))
 
-    def _backward(self, slot: int, micro: int) -> _Pass:
+    def _backward(self, number: int, micro: int) -> _Pass:
         """A backward's bytes, in the traced micro-batch `micro`: 1 without earlier gradients, 2 with them."""
-        number = self._stage_numbers[slot]
         after_blocks, blocks, before_blocks = self._segments_by_part(number, "backward", micro)
         width = self._model.weight_width
         start = NO_BYTES
         segments = [*blocks, *(before_blocks if number == 0 else [])]
         logits_bytes = 0.0
-        if self._is_head(number):
+        if number == self._head:
             # The head's gradient does not wait for the gradient of the tied embedding, which is in another stage.
             tied_bytes = width * self._cut.tied
             head_delta = _vector({TEMPORARY: -tied_bytes, GRADS: tied_bytes if micro == 1 else 0.0})
@@ -234,20 +192,19 @@ class _RankMemory:
         self, number: int, phase: str, micro: int
     ) -> tuple[list[Segment], list[Segment], list[Segment]]:
         """A traced micro-batch's segments before the blocks, in a stage's blocks, and after them, as they run."""
-        traced_segments = [segment for segment in self._segments if segment.phase == phase and segment.micro == micro]
-        block_indexes = [index for index, segment in enumerate(traced_segments) if segment.traced_block]
+        traced = [segment for segment in self._model.segments if segment.phase == phase and segment.micro == micro]
+        block_indexes = [index for index, segment in enumerate(traced) if segment.traced_block]
         if not block_indexes:
             raise UserError("this trace has no blocks to be cut between", key="strategy")
-        traced_blocks = self._traced_blocks(number)
         blocks = [
             msgspec.structs.replace(segment, traced_block=f"0:{index}")
-            for index, block in enumerate(traced_blocks)
-            for segment in traced_segments
+            for index, block in enumerate(self._traced_blocks(number))
+            for segment in traced
             if segment.traced_block == f"0:{block}"
         ]
         if phase == "backward":
             blocks.reverse()
-        return traced_segments[: block_indexes[0]], blocks, traced_segments[block_indexes[-1] + 1 :]
+        return traced[: block_indexes[0]], blocks, traced[block_indexes[-1] + 1 :]
 
     def _traced_blocks(self, number: int) -> list[int]:
         """Index of the traced block for each block of the stage; [first, MIDDLE_BLOCK, last] of a long stage."""
@@ -255,37 +212,27 @@ class _RankMemory:
         blocks = list(range(stage.begin, stage.end))
         if stack.kept == stack.count:
             return blocks
-        indexes = [
-            0 if block == 0 else stack.kept - 1 if block == stack.count - 1 else MIDDLE_BLOCK for block in blocks
-        ]
+        ends = {0: 0, stack.count - 1: stack.kept - 1}
+        indexes = [ends.get(block, MIDDLE_BLOCK) for block in blocks]
         return indexes if len(indexes) <= stack.kept else [indexes[0], MIDDLE_BLOCK, indexes[-1]]
 
     def _live_bytes(self, number: int, segments: list[Segment], start: Vector = NO_BYTES) -> tuple[Vector, Vector]:
         """Live bytes of some segments: at their peak and at their end."""
         [stack], stage = self._model.stacks, self._cut.stages[number]
         cut = BlockStack(len(self._traced_blocks(number)), stack.sizes[stage.begin : stage.end])
-        moments_of_run = moments(segments, [cut], start, self._samples, TRACED_MICRO_BATCHES)
-        lives = [moment.live for moment in moments_of_run]
+        lives = [moment.live for moment in moments(segments, [cut], start, self._samples, TRACED_MICRO_BATCHES)]
         return max(lives, key=sum), lives[-1]
-
-    def _is_last(self, number: int) -> bool:
-        return number == len(self._cut.stages) - 1
-
-    def _is_head(self, number: int) -> bool:
-        return number == self._cut.head if self._cut.head is not None else self._is_last(number)
 
     def _batches_bytes(self) -> float:
         """Bytes of the batches themselves; every rank has all of a step."""
-        data = [segment.delta for segment in self._segments if segment.phase == "data"]
+        data = [segment.delta for segment in self._model.segments if segment.phase == "data"]
         traced_bytes = sum(sum(fixed) + self._samples * sum(per_sample) for fixed, per_sample in data)
-        return traced_bytes * self._micro_batches * int(self._knobs["grad_accum"]) / TRACED_MICRO_BATCHES
+        return traced_bytes * self._micro_batches * self._accumulation / TRACED_MICRO_BATCHES
 
     def _buffers_bytes(self) -> float:
         """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch."""
         # `naive-mp` only copies inputs: gradients come when they are used.
-        count = sum(
-            (number > 0) + (not self._is_last(number) and not self._is_spread) for number in self._stage_numbers
-        )
+        count = sum((number > 0) + (number != self._last and not self._is_spread) for number in self._stage_numbers)
         return count * self._micro_batches * self._samples * self._cut.hidden * self._model.weight_width
 
 

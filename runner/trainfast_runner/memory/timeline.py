@@ -1,13 +1,14 @@
-"""The timeline of a step's live bytes, put together from its traced segments for any depth, batch and accumulation."""
+"""A traced model, and the timeline of its step's live bytes, put together for any depth, batch and accumulation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 
-from trainfast_runner.worker.shared.words import NO_WORK, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
+from trainfast_runner.worker.shared.words import GRADS, NO_WORK, PARAMS, TRACED_CATEGORIES, TRACED_MICRO_BATCHES
 
 Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED_CATEGORIES."""
@@ -16,6 +17,7 @@ Work = tuple[float, float, float]
 NO_BYTES: Vector = (0.0,) * len(TRACED_CATEGORIES)
 MIDDLE_BLOCK = 1
 """Index of the traced block that stands for all between the first and the last."""
+FP32_BYTES = 4
 
 
 class RankBytes(NamedTuple):
@@ -62,32 +64,120 @@ class Segment(msgspec.Struct, frozen=True):
     work: tuple[Work, Work] = (NO_WORK, NO_WORK)
 
 
+class StageCut(msgspec.Struct, frozen=True):
+    """One stage of the model."""
+
+    begin: int
+    """Index of the first block."""
+    end: int
+    """Index after that of the last block."""
+    elements: int
+    """Elements of all parameters of the stage."""
+    largest: int
+    """Elements of the largest parameter."""
+
+
+class PipelineCut(msgspec.Struct, frozen=True):
+    """The worker's cut of the model into stages."""
+
+    stages: list[StageCut]
+    tied: int
+    """Elements of the parameters that are on the first and on the last stage."""
+    hidden: int
+    """Elements per sample of the tensors between stages."""
+    output: int
+    """Elements per sample of the logits."""
+    head: int | None = None
+    """The stage that computes the logits; None for the last."""
+
+
 class BlockPosition(NamedTuple):
-    """A block of the model itself, in the forward or the backward."""
+    """A block of the model itself."""
 
     stack: int
     block: int
-    backward: bool
+
+
+class StepTrace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Forward and backward of a model, and its division into blocks and stages."""
+
+    parameter_sizes: list[int]
+    """Elements of each parameter."""
+    stacks: list[BlockStack]
+    segments: list[Segment]
+    pipeline: PipelineCut | None = None
+    """The model's cut into stages; None if it was not traced for them."""
+    unused: list[str] = []
+    """The parameters that get no gradient, and so no optimizer state."""
+    library_bytes: int = 0
+    """Workspaces that libraries keep in a GPU's allocator from the first step on, whatever the batch."""
+    attention: str = ""
+    """The attention kernel that the trace ran, and the reason that `attention=auto` took it."""
+
+
+class WholeModel(StepTrace, frozen=True, kw_only=True, dict=True):
+    """A model in one process, at one sequence length, precision, optimizer, attention, checkpointing and objective."""
+
+    device: str
+    before_optimizer: list[float]
+    """Live bytes by category of the whole model before the optimizer's step."""
+    optimizer_peak: list[float]
+    """Live bytes by category of the whole model at the peak of the optimizer's step."""
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(self.parameter_sizes)
+
+    @cached_property
+    def weight_width(self) -> float:
+        """Bytes of one weight."""
+        return self.before_optimizer[PARAMS] / max(1, self.parameters)
+
+    @cached_property
+    def gradient_width(self) -> float:
+        """Bytes of one gradient."""
+        return self.before_optimizer[GRADS] / max(1, self.parameters)
+
+    @cached_property
+    def block_sizes(self) -> list[int]:
+        """Elements of every block, stack after stack."""
+        return [size for stack in self.stacks for size in stack.sizes]
+
+    @cached_property
+    def outside_blocks(self) -> int:
+        """Elements of the embeddings and the head."""
+        return max(0, self.parameters - sum(self.block_sizes))
+
+    @cached_property
+    def largest_parameter(self) -> int:
+        """Elements of the largest parameter."""
+        return max(self.parameter_sizes, default=0)
+
+    def size_after(self, position: BlockPosition) -> int:
+        """Elements of the blocks after this position: their backward is over when the backward reaches it."""
+        in_stack = sum(self.stacks[position.stack].sizes[position.block + 1 :])
+        return in_stack + sum(sum(later.sizes) for later in self.stacks[position.stack + 1 :])
 
 
 class Moment(NamedTuple):
     """Live bytes by category that may be the peak, and their moment in the step."""
 
     live: Vector
-    position: BlockPosition | None
+    phase: str
+    """data, forward, backward, end for the end of the last backward, or optimizer."""
+    position: BlockPosition | None = None
     """The block that runs; None outside of all blocks."""
-    micro: int
-    backward: bool
-    is_last: bool = False
-    """True at the end of the last backward."""
+    micro: int = 1
+
+    @property
+    def in_backward(self) -> bool:
+        """True from the start of a backward to its end."""
+        return self.phase in ("backward", "end")
 
 
 def moments(
-    segments: list[Segment],
-    stacks: list[BlockStack],
-    start: Vector,
-    batch: float,
-    micro_batches: int,
+    segments: list[Segment], stacks: list[BlockStack], start: Vector, batch: float, micro_batches: int
 ) -> Iterator[Moment]:
     """Yield each moment of forward and backward that may be the peak with `batch` samples a micro-batch, then the end.
 
@@ -99,19 +189,17 @@ def moments(
             break
         share = micro_batches / TRACED_MICRO_BATCHES if segment.phase == "data" else 1.0
         blocks = blocks_of(segment, stacks)
-        backward = segment.phase == "backward"
         delta = _live_at(segment.delta, batch, share)
-        peaks = [_live_at(line, batch, share) for line in segment.lines]
+        peaks = [NO_BYTES, *(_live_at(line, batch, share) for line in segment.lines)]
         # Live bytes are linear in the copy's number, so only the first and the last copy can hold the peak.
         for copy in dict.fromkeys((0, blocks.copies - 1)):
-            block = blocks.first + (blocks.copies - 1 - copy if backward else copy)
-            position = None if blocks.stack is None else BlockPosition(blocks.stack, block, backward)
+            block = blocks.first + (blocks.copies - 1 - copy if segment.phase == "backward" else copy)
+            position = None if blocks.stack is None else BlockPosition(blocks.stack, block)
             base = add(level, delta, copy)
-            yield Moment(base, position, segment.micro, backward)
             for peak in peaks:
-                yield Moment(add(base, peak), position, segment.micro, backward)
+                yield Moment(add(base, peak), segment.phase, position, segment.micro)
         level = add(level, delta, blocks.copies)
-    yield Moment(level, None, micro_batches, True, is_last=True)
+    yield Moment(level, "end", None, micro_batches)
 
 
 class Blocks(NamedTuple):
@@ -127,13 +215,10 @@ def blocks_of(segment: Segment, stacks: list[BlockStack]) -> Blocks:
     if not segment.traced_block:
         return Blocks(None, 1, 0)
     number, index = (int(part) for part in segment.traced_block.split(":"))
-    stack = stacks[number]
-    if stack.kept == stack.count:
-        return Blocks(number, 1, index)
-    copies = stack.count - stack.kept + 1
-    if index == MIDDLE_BLOCK:
-        return Blocks(number, copies, index)
-    return Blocks(number, 1, index if index < MIDDLE_BLOCK else index + copies - 1)
+    left_out = stacks[number].count - stacks[number].kept
+    if index == MIDDLE_BLOCK and left_out:
+        return Blocks(number, left_out + 1, index)
+    return Blocks(number, 1, index if index < MIDDLE_BLOCK else index + left_out)
 
 
 def _live_at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:

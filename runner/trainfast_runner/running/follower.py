@@ -7,9 +7,10 @@ missing, cut short or damaged.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -86,9 +87,12 @@ class SummedRates:
             steps_of_ranks.append(step)
             if len(steps_of_ranks) < sampling_ranks:
                 continue
-            samples_per_s = sum(1e3 * (rank_step.samples or 0) / rank_step.step_ms for rank_step in steps_of_ranks)
-            ended_ns = max(rank_step.t_ns for rank_step in steps_of_ranks)
-            self._summed.append((step.step, ended_ns, samples_per_s, _summed_tokens_per_s(steps_of_ranks)))
+            samples_per_s = sum(1e3 * (one.samples or 0) / one.step_ms for one in steps_of_ranks)
+            tokens_per_s = None  # for a model without tokens
+            if all(one.tokens is not None for one in steps_of_ranks):
+                tokens_per_s = sum(1e3 * (one.tokens or 0) / one.step_ms for one in steps_of_ranks)
+            ended_ns = max(one.t_ns for one in steps_of_ranks)
+            self._summed.append((step.step, ended_ns, samples_per_s, tokens_per_s))
             del self._waiting[step.step]
         if self._keep is not None and len(self._waiting) > self._keep:
             # A rank has stopped writing: the steps of the others alone are no throughput of the run.
@@ -100,13 +104,6 @@ class SummedRates:
         return Rates(*zip(*self._summed, strict=True))
 
 
-def _summed_tokens_per_s(steps_of_ranks: Sequence[Step]) -> float | None:
-    """Return the tokens/s of the ranks' parts of one step together; None if the model has no tokens."""
-    if any(rank_step.tokens is None for rank_step in steps_of_ranks):
-        return None
-    return sum(1e3 * (rank_step.tokens or 0) / rank_step.step_ms for rank_step in steps_of_ranks)
-
-
 STEPS_KEPT = 4000
 TICKS_KEPT = 1800
 CONDITIONS_KEPT = 600
@@ -115,6 +112,8 @@ RECENT_TELEMETRY_BYTES = 24 << 20
 """The end of longer telemetry that is read: more than is kept, with 12 kB a tick of eight GPUs."""
 WINDOW_BYTES = 4 << 20
 """Telemetry read in one poll, which bounds the memory for it."""
+RECENT_BYTES = 4 << 20
+"""The end of any other longer file that is read: more than is kept."""
 FIRST_STEPS_BYTES = 32 << 10
 """Head of a `steps*.jsonl` that holds the first losses, and the peaks of a training on the CPU."""
 
@@ -178,6 +177,35 @@ class RunSnapshot:
         return self.state == "running" and self.run_file is not None and self.run_file.device == "cpu"
 
 
+T = TypeVar("T")
+
+
+class FollowedFile(Generic[T]):
+    """Follow a file from at most `recent_bytes` before its end, and keep its newest `keep` records."""
+
+    def __init__(self, tail: Tail[T], keep: int = 0, recent_bytes: float = RECENT_BYTES) -> None:
+        self.kept: deque[T] = deque(maxlen=keep)
+        self.tail = tail
+        try:
+            with os.fdopen(open_regular(tail.path), "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size > recent_bytes:
+                    file.seek(size - int(recent_bytes))
+                    file.readline()
+                    tail.offset = file.tell()
+        except OSError:
+            pass  # the file is not there yet: the tail waits for it
+
+    def read(self) -> list[T]:
+        """Return the new records, after adding them to those kept; empty if the file cannot be read."""
+        try:
+            records = self.tail.new()
+        except OSError:
+            return []
+        self.kept.extend(records)
+        return records
+
+
 class Follower:
     """Reads one run directory, a bit at each `poll`. Not safe to share between threads."""
 
@@ -187,12 +215,14 @@ class Follower:
         """The snapshot so far: `run.json` and the ranks' lines are added as they are read, `poll` replaces the rest."""
         self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
         self._rates = SummedRates(STEPS_KEPT)
-        self._ranks = RankTails(directory)
+        self._step_files: dict[int, FollowedFile[Step]] = {}
+        self._line_files: dict[int, FollowedFile[WorkerLine]] = {}
+        self._last_step_ns: dict[int, int] = {}
         self._first_losses: list[float] = []
-        self._ticks = RecentRecords(
+        self._ticks = FollowedFile(
             TelemetryTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), TICKS_KEPT, RECENT_TELEMETRY_BYTES
         )
-        self._events = RecentRecords(Tail(directory / EVENTS_FILE, Event), EVENTS_KEPT)
+        self._events = FollowedFile(Tail(directory / EVENTS_FILE, Event), EVENTS_KEPT)
         self._state_events = StateEvents(directory)
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
@@ -232,7 +262,7 @@ class Follower:
             events=tuple(self._events.kept),
             synthetic=previous.synthetic if result is None else result.synthetic_data,
             log=self._log.lines,
-            unreadable_lines=sum(source.unreadable_lines for source in (self._ranks, self._ticks, self._events)),
+            unreadable_lines=sum(tail.unreadable for tail in self._tails()),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
@@ -242,12 +272,15 @@ class Follower:
 
     def _read(self) -> bool:
         """Read all files; True if any gave something new."""
-        new_steps = self._ranks.new_steps()
-        for rank, steps in new_steps.items():
-            self._add_steps(rank, steps)
-        new_lines = self._ranks.new_lines()
-        for rank, line in new_lines:
-            self._add_line(rank, line)
+        grew = False
+        for rank, path in rank_files(self.directory, "steps").items():
+            grew |= self._read_steps(rank, path)
+        for rank, path in rank_files(self.directory, "worker").items():
+            if rank not in self._line_files:
+                self._line_files[rank] = FollowedFile(WorkerTail(path), recent_bytes=math.inf)
+            for line in self._line_files[rank].read():
+                self._add_line(rank, line)
+                grew = True
         events, ticks = self._events.read(), self._ticks.read()
         join = self._step_join()
         if join is not None:
@@ -255,7 +288,11 @@ class Follower:
                 join.add_tick(tick.t_ns, tick.devices)
             if self._snapshot.run_file is not None and ticks:
                 self._live.renew(self._snapshot.run_file, self._steps, self._ticks.kept, self._events.kept, join)
-        return self._log.read() or any((new_steps, new_lines, events, ticks))
+        return self._log.read() or grew or bool(events or ticks)
+
+    def _tails(self) -> Iterator[Tail[Any]]:
+        files: list[FollowedFile[Any]] = [*self._step_files.values(), *self._line_files.values()]
+        return (file.tail for file in (*files, self._ticks, self._events))
 
     def _step_join(self) -> StepJoin | None:
         """The join of this run's steps; None before `run.json` is there."""
@@ -269,9 +306,21 @@ class Follower:
             )
         return self._join
 
-    def _add_steps(self, rank: int, steps: list[Step]) -> None:
-        # A training on the CPU has peaks in its first steps alone, which the end of a long file lacks.
-        all_steps = [*self._ranks.skipped_heads.pop(rank, ()), *steps]
+    def _read_steps(self, rank: int, path: Path) -> bool:
+        """Read the new steps of a rank; True if there are any."""
+        head: list[Step] = []
+        if rank not in self._step_files:
+            file = self._step_files[rank] = FollowedFile(StepTail(path))
+            if file.tail.offset:
+                # A training on the CPU has peaks in its first steps alone, which the end of a long file lacks.
+                head = FollowedFile(StepTail(path, FIRST_STEPS_BYTES), recent_bytes=math.inf).read()
+        # Once the cap has cut the file it is read from its start again.
+        last_ns = self._last_step_ns.get(rank, -1)
+        steps = [step for step in self._step_files[rank].read() if step.t_ns > last_ns]
+        all_steps = [*head, *steps]
+        if not all_steps:
+            return False
+        self._last_step_ns[rank] = all_steps[-1].t_ns
         snapshot = self._snapshot
         if rank == 0:
             if len(self._first_losses) < LOSSES_IN_A_MEAN:
@@ -286,6 +335,7 @@ class Follower:
         peak_bytes = highest((snapshot.peak_allocated_bytes, *(step.peak_allocated_bytes for step in all_steps)))
         self._snapshot = dataclasses.replace(snapshot, peak_allocated_bytes=peak_bytes)
         self._rates.add(rank, steps, self._summed_ranks())
+        return True
 
     def _summed_ranks(self) -> int:
         """Number of ranks with samples of their own; the others share rank 0's."""
@@ -313,91 +363,3 @@ def newest_run(home: Home) -> Path | None:
     listed = filter(is_listed, chain(home.live_directories(), every))
     runs = ((directory, read_run_file(directory)) for directory in listed)
     return next((directory for directory, run in runs if run is None or run.role is None), None)
-
-
-T = TypeVar("T")
-
-RECENT_BYTES = 4 << 20
-"""The end of a longer file that is read: more than is kept."""
-
-
-class RecentRecords(Generic[T]):
-    """Follow a file from at most `recent_bytes` before its end, and keep its newest `keep` records."""
-
-    def __init__(self, tail: Tail[T], keep: int, recent_bytes: int = RECENT_BYTES) -> None:
-        self.kept: deque[T] = deque(maxlen=keep)
-        self._tail = _at_recent_end(tail, recent_bytes)
-
-    @property
-    def unreadable_lines(self) -> int:
-        """Number of lines that could not be read so far."""
-        return self._tail.unreadable
-
-    def read(self) -> list[T]:
-        """Return the new records, after adding them to those kept."""
-        records = new_records(self._tail)
-        self.kept.extend(records)
-        return records
-
-
-class RankTails:
-    """Follows the files of every rank, also of ranks that come up later."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._steps: dict[int, Tail[Step]] = {}
-        self._lines: dict[int, WorkerTail] = {}
-        self._last_step_ns: dict[int, int] = {}
-        self.skipped_heads: dict[int, list[Step]] = {}
-        """The first steps of each rank whose file is followed from near its end."""
-
-    @property
-    def unreadable_lines(self) -> int:
-        """Number of lines that could not be read so far."""
-        tails: chain[Tail[Any]] = chain(self._steps.values(), self._lines.values())
-        return sum(tail.unreadable for tail in tails)
-
-    def new_steps(self) -> dict[int, list[Step]]:
-        """The new steps of each rank that has any."""
-        for rank, path in rank_files(self._directory, "steps").items():
-            if rank not in self._steps:
-                self._steps[rank] = _at_recent_end(StepTail(path), RECENT_BYTES)
-                if self._steps[rank].offset:
-                    self.skipped_heads[rank] = new_records(StepTail(path, FIRST_STEPS_BYTES))
-        new_steps = {}
-        for rank, tail in self._steps.items():
-            # Once the cap has cut the file it is read from its start again.
-            steps = [step for step in new_records(tail) if step.t_ns > self._last_step_ns.get(rank, -1)]
-            if steps:
-                self._last_step_ns[rank] = steps[-1].t_ns
-                new_steps[rank] = steps
-        return new_steps
-
-    def new_lines(self) -> list[tuple[int, WorkerLine]]:
-        """The new lines of all ranks, each with its rank."""
-        for rank, path in rank_files(self._directory, "worker").items():
-            if rank not in self._lines:
-                self._lines[rank] = WorkerTail(path)
-        return [(rank, line) for rank, tail in self._lines.items() for line in new_records(tail)]
-
-
-def new_records(tail: Tail[T]) -> list[T]:
-    """The new records of a file; empty if it cannot be read."""
-    try:
-        return tail.new()
-    except OSError:
-        return []
-
-
-def _at_recent_end(tail: Tail[T], recent_bytes: int) -> Tail[T]:
-    """The tail, set to start at a line near the end where its file is longer than `recent_bytes`."""
-    try:
-        with os.fdopen(open_regular(tail.path), "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size > recent_bytes:
-                file.seek(size - recent_bytes)
-                file.readline()
-                tail.offset = file.tell()
-    except OSError:
-        pass  # the file is not there yet: the tail waits for it
-    return tail

@@ -18,12 +18,11 @@ from trainfast_runner.running.present_state import other_host, run_state
 from trainfast_runner.running.settling import recover_result
 
 
-class RunRow(msgspec.Struct, frozen=True):
-    """One run in a list; rates are a second and summed over data-parallel ranks."""
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of `result.json` that a row has as it is."""
 
-    run_id: str
-    preset: str
-    variant: str | None
+    preset: str = ""
+    variant: str | None = None
     state: str
     reason: str = ""
     started_wall_ns: int | None = None
@@ -33,18 +32,24 @@ class RunRow(msgspec.Struct, frozen=True):
     overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
     """Overrides of the preset (JSON `changed`)."""
     steps: StepCount = StepCount()
+    synthetic_data: bool | None = None
+    role: str | None = None
+    """Role in its search: probe, proof, trial or cold; None for a run by itself."""
+
+
+class RunRow(_Head, frozen=True, kw_only=True):
+    """One run in a list; rates are a second and summed over data-parallel ranks."""
+
+    run_id: str
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     step_ms_p50: float | None = None
     peak_allocated_bytes: int | None = None
-    synthetic_data: bool | None = None
     clean: bool = True
     doubts: list[Doubt] = []
     """The conditions that make the figures doubtful."""
     supervised: bool | None = None
     """None once a run has ended, False while it is live without its supervisor."""
-    role: str | None = None
-    """Role in its search: probe, proof, trial or cold; None for a run by itself."""
     measured_under: str | None = None
     """The reason its speed ranks against no other, as `Result.measured_under`."""
     command: list[str] = []
@@ -76,20 +81,9 @@ class _Script(msgspec.Struct, frozen=True):
     command: list[str] = []
 
 
-class ResultHead(msgspec.Struct, frozen=True):
+class ResultHead(_Head, frozen=True, kw_only=True):
     """The part of `result.json` that a row shows; decoding no more keeps 10,000 runs under a second."""
 
-    state: str
-    reason: str = ""
-    preset: str = ""
-    variant: str | None = None
-    role: str | None = None
-    synthetic_data: bool | None = None
-    started_wall_ns: int | None = None
-    seconds: float | None = None
-    knobs: RecordedKnobs = {}
-    overrides: dict[str, Any] = msgspec.field(default_factory=dict, name="changed")
-    steps: StepCount = StepCount()
     throughput: Throughput = Throughput()
     step_ms: _StepTime = _StepTime()
     memory: _Memory = _Memory()
@@ -99,9 +93,6 @@ class ResultHead(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(ResultHead)
-_SHARED_FIELDS = tuple(
-    name for name in RunRow.__struct_fields__ if name in ResultHead.__struct_fields__ and name != "doubts"
-)
 
 
 def iter_rows(home: Home, *, warm_processes: bool = False) -> Iterator[RunRow]:
@@ -158,7 +149,7 @@ def _ended_row(home: Home, run_id: str) -> RunRow | None:
 def _row_of_head(head: ResultHead, run_id: str) -> RunRow:
     return RunRow(
         run_id=run_id,
-        **{name: getattr(head, name) for name in _SHARED_FIELDS},
+        **{name: getattr(head, name) for name in _Head.__struct_fields__},
         doubts=head.doubts or [],
         samples_per_s=head.throughput.samples_per_s.typical,
         tokens_per_s=head.throughput.tokens_per_s.typical,

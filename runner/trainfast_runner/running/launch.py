@@ -30,9 +30,9 @@ from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file, shared_lock
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
+from trainfast_runner.running.contained import SANDBOX_FOLDER, sandbox
 from trainfast_runner.running.planning import RunPlan, refuse_busy
-from trainfast_runner.running.scripts.contained import SANDBOX_FOLDER, sandbox
-from trainfast_runner.running.scripts.script_plan import RUN_VARIABLE
+from trainfast_runner.running.script_plan import RUN_VARIABLE
 from trainfast_runner.worker.shared.host import OnWait, print_holder
 
 HANDOVER_S = 30.0
@@ -169,7 +169,7 @@ def _spawn_supervisor(directory: Path) -> None:
     log = os.open(directory / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainfast_runner.running.supervision", str(directory)],
+            [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

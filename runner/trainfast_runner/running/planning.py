@@ -14,7 +14,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu import ThreadPolicy, thread_variables
 from trainfast_runner.machine.devices import Gpus, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.training_python import extensions_directory, search_path
-from trainfast_runner.memory.model_size import limit_below_weights_error
+from trainfast_runner.memory.headroom import limit_below_weights_error
 from trainfast_runner.records.home import (
     STAMP_CHARACTERS,
     Home,
@@ -81,16 +81,8 @@ class RunPlan:
         bootstrap = str(training_python.WORKER_FOLDER / "bootstrap.py")
         if strategy_of(self.spec.knobs).one_process:
             return [self.python, bootstrap, str(directory)]
-        return [
-            self.python,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={self.world_size}",
-            "--max-restarts=0",
-            bootstrap,
-            str(directory),
-        ]
+        options = ["--standalone", f"--nproc-per-node={self.world_size}", "--max-restarts=0"]
+        return [self.python, "-m", "torch.distributed.run", *options, bootstrap, str(directory)]
 
 
 def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()) -> RunPlan:
@@ -211,8 +203,10 @@ def refuse_busy(plan: RunPlan, home: Home) -> None:
     busy = busy_with(plan, home)
     if busy is not None:
         search = f", a run of search {busy.search_id}" if busy.search_id is not None else ""
+        shared_indexes = [gpu.index for gpu in plan.gpus if gpu.uuid in busy.device_uuids]
+        devices = f"{gpus_text(shared_indexes)} {'is' if len(shared_indexes) == 1 else 'are'}"
         raise DevicesBusy(
-            f"{_busy_text(plan, busy)} in use by {busy.run_id}{search}",
+            f"{'the CPU is' if plan.device == 'cpu' else devices} in use by {busy.run_id}{search}",
             key="devices",
             option=f"trainfast-tui stop {busy.run_id}, or --wait",
         )
@@ -258,10 +252,3 @@ def _newest_run_of_live_search(plan: RunPlan, home: Home) -> RunFile | None:
         (run for run in runs if run is not None and run.search_id in live_searches and _shares_a_device(run, plan)),
         None,
     )
-
-
-def _busy_text(plan: RunPlan, busy: RunFile) -> str:
-    if plan.device == "cpu":
-        return "the CPU is"
-    shared_indexes = [gpu.index for gpu in plan.gpus if gpu.uuid in busy.device_uuids]
-    return f"{gpus_text(shared_indexes)} {'is' if len(shared_indexes) == 1 else 'are'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,18 +198,41 @@ class StateEvents:
         return self._events
 
 
+def recorded_processes(run: RunFile | None, records: Iterable[Event | StartedLine]) -> list[Identity]:
+    """The processes that these records of a run name; none of another boot of the machine."""
+    if run is None or run.boot_id not in ("", boot_id()):
+        return []
+    return [
+        Identity(record.pid, record.start_ticks)
+        for record in records
+        if record.pid is not None and record.start_ticks is not None
+    ]
+
+
+def recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
+    """The process of the newest event of this kind, if it is running."""
+    processes = recorded_processes(run, (event for event in events if event.kind == kind))
+    return processes[-1] if processes and is_running(processes[-1]) else None
+
+
 def supervisor_of(directory: Path) -> Identity | None:
-    """The run's supervisor if it is running, in this boot of the machine."""
+    """The run's supervisor if it is running."""
     return recorded_process(read_run_file(directory), "supervisor", StateEvents(directory).read())
 
 
 def launched_child_of(directory: Path) -> Identity | None:
-    """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
+    """The training's direct child (python, or torchrun) if it is running."""
     return recorded_process(read_run_file(directory), "launched", StateEvents(directory).read())
 
 
+def _started_ranks(directory: Path) -> list[Identity]:
+    """Every rank that recorded its start."""
+    lines = (line for lines in read_worker_lines(directory).values() for line in lines)
+    return recorded_processes(read_run_file(directory), (line for line in lines if isinstance(line, StartedLine)))
+
+
 def running_ranks(directory: Path) -> list[Identity]:
-    """The ranks that are running, in this boot of the machine."""
+    """The ranks that are running."""
     return [rank for rank in _started_ranks(directory) if is_running(rank)]
 
 
@@ -217,45 +241,7 @@ def forks_left_by(directory: Path) -> list[Identity]:
 
     Each holds the run's lock: a process with only the session's number is another program's.
     """
-    launched_children = [
-        process
-        for event in StateEvents(directory).read()
-        if event.kind == "launched" and (process := _identity(event)) is not None
-    ]
-    leaders = [*launched_children, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
+    launched = (event for event in StateEvents(directory).read() if event.kind == "launched")
+    leaders = [*recorded_processes(read_run_file(directory), launched), *_started_ranks(directory)]
     members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
     return [member for member in members if has_open(member.pid, directory / ALIVE_LOCK_FILE)]
-
-
-def _started_ranks(directory: Path) -> list[Identity]:
-    """Every rank that recorded its start, in this boot of the machine."""
-    if not _this_boot(read_run_file(directory)):
-        return []
-    return [
-        process
-        for lines in read_worker_lines(directory).values()
-        for line in lines
-        if isinstance(line, StartedLine) and (process := _identity(line)) is not None
-    ]
-
-
-def recorded_process(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
-    """The process of the newest event of this kind, if it is running, in this boot of the machine."""
-    if not _this_boot(run):
-        return None
-    for event in reversed(events):
-        if event.kind == kind and (process := _identity(event)) is not None:
-            return process if is_running(process) else None
-    return None
-
-
-def _identity(record: Event | StartedLine) -> Identity | None:
-    """The process that a record names; None if it lacks the pid or the start."""
-    if record.pid is None or record.start_ticks is None:
-        return None
-    return Identity(record.pid, record.start_ticks)
-
-
-def _this_boot(run: RunFile | None) -> bool:
-    """True if the run's pids are of this boot."""
-    return run is not None and run.boot_id in ("", boot_id())

@@ -91,7 +91,9 @@ def plan_prune(home: Home, keep: int | None, older_than_s: float | None) -> Prun
         raise UserError("runs prune needs a limit: --keep N, --older-than AGE or both", key="--keep")
     now_s = time.time()
     kept_ids = [] if keep is None else _kept_runs(home, keep)
-    older_cutoff = NEWER_THAN_ALL if older_than_s is None else _stamp_of(now_s - older_than_s)
+    older_cutoff = NEWER_THAN_ALL
+    if older_than_s is not None:
+        older_cutoff = time.strftime(STAMP_FORMAT, time.gmtime(max(0.0, now_s - older_than_s)))
     cutoff = min([older_cutoff, *kept_ids])
     """The id before which searches may be deleted; ids sort by time."""
     every_search = search_directories(home)
@@ -139,10 +141,6 @@ def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
                 shutil.rmtree(directory)
     paths = {run_id: home.directory(run_id) for run_id in plan.runs} | searches
     return {name: disk_bytes(path) for name, path in paths.items() if os.path.lexists(path)}
-
-
-def _stamp_of(time_s: float) -> str:
-    return time.strftime(STAMP_FORMAT, time.gmtime(max(0.0, time_s)))
 
 
 def _kept_runs(home: Home, keep: int) -> list[str]:

@@ -42,8 +42,8 @@ from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, I
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
+from trainfast_runner.running.contained import remove_sandbox
 from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, other_host, run_state
-from trainfast_runner.running.scripts.contained import remove_sandbox
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 

@@ -11,7 +11,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.telemetry.topology import Interconnect, read_links_among
-from trainfast_runner.memory.model_size import CONTEXT_BYTES, ModelSize, bytes_per_parameter, model_size, state_bytes
+from trainfast_runner.memory.headroom import CONTEXT_BYTES, ModelSize, bytes_per_parameter, model_size, state_bytes
 from trainfast_runner.settings.device_counts import device_count, global_batch
 from trainfast_runner.settings.knob_values import KnobValues, whole_number
 from trainfast_runner.settings.precisions import MIXED_PRECISIONS

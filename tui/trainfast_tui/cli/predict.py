@@ -88,9 +88,8 @@ def _predict(runs: list[RunToPredict], python: str | None) -> list[PredictedRow]
     def show_tracing(tracing: TraceProgress) -> None:
         if tracing.importing:
             update(importing_words(tracing.importing))
-        elif tracing.next_trace:
-            words = f"{TRACING_WORDS}, {tracing.done + 1} of {tracing.total}: {tracing.next_trace}"
-            update(words, tracing.done / tracing.total)
+        elif tracing.done < tracing.total:
+            update(f"{TRACING_WORDS}, {tracing.done + 1} of {tracing.total}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING_WORDS}…", on_any_stream=len(runs) > 1) as update:
         rows = dict(predict_rows(runs, python, show_tracing))

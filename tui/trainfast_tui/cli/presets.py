@@ -16,7 +16,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.training_python import find_python, torch_build
 from trainfast_runner.records.run_file import SCHEMA, Discovered
-from trainfast_runner.running.scripts.discovery import discover, preset_of
+from trainfast_runner.running.discovery import discover, preset_of
 from trainfast_runner.search.advice import Advice, advise, gather, model_advice
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knob_values import Knob

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.memory.model import MemoryModel
-    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.memory.tracing import WarmTracer
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
@@ -310,7 +310,7 @@ class SharedTracer:
 
     def get(self) -> WarmTracer:
         """Return the tracer; the same for every thread."""
-        from trainfast_runner.memory.warm_tracer import WarmTracer
+        from trainfast_runner.memory.tracing import WarmTracer
 
         with self._lock:
             if self._tracer is None:

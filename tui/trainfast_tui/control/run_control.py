@@ -20,7 +20,7 @@ from trainfast_tui.text.event_words import script_notices
 from trainfast_tui.text.keys import RUN_KEY, STOP_KEY
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.memory.tracing import WarmTracer
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.running.follower import RunSnapshot
 
@@ -65,7 +65,7 @@ class RunControl:
     def _start(self, spec: RunSpec, run_to_stop: Path | None) -> messages.RunStarted | messages.Notified:
         from trainfast_runner.machine.training_python import ProgramCancelled
         from trainfast_runner.running import launch
-        from trainfast_runner.running.scripts.script_plan import plan_spec
+        from trainfast_runner.running.script_plan import plan_spec
         from trainfast_runner.search.predicted_speed import with_predicted_speed
 
         # A refusal comes before anything is stopped for this run.

@@ -118,7 +118,7 @@ class NextRun:
                 from trainfast_runner.settings.device_counts import world_size
 
                 return world_size(self.spec, machine)
-            from trainfast_runner.running.scripts.command import read_command
+            from trainfast_runner.running.command import read_command
 
             return read_command(self.script.command, cwd=self.script.cwd).process_count
         except UserError:

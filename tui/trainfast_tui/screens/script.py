@@ -17,8 +17,8 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import script_index, script_name
-from trainfast_runner.running.scripts.command import read_command
-from trainfast_runner.running.scripts.discovery import LIMIT_S
+from trainfast_runner.running.command import read_command
+from trainfast_runner.running.discovery import LIMIT_S
 from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME
 from trainfast_runner.settings.presets import user_directory
 from trainfast_runner.settings.saving import save_script_preset
@@ -75,7 +75,7 @@ class DiscoveryRefused(Message, frozen=True):
 
 def _discover(command: tuple[str, ...], python: TrainingPython, cancelled: threading.Event) -> ScriptDiscovered | None:
     """Find the flags of this command's script, which `python` runs in place of the command's interpreter."""
-    from trainfast_runner.running.scripts.discovery import discover
+    from trainfast_runner.running.discovery import discover
 
     discovered = discover(command, python, cancelled=cancelled)
     return None if cancelled.is_set() else ScriptDiscovered(command, discovered)
@@ -250,7 +250,7 @@ class ScriptScreen(AppScreen):
         ask_preset_name(self.app, "Save this script as", hint, _name_for(self._findings.command), self._save)
 
     def _save(self, name: str) -> None:
-        from trainfast_runner.running.scripts.discovery import preset_of
+        from trainfast_runner.running.discovery import preset_of
 
         findings = self._findings
         assert findings.discovered is not None

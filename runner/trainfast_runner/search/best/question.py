@@ -28,7 +28,7 @@ from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import CPU, count_asked
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
-from trainfast_runner.memory.oom import asked_and_free
+from trainfast_runner.memory.oom import sizes_in
 from trainfast_runner.memory.sharding import PREDICTED_STRATEGIES
 from trainfast_runner.memory.tracing import cached_models, trace_models
 from trainfast_runner.records.home import Home
@@ -283,7 +283,8 @@ TOO_LARGE: Final = "too_large"
 
 def oom_reason(message: str, missing_bytes: int | None = None) -> str:
     """Return an allocator's message in words, with the least memory that was missing if known."""
-    asked_bytes, free_bytes = asked_and_free(message)
+    sizes = sizes_in(message)
+    asked_bytes, free_bytes = sizes.get("asked"), sizes.get("free")
     reason = message.partition("\n")[0] or "ran out of memory"
     if asked_bytes is not None:
         reason = f"an allocation of {mebibytes(asked_bytes)} failed"

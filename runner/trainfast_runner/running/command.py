@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -26,36 +26,31 @@ from trainfast_runner.records.run_file import (
     script_name,
 )
 
-DISTRIBUTED_OPTIONS = ("multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "tpu", "mpirun_hostfile")
+DISTRIBUTED_OPTIONS = {"multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "tpu", "mpirun_hostfile"}
 DISTRIBUTED_TYPES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 """Values of `distributed_type` that start several ranks, beside those that begin with MULTI_ and name a GPU."""
 
 
-@dataclass(frozen=True)
-class AccelerateLaunch:
-    """The ranks asked for."""
+class AccelerateLaunch(NamedTuple):
+    """The ranks that `accelerate launch` is asked for."""
 
     process_count: int | None
     """None for one on each GPU."""
     is_distributed: bool | None
     """None if the ranks are launched distributed only on several GPUs."""
 
-    def ranks(self, gpus: int) -> int:
-        """Return the number of ranks on a machine with `gpus` visible GPUs: 1 unless they are launched distributed."""
-        count = gpus if self.process_count is None else self.process_count
-        is_distributed = count > 1 and gpus > 1 if self.is_distributed is None else self.is_distributed
-        return max(1, count) if is_distributed else 1
 
-
-def read_accelerate_launch(options: Sequence[str], process_count: int | None, cwd: str) -> AccelerateLaunch:
-    """Return the ranks by the words before the script, which name `process_count`, or None if they name none.
-
-    An unreadable configuration file is taken for none: accelerate itself refuses it.
-    """
-    values = dict(_options_with_next_word(options))
-    is_on_cpu = "cpu" in values
-    is_distributed: bool | None = any(option in values for option in DISTRIBUTED_OPTIONS) or None
-    config = _config(os.path.join(cwd, values["config_file"]) if values.get("config_file") else None, is_on_cpu)
+def _accelerate_launch(options: Sequence[str], cwd: str) -> AccelerateLaunch:
+    """The ranks by the words before the script, and by accelerate's configuration file."""
+    values = {}
+    for word, next_word in zip(options, (*options[1:], ""), strict=False):
+        # The next word is the value where the option takes one. accelerate reads - and _ alike.
+        if word.startswith("--"):
+            option, equals, value = word[2:].partition("=")
+            values[option.replace("-", "_")] = value if equals else next_word
+    process_count, is_on_cpu = _count(options, None), "cpu" in values
+    is_distributed: bool | None = bool(DISTRIBUTED_OPTIONS & values.keys()) or None
+    config = _accelerate_config(values.get("config_file"), cwd, is_on_cpu)
     if config is not None:
         kind = str(config.get("distributed_type", "NO"))
         if is_distributed is None:
@@ -68,32 +63,21 @@ def read_accelerate_launch(options: Sequence[str], process_count: int | None, cw
     return AccelerateLaunch(process_count, is_distributed)
 
 
-def _options_with_next_word(options: Sequence[str]) -> list[tuple[str, str]]:
-    """Each option with the word after it, which is its value where it takes one. accelerate reads - and _ alike."""
-    option_values = []
-    for word, next_word in zip(options, (*options[1:], ""), strict=False):
-        if word.startswith("--"):
-            option, equals, value = word[2:].partition("=")
-            option_values.append((option.replace("-", "_"), value if equals else next_word))
-    return option_values
+def _accelerate_config(path: str | None, cwd: str, is_on_cpu: bool) -> dict[str, Any] | None:
+    """The configuration's table, with no `path` that of the default file, which --cpu ignores.
 
-
-def _config(path: str | None, is_on_cpu: bool) -> dict[str, Any] | None:
-    """Return the configuration file's table; with no `path` the default file's, which --cpu ignores."""
-    if path is None and is_on_cpu:
+    None if the file cannot be read: accelerate itself refuses it.
+    """
+    if not path and is_on_cpu:
         return None
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.path.expanduser(os.environ.get("HF_HOME", os.path.join(cache, "huggingface")))
+    default = os.path.join(home, "accelerate", "default_config.yaml")
     try:
-        table = yaml.safe_load(read_regular(path or _default_config()).decode("utf-8-sig"))
+        table = yaml.safe_load(read_regular(os.path.join(cwd, path) if path else default).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
     return table if isinstance(table, dict) else None
-
-
-def _default_config() -> str:
-    """Return the path of `accelerate config`'s file, by the variables that accelerate reads."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.path.expanduser(os.environ.get("HF_HOME", os.path.join(cache, "huggingface")))
-    return os.path.join(home, "accelerate", "default_config.yaml")
 
 
 LAUNCHERS = {
@@ -105,10 +89,8 @@ LAUNCHERS = {
 ISOLATING_OPTION = re.compile(rf"-{PYTHON_LETTERS}[IE]")
 """The start of an option of Python that makes it ignore PYTHONPATH: `-I`, `-E`, also joined with others."""
 CONTAINERS = ("docker", "podman", "apptainer", "singularity", "srun", "ssh")
-EACH_DEVICE = ("gpu", "auto", "xpu")
-"""Counts by which torchrun starts a process for each GPU, or for each core where it has none."""
-EACH_CORE = "cpu"
-"""Count by which torchrun starts a process for each core, whatever the GPUs."""
+EACH_DEVICE, EACH_CORE = ("gpu", "auto", "xpu"), "cpu"
+"""Counts by which torchrun starts a process for each GPU, or each core where it has none; for each core in any case."""
 COUNT_OPTIONS = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes")
 DEEPSPEED = "deepspeed"
 DEEPSPEED_COUNT = ("--num_gpus", "--num_accelerators")
@@ -148,7 +130,11 @@ class ScriptCommand:
     def ranks(self, gpus: int) -> int:
         """Return the number of ranks that start on a machine where the script sees `gpus` GPUs."""
         if self.accelerate is not None:
-            return self.accelerate.ranks(gpus)
+            count, is_distributed = self.accelerate
+            count = gpus if count is None else count
+            if is_distributed is None:
+                is_distributed = count > 1 and gpus > 1
+            return max(1, count) if is_distributed else 1
         if self.process_count is not None:
             return self.process_count
         return gpus or (1 if self.is_deepspeed else _cores())
@@ -189,30 +175,28 @@ def read_command(typed: Sequence[str], python: str | None = None, cwd: str = "")
     if not typed:
         raise UserError("run -- needs a command after --", key="--", option="run -- python train.py")
     first = Path(typed[0]).name
-    if PYTHON.fullmatch(first):
-        return _python_command(typed, python, cwd)
     if first == DEEPSPEED:
         return _deepspeed_command(typed, python, cwd)
-    if first in LAUNCHERS:
-        return _launcher_command(typed, python, cwd)
-    return _program_command(typed, python, cwd)
-
-
-def _program_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
-    """A program that is neither a Python nor a known launcher, such as a console script or `srun`."""
-    argv = (_command_path(typed[0], cwd), *typed[1:])
-    interpreter = _shebang(argv[0])
-    # A console script is a Python file.
-    script = argv if interpreter is not None else ()
-    index = _script_index_after(typed)
-    count = _count(typed[:index] if index else typed)
-    return ScriptCommand(
+    if PYTHON.fullmatch(first):
+        return _python_command(typed, python, cwd)
+    module = LAUNCHERS.get(first)
+    argv = (python, "-m", module) if python and module else (_command_path(typed[0], cwd),)
+    command = ScriptCommand(
         typed=tuple(typed),
-        argv=argv,
+        argv=(*argv, *typed[1:]),
+        name=first,
+        interpreter=python or _shebang(argv[0]),
+        process_count=None,
+    )
+    if module is not None:
+        return _launched(command, module, typed[1:], cwd)
+    # Neither a Python nor a known launcher, such as a console script, which is a Python file, or `srun`.
+    index = _script_index_after(typed)
+    return replace(
+        command,
         name=Path(script_name(typed[index])).name,
-        interpreter=python or interpreter,
-        process_count=count,
-        script=script,
+        process_count=_count(typed[:index] if index else typed),
+        script=command.argv if _shebang(argv[0]) is not None else (),
     )
 
 
@@ -229,78 +213,53 @@ def _script_index_after(typed: Sequence[str]) -> int:
     return 0 if start is None or index is None else start + index
 
 
-def _launcher_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
-    """The console script of a launcher; `python` runs its module instead."""
-    name = Path(typed[0]).name
-    module = LAUNCHERS[name]
-    argv = (_command_path(typed[0], cwd), *typed[1:]) if python is None else (python, "-m", module, *typed[1:])
-    interpreter = python or _shebang(argv[0])
-    command = ScriptCommand(typed=tuple(typed), argv=argv, name=name, interpreter=interpreter, process_count=None)
-    return _launched(command, module, typed[1:], cwd)
-
-
 def _python_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:
     """A Python with a script, a module or `-c`; a module may be a launcher's."""
     interpreter = python or _command_path(typed[0], cwd)
     index = program_index(typed)
-    arguments = _program_words(typed[index:])
-    if not arguments or arguments in (["-m"], ["-c"]):
+    words = list(typed[index:])
+    if words and (option := PROGRAM_OPTION.fullmatch(words[0])) is not None:
+        # `-umMODULE` is `-m MODULE`, and `-cTEXT` is `-c TEXT`.
+        words[:1] = [f"-{option[1]}", *filter(None, [option[2]])]
+    if not words or words in (["-m"], ["-c"]):
         raise UserError(f"{typed[0]} has no script to run", key="--", option=f"run -- {typed[0]} train.py")
     command = ScriptCommand(
         typed=tuple(typed),
         argv=(interpreter, *typed[1:]),
-        name=_name_of(arguments),
+        name="-c" if words[0] == "-c" else _name_of(words),
         interpreter=interpreter,
         process_count=1,
         isolated=any(ISOLATING_OPTION.match(word) for word in typed[1 : index + 1]),
-        script=tuple(arguments),
+        script=() if words[0] == "-c" else tuple(words),
     )
-    if arguments[0] == "-m":
-        is_launcher = arguments[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES)
-        return _launched(command, arguments[1], arguments[2:], cwd) if is_launcher else command
-    if arguments[0] == "-c":
-        return replace(command, name="-c", script=())
-    _refuse_missing(arguments[0], cwd)
+    if words[0] == "-m" and words[1] in (*TORCHRUN_MODULES, *ACCELERATE_MODULES):
+        return _launched(command, words[1], words[2:], cwd)
+    if words[0] not in ("-m", "-c"):
+        _refuse_missing(words[0], cwd)
     return command
 
 
 def _launched(command: ScriptCommand, module: str, words: Sequence[str], cwd: str) -> ScriptCommand:
     """The command of a launcher with the script that it starts and the ranks that its options, in `words`, ask for."""
-    script = _launched_script(words, cwd)
+    script: tuple[str, ...] = ()
+    if (index := script_index(words)) is not None:
+        script = tuple(words[index:])
+        if script[0].endswith(".py"):
+            _refuse_missing(script[0], cwd)
+        else:
+            script = ("-m", script_name(script[0]), *script[1:])
     options = words[: len(words) - len(script)]
     command = replace(command, name=_name_of(script) or command.name, script=script, launched=True)
     if module in ACCELERATE_MODULES:
-        launch = read_accelerate_launch(options, _count(options, None), cwd)
-        return replace(command, process_count=None, accelerate=launch)
+        return replace(command, process_count=None, accelerate=_accelerate_launch(options, cwd))
     return replace(command, process_count=_count(options))
-
-
-def _launched_script(arguments: Sequence[str], cwd: str) -> tuple[str, ...]:
-    """The script after a launcher's options, or `-m` and its module, with its arguments; empty if none is seen."""
-    index = script_index(arguments)
-    if index is None:
-        return ()
-    if not arguments[index].endswith(".py"):
-        return ("-m", script_name(arguments[index]), *arguments[index + 1 :])
-    _refuse_missing(arguments[index], cwd)
-    return tuple(arguments[index:])
 
 
 def _name_of(script: Sequence[str]) -> str:
     """The name of a script or of a module; empty for neither."""
-    if not script:
-        return ""
-    if script[0] == "-m" and len(script) > 1:
+    if len(script) > 1 and script[0] == "-m":
         return script[1].replace("/", "-")
-    return Path(script[0]).name
-
-
-def _program_words(words: Sequence[str]) -> list[str]:
-    """A Python's program and its arguments, where `-umMODULE` is written `-m MODULE`, and `-cTEXT` as `-c TEXT`."""
-    option = PROGRAM_OPTION.fullmatch(words[0]) if words else None
-    if option is None:
-        return list(words)
-    return [f"-{option[1]}", *filter(None, [option[2]]), *words[1:]]
+    return Path(script[0]).name if script else ""
 
 
 def _deepspeed_command(typed: Sequence[str], python: str | None, cwd: str) -> ScriptCommand:

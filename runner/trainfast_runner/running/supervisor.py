@@ -1,4 +1,8 @@
-"""The supervisor of one run: it starts the training, watches it, ends it when asked, and records how it ended."""
+"""The supervisor of one run: it starts the training, watches it, ends it when asked, and records how it ended.
+
+`python -P -m trainfast_runner.running.supervisor RUN_DIR` supervises the run whose `run.json` is there. The process
+outlives the screen.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from trainfast_runner.machine.processes import (
     Identity,
-    UnkillableProcess,
     become_subreaper,
     collect_orphans,
     descendants,
@@ -31,8 +34,8 @@ from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file, s
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, TrainingEnd, UnendedProcess
 from trainfast_runner.running.present_state import STOP_GRACE_S
-from trainfast_runner.running.supervision.ranks import NO_STEP_S, LostRank, Ranks, ScriptWatch, StopLadder, StopRequests
-from trainfast_runner.running.supervision.record_files import CappedRecords, EventLog, TelemetryLog
+from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, StopLadder, StopRequests
+from trainfast_runner.running.record_files import CappedRecords, EventLog, TelemetryLog
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted, mebibytes
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, free_bytes, remove_leftovers
@@ -93,7 +96,11 @@ class Supervisor:
         )
         self._ladder = StopLadder(bounds.grace_s, self._events.append)
         self._state = ""
-        self._end = TrainingWatch(unkillable_s=bounds.unkillable_s)
+        self._end = TrainingEnd(unkillable_s=bounds.unkillable_s)
+        """The facts of the training's end, as far as they are known."""
+        self._first_lost_ns: int | None = None
+        """Time at which the first rank was seen to be lost."""
+        self._oom_kills_before = oom_kills()
         self._script: ScriptWatch | None = None
         if run_file.script is not None:
             self._script = ScriptWatch(
@@ -121,7 +128,7 @@ class Supervisor:
         try:
             self._telemetry.start()
         except RuntimeError as error:
-            self._end.spawn_error = f"cannot start the sampler: {error}"
+            self._note(spawn_error=f"cannot start the sampler: {error}")
             return False
         return True
 
@@ -146,7 +153,7 @@ class Supervisor:
         except (OSError, ValueError, IndexError) as error:
             program = getattr(error, "filename", None) or (run.argv[0] if run.argv else "an empty command")
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            self._end.spawn_error = f"cannot start {os.fsdecode(program)}: {reason}"
+            self._note(spawn_error=f"cannot start {os.fsdecode(program)}: {reason}")
             return None
         # Popen must never wait for the child: only `_reap_child` does, and so gets the true status.
         process.returncode = 0
@@ -182,7 +189,7 @@ class Supervisor:
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if pid == 0:
             return False
-        self._end.exit_code = os.waitstatus_to_exitcode(status)
+        self._note(exit_code=os.waitstatus_to_exitcode(status))
         self._events.record("exited", pid=pid, exit_code=self._end.exit_code)
         return True
 
@@ -211,19 +218,20 @@ class Supervisor:
             self._enter("running")
         if self._ladder.begun:
             return
-        for lost in lost_ranks:
-            self._end.lost_ranks.append(lost)
-            self._events.record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
+        for rank in lost_ranks:
+            self._first_lost_ns = self._first_lost_ns or time.monotonic_ns()
+            self._note(lost_ranks=(*self._end.lost_ranks, rank))
+            self._events.record("rank_gone", rank=rank, detail="the process exited without reporting an error")
 
     def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
         """End a training that lost a rank, failed or finished, if it has not ended by itself in time."""
         if self._ladder.begun:
             return
         if self._script is not None:
-            self._script.poll(ranks.in_training)
+            self._script.notify_without_step(ranks.in_training)
         reason = self._reason_to_tear_down(ranks)
         if reason is not None:
-            self._end.torn_down_reason = reason
+            self._note(torn_down_reason=reason)
             self._enter("stopping", reason)
             self._ladder.tear_down(child, LOST_RANK_GRACE_S)
 
@@ -233,9 +241,8 @@ class Supervisor:
             # Its own launcher ends its ranks.
             return "the script caught SystemExit and trained on" if ranks.ignored_stop else None
         now_ns = time.monotonic_ns()
-        lost = next(iter(self._end.lost_ranks), None)
-        if lost is not None and now_ns > lost.t_ns + REPORT_S * 1e9:
-            return f"rank {lost.rank} exited without reporting an error"
+        if self._first_lost_ns is not None and now_ns > self._first_lost_ns + REPORT_S * 1e9:
+            return f"rank {self._end.lost_ranks[0]} exited without reporting an error"
         if ranks.first_exception_ns is not None and now_ns > ranks.first_exception_ns + EXCEPTION_S * 1e9:
             return "the training did not end by itself after a rank had failed"
         if ranks.finished_ns is not None and now_ns > ranks.finished_ns + TEARDOWN_S * 1e9:
@@ -245,7 +252,8 @@ class Supervisor:
     def _note_unkillable(self, killed_s: float) -> bool:
         """Return True, and keep the processes, if any has outlived the SIGKILL of `killed_s` for too long."""
         if time.monotonic() > killed_s + self._end.unkillable_s:
-            self._end.unended = unended_below(os.getpid())
+            unended = [UnendedProcess(one.pid, one.name, one.state) for one in unended_below(os.getpid())]
+            self._note(unended=unended)
         return bool(self._end.unended)
 
     def _end_leftovers(self) -> None:
@@ -280,8 +288,15 @@ class Supervisor:
         """Record the facts of the end, have the run settled by a process of its own, and remove offloaded files."""
         self._telemetry.stop()
         self._files.compact()
-        facts = self._end.facts(self._run_file, self._ladder)
-        ended = Event(t_ns=time.monotonic_ns(), kind="ended", end=facts)
+        kills_before, kills_after = self._oom_kills_before, oom_kills()
+        self._note(
+            oom_kills=kills_after - kills_before if kills_before is not None and kills_after is not None else 0,
+            stop_ns=self._ladder.asked_ns,
+            sigkill=self._ladder.killing,
+            grace_s=self._ladder.granted_s,
+            full_disk_text=full_disk_text(offload_folder(self._run_file.knobs)),
+        )
+        ended = Event(t_ns=time.monotonic_ns(), kind="ended", end=self._end)
         self._events.append(ended)
         settling = self._start_settling(ended)
         # Meanwhile: the offloaded states may be on the same full disk, and gigabytes take time.
@@ -312,6 +327,10 @@ class Supervisor:
             if path is not None and not remove_leftovers(path):
                 self._events.record_trouble(f"offload_path={path} is locked: the next run frees its disk")
 
+    def _note(self, **facts: object) -> None:
+        """Note facts of the end."""
+        self._end = msgspec.structs.replace(self._end, **facts)
+
     def _enter(self, state: str, reason: str | None = None) -> None:
         """Record a change of state, once."""
         if state != self._state:
@@ -329,40 +348,6 @@ def supervise(directory: Path, bounds: SupervisorBounds) -> None:
             # The launcher died before this process had the lock, and a reader wrote the result of a lost run.
             sys.exit(f"{directory} has ended already")
         Supervisor(directory, run, bounds, lock_fd).run()
-
-
-@dataclass
-class TrainingWatch:
-    """Facts of the training's end, noted as the supervisor sees them."""
-
-    unkillable_s: float = UNKILLABLE_S
-    """Seconds that a process may take to end after SIGKILL."""
-    exit_code: int | None = None
-    spawn_error: str | None = None
-    torn_down_reason: str | None = None
-    lost_ranks: list[LostRank] = field(default_factory=list)
-    """Ranks that exited unasked without recording their end, the first seen first."""
-    unended: list[UnkillableProcess] = field(default_factory=list)
-    """Processes that outlived SIGKILL by more than `unkillable_s`."""
-    oom_kills_before: int | None = field(default_factory=oom_kills)
-    """The kernel's out-of-memory kills before the training."""
-
-    def facts(self, run: RunFile, ladder: StopLadder) -> TrainingEnd:
-        """The facts for the record, once nothing of the training is left."""
-        kills_before, kills_after = self.oom_kills_before, oom_kills()
-        return TrainingEnd(
-            exit_code=self.exit_code,
-            spawn_error=self.spawn_error,
-            lost_ranks=tuple(lost.rank for lost in self.lost_ranks),
-            oom_kills=kills_after - kills_before if kills_before is not None and kills_after is not None else 0,
-            stop_ns=ladder.asked_ns,
-            sigkill=ladder.killing,
-            grace_s=ladder.granted_s,
-            torn_down_reason=self.torn_down_reason,
-            full_disk_text=full_disk_text(offload_folder(run.knobs)),
-            unended=[UnendedProcess(one.pid, one.name, one.state) for one in self.unended],
-            unkillable_s=self.unkillable_s,
-        )
 
 
 DISK_ANSWERS_S = 5.0
@@ -388,3 +373,7 @@ def full_disk_text(path: Path | None) -> str | None:
         if free_readings and free_readings[0] < DISK_FULL_BELOW_BYTES
         else None
     )
+
+
+if __name__ == "__main__":
+    supervise(Path(sys.argv[1]).resolve(), SupervisorBounds())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +14,8 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import VISIBLE_DEVICES, Gpus, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.records.run_file import FIRST_TORCH, ScriptAsked
+from trainfast_runner.running.command import ScriptCommand, read_command
 from trainfast_runner.running.planning import RunPlan, plan_on, plan_run
-from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.log_steps import step_pattern
 from trainfast_runner.settings.device_counts import chosen_gpus
 from trainfast_runner.settings.knob_values import KnobValues, whole_number
 from trainfast_runner.settings.knobs import knob, loader_arguments, setting_of, settings_of, trainer_fields
@@ -51,11 +52,15 @@ def plan_script(
     knobs = _knobs(settings, preset, steps, trial)
     flagged_knobs = [name for name in knobs if name in preset.flag_words]
     without_flag = {name: value for name, value in knobs.items() if name not in (*preset.flag_words, *LAUNCH_KNOBS)}
-    cwd = "" if typed else _folder(preset)
+    cwd = "" if typed else preset.cwd
+    if cwd and not os.path.isdir(cwd):
+        raise UserError(f"script.cwd: there is no folder {cwd}", key="script.cwd", where=preset.file)
     command_words = preset.applied(list(typed or preset.command), knobs)
     command = read_command(command_words, None if python is None else training_python.find_python(python), cwd)
     step_limit = _step_limit(knobs, steps_from_log)
-    versions = _versions(command.interpreter)
+    versions: dict[str, str | None] = {}
+    with suppress(UserError):  # an interpreter without an answer
+        versions = training_python.torch_build(command.interpreter) if command.interpreter is not None else {}
     hooks_blocked = _hooks_blocked_reason(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
     machine = detect_machine(versions).used_by(knobs.get("devices"))
@@ -78,7 +83,11 @@ def plan_script(
         unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
         trial=trial,
     )
-    spec = _spec(command.name if typed else preset.name, command.title, knobs)
+    # A timing_warmup at its default is no override.
+    is_default = knobs["timing_warmup"] == knob("timing_warmup").default
+    overrides = tuple(name for name in knobs if name != "timing_warmup" or not is_default)
+    name = command.name if typed else preset.name
+    spec = RunSpec(name, None, command.title, model={}, data={}, knobs=knobs, overrides=overrides)
     env = {**_script_variables(knobs, gpus), **framework_environment(without_flag)}
     ranks = command.ranks(len(gpus))
     plan = plan_on(machine, gpus, spec, ranks, command.interpreter or "", versions, env)
@@ -113,13 +122,6 @@ def _knobs(settings: Iterable[str], preset: ScriptPreset, steps: int | None, tri
     return knobs
 
 
-def _folder(preset: ScriptPreset) -> str:
-    """The folder that the preset's command starts in, empty for the present one. Raises UserError if it is gone."""
-    if preset.cwd and not os.path.isdir(preset.cwd):
-        raise UserError(f"script.cwd: there is no folder {preset.cwd}", key="script.cwd", where=preset.file)
-    return preset.cwd
-
-
 def _step_limit(knobs: KnobValues, steps_from_log: str | None) -> int | None:
     """Return the steps after which the script is ended; None for a script that ends by itself.
 
@@ -134,18 +136,17 @@ def _step_limit(knobs: KnobValues, steps_from_log: str | None) -> int | None:
             advice=f"steps={warmup + 5}",
             option=f"--steps {warmup + 5}",
         )
-    if steps_from_log is not None:
-        step_pattern(steps_from_log)
-        if limit is not None:
-            raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
-    return limit
-
-
-def _spec(name: str, title: str, knobs: KnobValues) -> RunSpec:
-    """The run's settings; a timing_warmup at its default is no override."""
-    is_default = knobs["timing_warmup"] == knob("timing_warmup").default
-    overrides = tuple(name for name in knobs if name != "timing_warmup" or not is_default)
-    return RunSpec(name, None, title, model={}, data={}, knobs=knobs, overrides=overrides)
+    if steps_from_log is None:
+        return limit
+    if not steps_from_log:
+        raise UserError("--steps-from-log is empty: every line would count", key="--steps-from-log")
+    try:
+        re.compile(steps_from_log)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(f"--steps-from-log {steps_from_log!r}: {error}", key="--steps-from-log") from None
+    if limit is not None:
+        raise UserError("--steps needs the hooks, which --steps-from-log replaces", key="--steps-from-log")
+    return None
 
 
 def _chosen_gpus(machine: Machine, knobs: KnobValues) -> Gpus:
@@ -166,16 +167,6 @@ def _script_variables(knobs: KnobValues, gpus: Gpus) -> dict[str, str]:
         # The script may use DeepSpeed, which reads indexes only.
         env |= visible_gpus(gpus, by_index=True)
     return env
-
-
-def _versions(interpreter: str | None) -> dict[str, str | None]:
-    """torch's version and build in that Python; empty when the interpreter is unknown or has no answer."""
-    if interpreter is None:
-        return {}
-    try:
-        return training_python.torch_build(interpreter)
-    except UserError:
-        return {}
 
 
 def no_torch_message(interpreter: str) -> str:
@@ -200,7 +191,7 @@ def _version_numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".")[:2] if part.isdecimal()]
 
 
-HOOKS_FOLDER = Path(__file__).parents[2] / "door"
+HOOKS_FOLDER = Path(__file__).parents[1] / "door"
 """The folder that is appended to PYTHONPATH; it holds the hooks alone, so it shadows nothing."""
 RUN_VARIABLE = "TRAINFAST_RUN"
 """The variable that names the run directory to a script."""

@@ -1,4 +1,4 @@
-"""A contained script: `python -m trainfast_runner.running.scripts.contained COMMAND...` ends all that it leaves.
+"""A contained script: `python -m trainfast_runner.running.contained COMMAND...` ends all that it leaves.
 
 A process that leaves its session and clears its environment stays below its nearest subreaper, which is this program.
 SIGTERM, or the end of the program that started this one, ends the command. Trackers are off, temporary folders its own.

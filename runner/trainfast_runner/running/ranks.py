@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from trainfast_runner.machine.processes import Identity, descendants, is_running, send
-from trainfast_runner.records.capped_file import CappedFile
-from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.capped_file import CappedFile, GrowingLog
+from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.run_directory import NO_STEP, rank_file
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
@@ -30,7 +31,6 @@ from trainfast_runner.records.worker_lines import (
     WorkerTail,
 )
 from trainfast_runner.results.script_steps import no_step_reason
-from trainfast_runner.running.scripts.log_steps import LogSteps
 
 
 class StopLadder:
@@ -129,14 +129,6 @@ FIRST_STEPS_BYTES = 1 << 16
 """Head of `steps.jsonl` that is looked at for a first step."""
 
 
-@dataclass(frozen=True)
-class LostRank:
-    """A rank that was seen at `t_ns` (CLOCK_MONOTONIC) to have exited without recording its end."""
-
-    rank: int
-    t_ns: int
-
-
 class Ranks:
     """Follows every rank of one run.
 
@@ -157,8 +149,8 @@ class Ranks:
         self._lost: set[int] = set()
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=FIRST_STEPS_BYTES)
 
-    def follow(self) -> list[LostRank]:
-        """Read new records; return the ranks that were lost since the last call.
+    def follow(self) -> list[int]:
+        """Read new records; return the ranks that have exited without recording their end since the last call.
 
         Raises OSError for an unreadable file.
         """
@@ -169,12 +161,8 @@ class Ranks:
             self.ignored_stop |= rank.ignored_stop
         if not self.in_training:
             self.in_training = bool(self._first_steps.new())
-        lost = [
-            LostRank(rank.number, time.monotonic_ns())
-            for rank in ended_ranks
-            if rank.end is None and rank.number not in self._lost
-        ]
-        self._lost.update(rank.rank for rank in lost)
+        lost = [rank.number for rank in ended_ranks if rank.end is None and rank.number not in self._lost]
+        self._lost.update(lost)
         return lost
 
     @property
@@ -261,9 +249,11 @@ NO_STEP_S = 60.0
 
 
 class ScriptWatch:
-    """Follows one script. `notify` gets the sentence about a script that has reported no step for `no_step_s`.
+    """Follows one script, which runs below this process, and appends the steps that it prints to `steps.jsonl`.
 
-    The script runs below this process.
+    Where no hook can count them, a step is a line of `output.log` that a regular expression matches. A line carries no
+    time: steps read at one poll share the time since the last poll that read a step. `notify` gets the sentence about a
+    script that has reported no step for `no_step_s`.
     """
 
     def __init__(
@@ -274,21 +264,49 @@ class ScriptWatch:
         notify: Callable[[str], None],
         no_step_s: float = NO_STEP_S,
     ) -> None:
-        self._run = run
-        self._directory = directory
-        self._log_steps = LogSteps(run, directory, output)
-        self._notify = notify
-        self._no_step_s = no_step_s
-        self._notified = False
+        script = run.script
+        self._run, self._directory = run, directory
+        self._notify, self._no_step_s, self._notified = notify, no_step_s, False
+        self._pattern = re.compile(script.steps_from_log) if script and script.steps_from_log else None
+        self._warmup = script.timing_warmup if script else 0
+        self._samples = script.samples_per_step if script else None
+        # A progress bar redraws its line with carriage returns.
+        self._log = GrowingLog(output.path, from_begin=True, separators=rb"[\r\n]", head_bytes=output.head_bytes)
+        self._counted = 0
+        self._last_ns = run.clock.monotonic_ns
+        self._file: Appender | None = None
 
-    def count_steps(self, has_ended: bool) -> None:
+    def count_steps(self, *, has_ended: bool) -> None:
         """Record the steps printed since the last call; with `has_ended`, in the unfinished last line too.
 
-        Raises OSError.
+        Does nothing without a pattern. Raises OSError.
         """
-        self._log_steps.follow(to_the_end=has_ended)
+        pattern = self._pattern
+        if pattern is None:
+            return
+        matches = [match for line in self._lines(has_ended) if (match := pattern.search(line)) is not None]
+        if not matches:
+            return
+        now_ns = time.monotonic_ns()
+        step_ns = (now_ns - self._last_ns) // len(matches)
+        if self._file is None:
+            self._file = Appender(rank_file(self._directory, "steps", 0))
+        for match in matches:
+            self._counted += 1
+            self._last_ns += step_ns
+            self._file.write(
+                Step(
+                    t_ns=self._last_ns,
+                    step=self._counted,
+                    warmup=self._counted <= self._warmup,
+                    samples=self._samples,
+                    loss=_loss(match),
+                    step_ms=step_ns / 1e6,
+                )
+            )
+        self._last_ns = now_ns
 
-    def poll(self, in_training: bool) -> None:
+    def notify_without_step(self, in_training: bool) -> None:
         """Notify once that no step has come, with the ways to report steps; `in_training` is True after the first."""
         waited_s = (time.monotonic_ns() - self._run.clock.monotonic_ns) / 1e9
         if in_training or self._notified or waited_s <= self._no_step_s:
@@ -296,3 +314,21 @@ class ScriptWatch:
         self._notified = True
         unseen = f"{NO_STEP} in {self._no_step_s:g} s: the script may still load or compile"
         self._notify(f"{unseen}; {no_step_reason(self._directory, self._run)}")
+
+    def _lines(self, to_the_end: bool) -> Iterator[str]:
+        """Yield the lines printed since the last call, oldest first: those of one look at the log, or all."""
+        while (lines := self._log.read()) is not None:
+            yield from lines
+            if not to_the_end:
+                return
+        if to_the_end:
+            yield self._log.unfinished()
+
+
+def _loss(match: re.Match[str]) -> float | None:
+    """The number in the group `loss`; None without one."""
+    try:
+        loss = float(match.groupdict().get("loss") or "nan")
+    except ValueError:
+        return None
+    return loss if math.isfinite(loss) else None

@@ -21,10 +21,10 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.records.capped_file import OUTPUT_FILE, last_line, read_log
 from trainfast_runner.records.json_lines import read_regular
 from trainfast_runner.records.run_file import DISCOVERED_FILE, Discovered
-from trainfast_runner.running.scripts import contained
-from trainfast_runner.running.scripts.command import ScriptCommand, read_command
-from trainfast_runner.running.scripts.contained import sandbox
-from trainfast_runner.running.scripts.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message
+from trainfast_runner.running import contained
+from trainfast_runner.running.command import ScriptCommand, read_command
+from trainfast_runner.running.contained import sandbox
+from trainfast_runner.running.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import KEPT_KNOBS, FlagMapping, ScriptPreset
@@ -75,7 +75,8 @@ def discover(
         except FileNotFoundError:
             discovered = Discovered(stopped_at="")
         if code:
-            last = _last_line(folder) or f"exit status {code}"
+            lines = read_log(folder / OUTPUT_FILE, most_bytes=READ_BYTES)
+            last = last_line(lines).strip()[:MAX_SHOWN] or f"exit status {code}"
             if last.endswith(NO_TORCH):
                 raise UserError(f"{command.name} needs torch, and {no_torch_message(command.interpreter)}", key="--")
             raise UserError(f"{command.name} ended before its arguments were read: {last}", key="--")
@@ -92,36 +93,22 @@ def _run(
     environment[RUN_VARIABLE] = str(folder)
     with (folder / OUTPUT_FILE).open("wb") as output:
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", contained.__name__),
-                *(interpreter, "-c", FIND_FLAGS, str(folder), *command.script),
-            ],
+            [*(sys.executable, "-P", "-m", contained.__name__), interpreter, "-c", FIND_FLAGS, folder, *command.script],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
+        deadline_s = time.monotonic() + limit_s
         try:
-            return _wait(process, limit_s, cancelled)
+            while not cancelled.is_set() and (left_s := deadline_s - time.monotonic()) > 0:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(min(left_s, POLL_S))
+            return None
         finally:
             process.terminate()
             process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], limit_s: float, cancelled: threading.Event) -> int | None:
-    """Wait for the process and return its exit code; None after `limit_s`, or once `cancelled` is set."""
-    deadline_s = time.monotonic() + limit_s
-    while not cancelled.is_set() and (left_s := deadline_s - time.monotonic()) > 0:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(min(left_s, POLL_S))
-    return None
-
-
-def _last_line(folder: Path) -> str:
-    """The beginning of the last line that the script printed; empty if it printed none."""
-    lines = read_log(folder / OUTPUT_FILE, most_bytes=READ_BYTES)
-    return last_line(lines).strip()[:MAX_SHOWN]
 
 
 def preset_of(

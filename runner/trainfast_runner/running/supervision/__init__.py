@@ -1,1 +1,0 @@
-"""The process that starts one run's training, watches it, ends it and records how it ended."""
