@@ -22,15 +22,13 @@ from recorded import (
     best_going_on,
     chosen,
     seen,
-    write_lines,
 )
 from still import FULL, SMALL, Conducted, has, running
 
 from trainfast_runner.records.home import PAUSE_FILE, Home
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
-from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best_journal import ColdRun, Instruction, Trial, read_best_journal
+from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
 from trainfast_runner.search.journal import Paused
 from trainfast_tui.screens.best import BestView, candidate_points, trial_lines
 from trainfast_tui.text.best_words import answer_lines, chance_words
@@ -159,30 +157,6 @@ async def test_space_pauses_and_again_goes_on(home: Home, live_best: Path) -> No
         has(text, "■ paused: no process is running", "space resume")
         await pilot.press("space")
         await pilot.until_true(lambda: not (live_best / PAUSE_FILE).exists(), "the end of the pause")
-
-
-async def test_p_pins_a_value_and_x_skips_one(home: Home, live_best: Path) -> None:
-    async with running(home) as (_, pilot):
-        await pilot.opened(live_best)
-        assert "checkpointing=full  6 settings" in await pilot.press("p")
-        await pilot.press(*"bf16", "enter")
-        await pilot.until_true(lambda: len(read_instructions(live_best)) == 1, "the pin")
-        await pilot.show_search(live_best)
-        assert "precision=bf16  6 settings" not in await pilot.press("x"), "without the pinned value there is none"
-        await pilot.press(*"full 3 settings", "enter")
-        await pilot.until_true(lambda: len(read_instructions(live_best)) == 2, "the skip")
-        assert [(one.do, one.knob, one.value) for one in read_instructions(live_best)] == [
-            ("pin", "precision", "bf16"),
-            ("skip", "checkpointing", "full"),
-        ]
-        text = await pilot.show_search(live_best)
-        assert "your instructions: pin precision=bf16 (before the next step), skip checkpointing=full" in text
-        taken = Instruction(t_ns=START_NS + 36 * S, do="pin", knob="precision", value="bf16")
-        write_lines(live_best / "journal.jsonl", [*best_going_on(), taken])
-        assert "your instructions: pin precision=bf16, skip" in await pilot.show_search(live_best)
-        await pilot.press("p", *"unpin", "enter")
-        await pilot.until_true(lambda: len(read_instructions(live_best)) == 3, "the unpin")
-        assert read_instructions(live_best)[-1].do == "unpin"
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

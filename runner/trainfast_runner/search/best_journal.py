@@ -99,8 +99,6 @@ TIMED_OUTCOMES: tuple[AttemptOutcome, ...] = ("measured", "slow")
 """Outcomes of trials that have timed steps."""
 VerdictWord = Literal["measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"]
 """The `verdict` on a candidate at the end of a search."""
-InstructionWord = Literal["skip", "pin", "unpin"]
-"""The `do` of an instruction. skip: never try this value; pin: try only this value; unpin: remove the pin."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,18 +259,6 @@ class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
     knob: str | None = None
 
 
-class Instruction(Line, frozen=True, kw_only=True, tag="ordered"):
-    """A person's instruction, in `orders.jsonl` when it was given and in the journal when it was taken.
-
-    `do` is an `InstructionWord`. A skip of a candidate, by its number, is about that candidate alone and names no knob.
-    """
-
-    do: str
-    knob: str = ""
-    value: KnobValue = None
-    candidate_number: int | None = msgspec.field(default=None, name="candidate")
-
-
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """Gain of one value of a knob over the baseline's, `before`, in percent of the objective."""
 
@@ -342,7 +328,6 @@ BestLine = (
     | ColdRun
     | BestStep
     | BestLaunched
-    | Instruction
     | Paused
     | Waiting
     | Resumed
@@ -386,11 +371,6 @@ class BestJournal(JournalLines):
     def cold_runs(self) -> tuple[ColdRun, ...]:
         """Every cold run, in their order."""
         return self.all_of(ColdRun)
-
-    @cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """The person's instructions that the conductor has taken."""
-        return self.all_of(Instruction)
 
     @cached_property
     def ended(self) -> BestEnded | None:

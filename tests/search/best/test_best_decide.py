@@ -8,17 +8,12 @@ from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import MIN_COLD_STEPS, BestState, decide
-from trainfast_runner.search.best.person_instructions import excluded_by_instructions
 from trainfast_runner.search.best.question import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 from trainfast_runner.search.best_journal import (
     BestLaunched,
     BestLine,
-    Candidate,
-    ColdRun,
-    Instruction,
     ProcessReady,
     Space,
-    Trial,
 )
 
 from .synthetic import asking, cold, process_ready, state_of, trial
@@ -157,66 +152,6 @@ def test_void_trials_count_for_nothing(space, base, other):
     assert (given_up.end_state, given_up.step.why) == ("failed", f"the baseline failed: {reason}")
     of_other = [msgspec.structs.replace(line, candidate_number=other) for line in (void, void, hot)]
     assert state_of(space, trial(base), *of_other).ruled_out[other].reason == reason
-
-
-def test_a_value_in_an_instruction_reads_as_it_is_typed():
-    candidates = [Candidate(knobs={"offload_path": path}) for path in (None, "/scratch")]
-    skip = Instruction(do="skip", knob="offload_path", value=None)
-    pin = Instruction(do="pin", knob="offload_path", value=None)
-    assert excluded_by_instructions(candidates, [skip]) == {0: "you skipped offload_path=none"}
-    assert excluded_by_instructions(candidates, [pin]) == {1: "you pinned offload_path=none"}
-    assert excluded_by_instructions(candidates, [Instruction(do="skip", candidate_number=1)]) == {1: "you skipped it"}
-
-
-def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space, base):
-    instructions: list[BestLine] = [
-        Instruction(do="pin", knob="precision", value="bf16"),
-        Instruction(do="skip", knob="checkpointing", value="full"),
-    ]
-    lines: list[BestLine] = [asking(space), space.space, *instructions]
-    result = FakeConductor(space, asking(space), 1, lines).run()
-    for line in lines:
-        if isinstance(line, Trial | ColdRun) and line.candidate_number != base:
-            knobs = space.space.candidates[line.candidate_number].knobs
-            assert (knobs["precision"], knobs["checkpointing"]) == ("bf16", "off")
-    reasons = {one.reason for one in result.best_answer.verdicts if one.verdict == "not_tried"}
-    assert "you pinned precision=bf16" in reasons
-    assert "you skipped checkpointing=full" in reasons
-
-
-def test_a_pinned_value_is_not_turned_back_in_a_fresh_process(space):
-    lines: list[BestLine] = [asking(space), space.space, Instruction(do="pin", knob="pin_memory", value="on")]
-    result = FakeConductor(space, asking(space), 1, lines).run()
-    assert result.cold["turn_back"] > 0
-    cold_numbers = {line.candidate_number for line in lines if isinstance(line, ColdRun)}
-    pinned = {number for number, one in enumerate(space.space.candidates) if one.knobs["pin_memory"] == "on"}
-    assert cold_numbers - pinned == {space.space.baseline_number}
-    assert result.answer in pinned
-
-
-def test_a_baseline_that_a_person_skipped_is_not_the_answer(space, base):
-    slower = [number for number in space.truth if number != base and space.truth[number] < space.truth[base]]
-    skipped: list[BestLine] = [
-        Instruction(do="skip", candidate_number=number) for number in space.truth if number not in slower
-    ]
-    result = FakeConductor(space, asking(space), 1, [asking(space), space.space, *skipped]).run()
-    assert result.answer in slower
-
-
-def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space, begun):
-    ran: list[BestLine] = [*begun]
-    decision = decide(state_of(space, *ran, Instruction(do="pin", knob="precision", value="bf16")))
-    assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
-
-
-def test_instructions_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space, begun):
-    sizes = {one.knobs["batch_size"] for one in space.space.candidates}
-    instructions = [Instruction(do="skip", knob="batch_size", value=size) for size in sizes]
-    decision = decide(state_of(space, *begun, *instructions))
-    assert (decision.end_state, decision.step.why) == (
-        "failed",
-        "your instructions leave no setting that can be measured",
-    )
 
 
 def test_no_trial_begins_that_is_expected_to_pass_the_budget(space, begun):

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search import searches
 from trainfast_runner.search.batch_journal import BatchQuestion
-from trainfast_runner.search.best.person_instructions import give_instruction, read_instructions, skip_candidate
 from trainfast_runner.search.best_journal import BestEnded, BestQuestion, Trial
 from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import (
@@ -106,17 +104,3 @@ def test_a_failed_search_is_not_continued_and_its_reason_is_shown(home):
     assert newest_search(home, BEST_KIND) == failed
     cancelled = at_second(3, best_search(home, REFUSED))
     assert unfinished(home, "k", BEST_KIND) == cancelled
-
-
-def test_instructions_reach_the_conductor_in_their_order(tmp_path):
-    assert read_instructions(tmp_path) == []
-    give_instruction(tmp_path, "pin", "precision", "bf16")
-    give_instruction(tmp_path, "unpin", "precision")
-    assert [(one.do, one.knob, one.value) for one in read_instructions(tmp_path)] == [
-        ("pin", "precision", "bf16"),
-        ("unpin", "precision", None),
-    ]
-    skip_candidate(tmp_path, 3)
-    assert (read_instructions(tmp_path)[-1].do, read_instructions(tmp_path)[-1].candidate_number) == ("skip", 3)
-    with pytest.raises(UserError, match="bf16"):
-        give_instruction(tmp_path, "skip", "precision", "bf17")

@@ -22,7 +22,6 @@ from trainfast_runner.search.best_journal import (
     BestLine,
     BestStep,
     ColdRun,
-    Instruction,
     ProcessReady,
     Space,
     Trial,
@@ -37,7 +36,6 @@ from trainfast_tui.text.best_words import (
     best_words,
     chance_words,
     doing_words,
-    instruction_words,
     objective_words,
     typed_knobs,
 )
@@ -164,8 +162,6 @@ def _best_line_words(line: BestLine, so_far: BestSoFar) -> str:
         case Trial() | ColdRun():
             run = f": {line.run_id}" if isinstance(line, ColdRun) else ""
             return f"  {_attempt_words(line, so_far)}{run}"
-        case Instruction():
-            return f"your instruction: {instruction_words(line, so_far.space)}"
     return ""
 
 

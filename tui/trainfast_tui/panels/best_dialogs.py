@@ -1,74 +1,22 @@
-"""The dialogs of a best-fit search: instructions to a live one, and the parts of the next one's question."""
+"""The dialogs that ask for the parts of the next best-fit search's question."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.search.best.person_instructions import (
-    PIN,
-    SKIP,
-    UNPIN,
-    ValueInstruction,
-    give_instruction,
-    instructions_in_force,
-    open_values,
-    skip_candidate,
-)
 from trainfast_runner.search.best_journal import BestRequest, read_budget
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import read_vary
-from trainfast_runner.units import counted
 from trainfast_tui.panels.ask import ask_choice, ask_text
-from trainfast_tui.text.best_words import EVERY_KNOB, OBJECTIVES, candidate_words, vary_text
+from trainfast_tui.text.best_words import EVERY_KNOB, OBJECTIVES, vary_text
 
 if TYPE_CHECKING:
     from textual.app import App
-
-    from trainfast_runner.search.best.answer import BestSnapshot
-
-
-InstructionChoices = dict[str, tuple[str, Callable[[], None]]]
-"""Instructions that a person can choose, by name: the effect in words, and the function that gives the instruction."""
-
-
-def pin_choices(search: BestSnapshot) -> InstructionChoices:
-    """Return the instructions to unpin a knob, and those to pin one to a value."""
-    pinned_knobs = [
-        instruction.knob for instruction in instructions_in_force(search.so_far.instructions) if instruction.do == PIN
-    ]
-    unpin = partial(give_instruction, search.directory, UNPIN)
-    choices: InstructionChoices = {
-        f"unpin {name}": ("try all its values again", partial(unpin, name)) for name in pinned_knobs
-    }
-    return choices | _value_choices(search, PIN)
-
-
-def skip_choices(search: BestSnapshot) -> InstructionChoices:
-    """Return the instruction to skip the candidate under way, and those to skip a value of a knob."""
-    step, space = search.so_far.newest_step, search.so_far.space
-    choices: InstructionChoices = {}
-    if step is not None and step.candidate_number is not None and space is not None:
-        words = f"{candidate_words(space, step.candidate_number)}, the one under way"
-        skip = partial(skip_candidate, search.directory, step.candidate_number)
-        choices[f"setting {step.candidate_number}"] = words, skip
-    return choices | _value_choices(search, SKIP)
-
-
-def _value_choices(search: BestSnapshot, do: ValueInstruction) -> InstructionChoices:
-    """Return the instructions to pin or skip (`do`) each open value, with the number of its candidates."""
-    so_far = search.so_far
-    values = open_values(so_far.candidates, [*so_far.instructions, *search.untaken_instructions], do)
-    give = partial(give_instruction, search.directory, do)
-    return {
-        f"{name}={value}": (counted(count, "setting"), partial(give, name, value))
-        for (name, value), count in values.items()
-    }
 
 
 Fields = dict[str, object]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,18 +11,15 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import UNFINISHED_STATES
-from trainfast_runner.search.best.person_instructions import instructions_in_force
 from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.control.search_control import BestControl, BestOptions, BestPlanned, request_of
-from trainfast_tui.control.threads import start_thread
 from trainfast_tui.next_run.next_run import has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
-from trainfast_tui.panels.ask import ask_choice
-from trainfast_tui.panels.best_dialogs import InstructionChoices, ask_part, pin_choices, skip_choices
+from trainfast_tui.panels.best_dialogs import ask_part
 from trainfast_tui.screens.base import PostedMessage
 from trainfast_tui.screens.search import SearchScreen, SearchView
 from trainfast_tui.session import Session
@@ -44,7 +41,6 @@ from trainfast_tui.text.best_words import (
     count_rows,
     effect_rows,
     figure_with_interval_text,
-    instruction_words,
     is_doubtful,
     objective_of,
     question_lines,
@@ -155,8 +151,6 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         hidden: set[str] = set()
         if not (self._is_asking or can_take):
             hidden.add("apply")
-        if not is_live:
-            hidden |= {"pin", "skip"}
         if is_live or search is None:
             hidden.add("again")
         if not self._is_asking:
@@ -194,31 +188,6 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         else:
             knob_texts = candidate_knob_texts(so_far, so_far.best.number)
             self.apply_knobs(so_far.question, knob_texts, "best setting")
-
-    def action_pin(self) -> None:
-        self._ask_instruction("Pin a knob to one value from now on", pin_choices)
-
-    def action_skip(self) -> None:
-        self._ask_instruction("Never try a setting, or a value", skip_choices)
-
-    def _ask_instruction(self, title: str, choices_of: Callable[[BestSnapshot], InstructionChoices]) -> None:
-        """Let the person choose one of the instructions that the live search takes, and give it."""
-        search = self._search
-        if search is None or not search.is_live:
-            self.show_notified(self.search_control.no_search_notice())
-            return
-        if search.so_far.space is None:
-            self.notify("The settings are not listed yet.", severity="warning")
-            return
-        choices = choices_of(search)
-        if not choices:
-            self.notify("Your instructions leave one setting: there is nothing to choose.", severity="warning")
-            return
-
-        def give_chosen(name: str) -> None:
-            start_thread("instruction", choices[name][1], self.session.post)
-
-        ask_choice(self.app, title, [(name, effect) for name, (effect, _) in choices.items()], give_chosen)
 
     def action_ask(self, part: str) -> None:
         """Ask for a part of the next search's question, and plan with the answer."""
@@ -296,7 +265,7 @@ class BestView(SearchView["BestSnapshot"]):
     def search_lines(self, search: BestSnapshot, width: int, height: int) -> list[Line]:
         name = search.so_far.question.name if search.so_far.question is not None else self._spec_name
         head = [self.title_line(name, width), *_state_lines(search, self._now_ns, width), *_varied_lines(search, width)]
-        foot = [*_answer_lines(search.so_far, width), *_instruction_lines(search, width)]
+        foot = _answer_lines(search.so_far, width)
         trials = trial_lines(search.so_far, width) if search.so_far.space is not None else []
         line = waiting_line(search.so_far, width) if search.is_live else []
         step_lines = [line] if line else []
@@ -380,17 +349,6 @@ def _answer_lines(so_far: BestSoFar, width: int) -> list[Line]:
         if label in ANSWER_ROWS:
             lines += labelled((f"{label:<{LABEL_CELLS}}", "muted"), words, width)
     return lines
-
-
-def _instruction_lines(search: BestSnapshot, width: int) -> list[Line]:
-    """Return the instructions in force, and those that wait for the next step."""
-    space = search.so_far.space
-    in_force = instructions_in_force(search.so_far.instructions)
-    words = [instruction_words(instruction, space) for instruction in in_force]
-    words += [
-        f"{instruction_words(instruction, space)} (before the next step)" for instruction in search.untaken_instructions
-    ]
-    return paragraph(f"your instructions: {', '.join(words)}", width, "secondary", 2) if words else []
 
 
 def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[ChartPoint]:

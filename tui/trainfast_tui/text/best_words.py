@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainfast_runner.machine.devices_knob import CPU
-from trainfast_runner.search.best.person_instructions import UNPIN
 from trainfast_runner.search.searches import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
         BestAnswer,
         BestRequest,
         CandidateVerdict,
-        Instruction,
         Interval,
         Space,
     )
@@ -382,15 +380,6 @@ def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
     else:
         words += budget_words(tried_count, len(so_far.candidates))
     return f"{words}; {key_of('best', ASK_BUDGET)} adds time"
-
-
-def instruction_words(instruction: Instruction, space: Space | None) -> str:
-    """Return an instruction in words: `pin precision=bf16`, `unpin precision`, `skip the setting batch_size=8`."""
-    do, name, number = instruction.do, instruction.knob, instruction.candidate_number
-    if number is not None:
-        is_listed = space is not None and 0 <= number < len(space.candidates)
-        return f"{do} the setting {candidate_words(space, number) if space is not None and is_listed else number}"
-    return f"{do} {name}" if do == UNPIN else f"{do} {typed_knobs({name: instruction.value})}"
 
 
 def best_words(so_far: BestSoFar) -> str:

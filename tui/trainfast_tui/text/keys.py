@@ -231,8 +231,6 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     "best": (
         Action("apply", "enter", "take", "Apply the best setting found and go back; start a search if there is none."),
         Action("pause", "space", "pause", "Pause after this step; press again to resume."),
-        Action("pin", "p", "pin", "Fix a knob to one value for the rest of the search, or undo that."),
-        Action("skip", "x", "skip", "Skip the setting under way, or a value of a knob, for the rest of the search."),
         _back("B", help="Back to the main screen; the search goes on.", id="leave"),
         Action("cancel", "s", "stop", "Stop the search and keep its journal."),
         Action("again", "f5", "continue", "Continue an unfinished search; restart one with an answer."),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,6 @@ from trainfast_runner.search.best.decide import (
     ColdRuns,
     Difference,
 )
-from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best.question import changes_training, objective_at
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
@@ -38,7 +36,6 @@ from trainfast_runner.search.best_journal import (
     CandidateVerdict,
     ColdRun,
     Effect,
-    Instruction,
     Interval,
     Space,
     Trial,
@@ -114,8 +111,6 @@ def _verdict(state: BestState, number: int, rate: Interval | None) -> CandidateV
 
 
 def _unmeasured(state: BestState, number: int) -> tuple[VerdictWord, str]:
-    if number in state.excluded_by_instructions:
-        return "not_tried", state.excluded_by_instructions[number]
     least_s = state.candidates[number].least_s_per_sample
     if least_s and number in state.bound_numbers:
         return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
@@ -237,10 +232,9 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
     if end is None or end.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
         return []
     state = BestState(lines, end.seconds)
-    reasons = [state.excluded_by_instructions.get(number, end.reason) for number in range(len(state.candidates))]
     return [
-        state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
-        for number, reason in enumerate(reasons)
+        state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=end.reason))
+        for number in range(len(state.candidates))
     ]
 
 
@@ -265,14 +259,6 @@ def best_report(directory: Path) -> dict[str, Any]:
         }
         for run in so_far.cold_runs
     ]
-    orders = [
-        {
-            **fields_of(given, "do", "value"),
-            "knob": given.knob or None,
-            "knobs": None if given.candidate_number is None else so_far.candidate(given.candidate_number).knobs,
-        }
-        for given in so_far.instructions
-    ]
     return {
         **first_fields(question, end),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
@@ -283,7 +269,6 @@ def best_report(directory: Path) -> dict[str, Any]:
         "trials": trials,
         "races": cold_runs,
         "disturbed": so_far.disturbed_count,
-        "orders": orders,
         **fields_of(end, "missing_bytes", "stopped_because", "seconds"),
     }
 
@@ -492,8 +477,6 @@ class BestSnapshot:
     """The state of a best-fit search at one moment."""
 
     so_far: BestSoFar
-    untaken_instructions: tuple[Instruction, ...] = ()
-    """The instructions that the conductor has not taken yet."""
 
     @property
     def directory(self) -> Path:
@@ -520,8 +503,4 @@ class BestFollower:
 
     def poll(self) -> BestSnapshot:
         """Read the new lines and return a snapshot."""
-        so_far = self._journal.poll()
-        untaken_instructions: list[Instruction] = []
-        with suppress(OSError):  # unreadable for the moment
-            untaken_instructions = read_instructions(self.directory)[len(so_far.instructions) :]
-        return BestSnapshot(so_far, tuple(untaken_instructions))
+        return BestSnapshot(self._journal.poll())

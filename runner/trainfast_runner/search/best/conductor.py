@@ -1,4 +1,4 @@
-"""Take the steps of a best-fit search that `decide` chooses: trials, cold runs, instructions and the end.
+"""Take the steps of a best-fit search that `decide` chooses: trials, cold runs and the end.
 
 A trial takes steps in a warm process until their median is exact enough; a script's is a run of its own. A measurement
 is void if other processes took the CPU or the GPU, or if heat or a power brake throttled a GPU meanwhile. A GPU at its
@@ -39,7 +39,6 @@ from trainfast_runner.results.verdict import first_difference
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import BestDecision, BestState, decide
-from trainfast_runner.search.best.person_instructions import read_instructions
 from trainfast_runner.search.best.question import (
     UNTIMED_TRIAL_STEPS,
     BestPlan,
@@ -60,7 +59,6 @@ from trainfast_runner.search.best_journal import (
     BestQuestion,
     Candidate,
     ColdRun,
-    Instruction,
     ProcessReady,
     Space,
     Trial,
@@ -141,9 +139,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
-        given = read_instructions(self._directory)
-        for instruction in given[sum(isinstance(line, Instruction) for line in self._lines) :]:
-            self._write(msgspec.structs.replace(instruction, t_ns=time.monotonic_ns()))
         decision = decide(self._state())
         step = decision.step
         self._write(step)

@@ -22,7 +22,6 @@ import numpy as np
 
 from trainfast_runner.errors import lowest
 from trainfast_runner.results.distributions import NORMAL_95, student_95
-from trainfast_runner.search.best.person_instructions import excluded_by_instructions
 from trainfast_runner.search.best.question import (
     ENOUGH_ERROR,
     MAX_TIMED_STEPS,
@@ -188,10 +187,7 @@ def _give_up_ms(state: BestState, number: int) -> float | None:
 
 
 def _first_trial(state: BestState) -> BestDecision | None:
-    """Return the trial of the baseline, or of the smallest candidate if the baseline has no figure; None after these.
-
-    A baseline that a person left out is measured anyway.
-    """
+    """Return the trial of the baseline, or of the smallest candidate without a baseline figure; None after these."""
     baseline_number = state.space.baseline_number
     ruling = state.ruled_out.get(baseline_number)
     if baseline_number not in state.counted_trials:
@@ -203,8 +199,6 @@ def _first_trial(state: BestState) -> BestDecision | None:
     if state.leader_number is not None:
         return None
     if not state.remaining:
-        if state.excluded_by_instructions.keys() - state.ruled_out.keys():
-            return _end("failed", "your instructions leave no setting that can be measured")
         if {verdict.verdict for verdict in state.ruled_out.values()} <= {TOO_LARGE, "incompatible"}:
             return _end("nothing_fits", "no setting fits")
         return _end("failed", "no setting could be measured")
@@ -214,8 +208,8 @@ def _first_trial(state: BestState) -> BestDecision | None:
     def size(number: int) -> tuple[int, int]:
         return state.candidates[number].predicted_bytes or 0, state.candidates[number].batch_size
 
-    cause = state.excluded_by_instructions.get(baseline_number) if ruling is None else ruling.reason
-    reason = f"the baseline is left out ({cause}): the smallest setting first"
+    cause = "" if ruling is None else f" ({ruling.reason})"
+    reason = f"the baseline is left out{cause}: the smallest setting first"
     return _trial_of(state, min(state.remaining, key=size), reason)
 
 
@@ -418,15 +412,9 @@ class BestState:
         return verdicts
 
     @cached_property
-    def excluded_by_instructions(self) -> dict[int, str]:
-        """The candidates that a person left out, by number, with the instruction; the baseline is measured anyway."""
-        return excluded_by_instructions(self.candidates, self.journal.instructions)
-
-    @cached_property
     def remaining(self) -> list[int]:
         """Numbers of the candidates that may still be the answer."""
-        out = self.ruled_out.keys() | self.excluded_by_instructions.keys()
-        return [number for number in range(len(self.candidates)) if number not in out]
+        return [number for number in range(len(self.candidates)) if number not in self.ruled_out]
 
     @cached_property
     def leader_number(self) -> int | None:
