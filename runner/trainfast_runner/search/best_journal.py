@@ -6,6 +6,7 @@ because a journal of another version may have other words.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,6 +129,20 @@ class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     budget_s: float = 600.0
     device_names: list[str] = []
 
+    def objective_at(self, candidate: Candidate, rate: float, start_s: float) -> float:
+        """Return the seconds of a start and `for_steps` optimizer steps for the objective `time`, else the rate itself.
+
+        `rate` is in samples/s, or in samples/J if that is the objective; `start_s` is the time to the first timed step.
+        """
+        if self.objective == "time":
+            return start_s + (self.for_steps or 1) * candidate.samples_per_step / rate
+        return rate
+
+    def log_objective(self, candidate: Candidate, rate: float, start_s: float) -> float:
+        """Return the ln of the objective at a rate, negated for `time`: higher is better."""
+        value = math.log(self.objective_at(candidate, rate, start_s))
+        return -value if self.objective == "time" else value
+
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of knobs, and its known figures before a run."""
@@ -210,6 +225,16 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     joules: float | None = None
     repeats: bool = False
     """True for the last trial of a process, which repeats its first to show drift."""
+
+    @property
+    def is_timed(self) -> bool:
+        """True for a trial that was measured or given up as slow, and has the times of its steps."""
+        return self.outcome in TIMED_OUTCOMES and bool(self.step_ms) and min(self.step_ms) > 0
+
+    @property
+    def untimed_s(self) -> float:
+        """The seconds beside the timed steps."""
+        return max(0.0, self.seconds - sum(self.step_ms) / 1000)
 
 
 class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):

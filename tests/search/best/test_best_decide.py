@@ -7,14 +7,14 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.decide import MIN_COLD_STEPS, BestState, decide
-from trainfast_runner.search.best.question import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
+from trainfast_runner.search.best.decide import COLD_RULE, BestState, decide
 from trainfast_runner.search.best_journal import (
     BestLaunched,
     BestLine,
     ProcessReady,
     Space,
 )
+from trainfast_runner.search.effects import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 
 from .synthetic import asking, cold, process_ready, state_of, trial
 
@@ -95,7 +95,7 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     hopeless = trial(slow, run_id="two", outcome="slow", ms=15_000.0, warm=False)
     lines += [*process_ready(space, slow, run_id="two"), hopeless]
     alone = state_of(space, *lines, warm="two", spent_s=130.0)
-    assert fast in alone.prospects.affordable
+    assert alone.is_affordable[fast]
     assert decide(alone).step.action == "trial"
     lines += [trial(fast, run_id="two"), trial(faster, run_id="two")]
     lines += [trial(number, run_id="two") for number in sorted(space.truth) if number not in (base, slow, elsewhere)]
@@ -160,11 +160,10 @@ def test_no_trial_begins_that_is_expected_to_pass_the_budget(space, begun):
     lines = [*begun, slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
     late = BestState(asked, 120.0)
-    prospects = late.prospects
-    assert compiled in prospects.open_candidates
-    assert compiled not in prospects.affordable, "its process alone starts for 500 s of 480"
-    assert prospects.affordable, "others start in 5 s"
-    assert decide(BestState(asked, 120.0)).step.candidate_number in prospects.affordable
+    assert late.is_open[compiled]
+    assert not late.is_affordable[compiled], "its process alone starts for 500 s of 480"
+    assert late.is_affordable.any(), "others start in 5 s"
+    assert late.is_affordable[decide(late).step.candidate_number]
 
 
 def test_an_oom_under_the_real_limit_rules_the_leader_out(space):
@@ -209,7 +208,7 @@ def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_
 
 def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space, base):
     samples = space.space.candidates[base].samples_per_step
-    for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, MIN_COLD_STEPS)):
+    for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, COLD_RULE.min_steps)):
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]
         noisy = trial(base, warm=False, step_ms=slow * 5, seconds=1.0)
         lines = [asking(space, budget_s=600.0), space.space, *process_ready(space, base), noisy]

@@ -9,7 +9,7 @@ import pytest
 from cli.command import Cli, Started, directory_of, live_runs, until
 from trainfast_runner.records.home import is_conducted
 from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
-from trainfast_runner.search.effects import measurements
+from trainfast_runner.search.effects import Measurements
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=2"),
@@ -87,7 +87,7 @@ def test_a_search_killed_five_times_measures_nothing_twice(cli):
     assert done.code == 0, done.err
     lines = read_best_journal(directory_of(cli))
     assert_is_whole(cli, done.json, candidates=24)
-    trials = [one for one in measurements(lines, can_repeat=True).trials if one.outcome == "measured"]
+    trials = [one for one in Measurements(lines, can_repeat=True).trials if one.outcome == "measured"]
     firsts = [one.candidate_number for one in trials if not one.repeats]
     assert len(firsts) == len(set(firsts)), "a setting was measured twice"
     cold_runs = [one.run_id for one in lines if isinstance(one, ColdRun)]

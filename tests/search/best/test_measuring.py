@@ -25,9 +25,9 @@ from trainfast_runner.search.best.conductor import (
     throttled_doubts,
     with_usual_disturbance,
 )
-from trainfast_runner.search.best.question import StepRule
 from trainfast_runner.search.best_journal import Trial, read_budget
 from trainfast_runner.search.conductor import WarmProcess
+from trainfast_runner.search.effects import StepRule
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
 from .synthetic import trial as trial_of

@@ -23,7 +23,7 @@ from trainfast_runner.search.best.decide import (
     ColdRuns,
     Difference,
 )
-from trainfast_runner.search.best.question import changes_training, objective_at
+from trainfast_runner.search.best.question import changes_training
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
@@ -42,7 +42,7 @@ from trainfast_runner.search.best_journal import (
     VerdictWord,
     read_best_journal,
 )
-from trainfast_runner.search.effects import DRIFT_LOG_RATE, ProcessStarts, log_rate, measurements
+from trainfast_runner.search.effects import DRIFT_LOG_RATE, Measurements, ProcessStarts, log_rate
 from trainfast_runner.search.journal import JournalFollower, Waiting, fields_of, first_fields, worked_seconds
 from trainfast_runner.search.searches import knobs_key
 from trainfast_runner.units import chance_text, counted
@@ -93,7 +93,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
         best_run_ids=[run.run_id for run in cold.measured if run.candidate_number == best_number],
         baseline_run_ids=[run.run_id for run in cold.measured if run.candidate_number == baseline_number],
         within_percent=100 * math.expm1(half_width) if is_noisy else None,
-        tried_in_budget=len(tried_numbers) if state.prospects.is_budget_spent else None,
+        tried_in_budget=len(tried_numbers) if state.is_budget_spent else None,
         tied_numbers=cold.ties,
         effects=list(_effects(cold)),
         verdicts=verdicts,
@@ -114,7 +114,7 @@ def _unmeasured(state: BestState, number: int) -> tuple[VerdictWord, str]:
     least_s = state.candidates[number].least_s_per_sample
     if least_s and number in state.bound_numbers:
         return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
-    chance = float(state.prospects.chances[number])
+    chance = float(state.chances[number])
     text = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
     return ("beaten", text) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {text}")
 
@@ -175,7 +175,7 @@ def _value(state: BestState, number: int) -> Interval | None:
 
 def _effects(cold: ColdRuns) -> Iterator[Effect]:
     """Yield the gain of each value that was run over the baseline's, all else as in the answer or the baseline."""
-    state, levels = cold.state, cold.state.posterior.levels
+    state, levels = cold.state, cold.state.levels
     for index, name in enumerate(levels.names):
         base_level = levels.points[cold.baseline_number][index]
         levels_run = {levels.points[number][index] for number in state.counted_trials}
@@ -183,7 +183,7 @@ def _effects(cold: ColdRuns) -> Iterator[Effect]:
             pair = None if level == base_level else _pair_with_levels(cold, name, level, base_level)
             if pair is None:
                 continue
-            by_runs = cold.difference_in(cold.figures, *pair)
+            by_runs = cold.by_runs(*pair)
             if by_runs is None and not {level, base_level} <= levels_run:
                 continue
             yield Effect(
@@ -197,7 +197,7 @@ def _effects(cold: ColdRuns) -> Iterator[Effect]:
 
 def _pair_with_levels(cold: ColdRuns, name: str, level: int, base_level: int) -> tuple[int, int] | None:
     """Return the best candidate with the two levels of a knob, else the baseline with them; None if neither exists."""
-    levels = cold.state.posterior.levels
+    levels = cold.state.levels
     for number in (cold.answer_number, cold.baseline_number):
         with_value, with_base = (levels.with_level(number, name, other) for other in (level, base_level))
         if with_value is not None and with_base is not None:
@@ -370,12 +370,12 @@ class BestSoFar(BestJournal):
 
         The 95 % interval of a trial is by its own and the pooled steps; a cold run has none of its own.
         """
-        measured, per_joule = measurements(self.lines), self.objective == "samples_per_joule"
+        measured, per_joule = Measurements(self.lines), self.objective == "samples_per_joule"
         rates = {}
         for index, line in enumerate(self.attempts):
             rate, half = None, 0.0
             if isinstance(line, Trial):
-                if line.step_ms and min(line.step_ms) > 0:
+                if line.is_timed:
                     rate, half = log_rate(line, per_joule=per_joule), NORMAL_95 * math.sqrt(measured.variance(line))
             elif line.role != UNDER_LIMIT:  # the real memory_limit slows every step
                 samples = line.samples_per_joule if per_joule else line.samples_per_s
@@ -402,7 +402,7 @@ class BestSoFar(BestJournal):
             return rate
         # The longest time belongs to the lowest rate.
         rates = (rate.low, rate.median, rate.high)
-        low, median, high = sorted(objective_at(self.question, candidate, each, start_s) for each in rates)
+        low, median, high = sorted(self.question.objective_at(candidate, each, start_s) for each in rates)
         return Interval(median=median, low=low, high=high)
 
     @cached_property

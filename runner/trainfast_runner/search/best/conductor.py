@@ -40,11 +40,9 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import BestDecision, BestState, decide
 from trainfast_runner.search.best.question import (
-    UNTIMED_TRIAL_STEPS,
     BestPlan,
     ModelSurvey,
     ScriptSurvey,
-    StepRule,
     oom_reason,
     with_bounds,
 )
@@ -73,7 +71,7 @@ from trainfast_runner.search.conductor import (
     raise_if_stopped,
     wait_until,
 )
-from trainfast_runner.search.effects import relative_error, steps_for
+from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
 from trainfast_runner.search.journal import EndState, worked_seconds
 from trainfast_runner.search.predicted_speed import with_predicted_speed
 from trainfast_runner.search.searches import SearchOptions, candidate_spec, incompatible_reason, takes_warm_trials
@@ -305,7 +303,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         candidate, rule = self._space.candidates[number], decision.step_rule
         began_s = self._runs.clock_s()
         deviation = self._state().measured.step_deviation
-        steps = UNTIMED_TRIAL_STEPS + steps_for(deviation, rule.standard_error, rule.min_steps, rule.max_steps)
+        steps = UNTIMED_TRIAL_STEPS + rule.steps_at(deviation)
         plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED_TRIAL_STEPS)
         if plan is None:
             return

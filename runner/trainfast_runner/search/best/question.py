@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -44,7 +44,7 @@ from trainfast_runner.search.best_journal import (
     Space,
     Trial,
 )
-from trainfast_runner.search.effects import relative_error
+from trainfast_runner.search.effects import MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
 from trainfast_runner.search.fitted_memory import limits_of, share_of_free
 from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import (
@@ -308,50 +308,8 @@ def excess_text(needed_bytes: int, limit_bytes: int) -> str:
     return f"needs {mebibytes(needed_bytes)} of {mebibytes(limit_bytes)}: {excess} too large"
 
 
-UNTIMED_TRIAL_STEPS = 2
-"""Steps before a trial's timed ones: from the second on the optimizer has states, and a CPU's memory is measured."""
-MIN_TIMED_STEPS, MAX_TIMED_STEPS, ENOUGH_ERROR = 4, 25, 0.012
-"""Timed steps of a trial, and the standard error that is enough."""
 MIN_TRIAL_STEPS = UNTIMED_TRIAL_STEPS + MIN_TIMED_STEPS
 """Steps of the shortest trial."""
-Judgement = Literal["more", "enough", "slow"]
-"""`more` steps are needed, `enough` were taken, or the candidate is too `slow`."""
-
-
-@dataclass(frozen=True)
-class StepRule:
-    """The number of timed steps of a trial: from `min_steps` to `max_steps`, as many as their scatter needs."""
-
-    min_steps: int = MIN_TIMED_STEPS
-    max_steps: int = MAX_TIMED_STEPS
-    standard_error: float = ENOUGH_ERROR
-    """The standard error of the median that is enough, as a share of the median."""
-    give_up_ms: float | None = None
-    """A trial whose best step is slower than this ends; None for no bound."""
-
-    def judge(self, step_ms: Sequence[float]) -> Judgement:
-        """Judge a trial by the times of its steps so far, in ms."""
-        if self.give_up_ms is not None and len(step_ms) >= 2 and min(step_ms) > self.give_up_ms:
-            return "slow"
-        if len(step_ms) < self.min_steps:
-            return "more"
-        return "enough" if len(step_ms) >= self.max_steps or relative_error(step_ms) <= self.standard_error else "more"
-
-
-def objective_at(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
-    """Return the seconds of a start and `for_steps` optimizer steps for the objective `time`, else the rate itself.
-
-    `rate` is in samples/s, or in samples/J if that is the objective; `start_s` is the time to the first timed step.
-    """
-    if question.objective == "time":
-        return start_s + (question.for_steps or 1) * candidate.samples_per_step / rate
-    return rate
-
-
-def log_objective(question: BestQuestion, candidate: Candidate, rate: float, start_s: float) -> float:
-    """Return the ln of the objective at a rate, negated for `time`: higher is better."""
-    value = math.log(objective_at(question, candidate, rate, start_s))
-    return -value if question.objective == "time" else value
 
 
 class Survey(ABC):
