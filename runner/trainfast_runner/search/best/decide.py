@@ -67,8 +67,6 @@ HOPELESS_SHARE = 0.7
 """Chosen, not measured: a trial ends early when its best step is below this share of the leader's pace."""
 LIKELY_CHANCE = 0.05
 """Trials continue while some candidate has this chance of being 2 % better than the leader."""
-COUNTED_CHANCE = 0.01
-"""Chosen, not measured: the outlook leaves out candidates with a smaller chance."""
 MAX_VOID_ATTEMPTS = 3
 """A candidate with this many void trials or runs is given up."""
 MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
@@ -126,7 +124,7 @@ class BestDecision:
 
 
 def decide(state: BestState) -> BestDecision:
-    """Return the next step, with the leader's figures, and the chance and the price of finding more."""
+    """Return the next step, with the leader's figures, and the chance and the price of the most promising trial."""
     cold, decision = state.cold, None
     if state.leader_number is None or not cold.has_begun:
         decision = _first_trial(state) or _largest_batch_trial(state) or _most_promising_trial(state)
@@ -135,19 +133,18 @@ def decide(state: BestState) -> BestDecision:
     if decision is None:
         decision = _end("answered", _trials_end_reason(state) or "the runs that confirm had begun")
     decision = _repeat_before_leaving(state, decision)
-    number = state.leader_number
+    number, next_number = state.leader_number, state.next_number
     if number is None:
         return decision
     rate, half_width = float(state.posterior.mean[number]), NORMAL_95 * math.sqrt(state.posterior.variance[number])
-    chance, price_s = state.outlook
     step = msgspec.structs.replace(
         decision.step,
         leader_number=number,
         rate=math.exp(rate),
         low=math.exp(rate - half_width),
         high=math.exp(rate + half_width),
-        chance=chance,
-        price_s=price_s,
+        chance=None if next_number is None else float(state.chances[next_number]),
+        price_s=None if next_number is None else float(state.costs_s[next_number]),
     )
     return replace(decision, step=step)
 
@@ -157,24 +154,13 @@ def _end(end_state: EndState, reason: str) -> BestDecision:
 
 
 def _trial_of(state: BestState, number: int, reason: str) -> BestDecision:
-    step_rule = StepRule(give_up_ms=_give_up_ms(state, number))
+    """Return the trial of a candidate, which ends early far below the leader's samples/s if these are the objective."""
+    give_up_ms = None
+    if state.leader_number is not None and state.question.objective == "samples_per_s":
+        least_rate = HOPELESS_SHARE * math.exp(state.posterior.mean[state.leader_number])
+        give_up_ms = 1000 * state.candidates[number].samples_per_step / least_rate
     step = BestStep(action="trial", why=reason, candidate_number=number)
-    return BestDecision(step, needs_new_process=not state.is_warm[number], step_rule=step_rule)
-
-
-def _give_up_ms(state: BestState, number: int) -> float | None:
-    """Return the step in ms that makes the objective of a candidate `HOPELESS_SHARE` of the leader's.
-
-    None without a leader, for joules, and if the start alone takes longer.
-    """
-    question = state.question
-    if state.leader_number is None or question.objective == "samples_per_joule":
-        return None
-    goal = HOPELESS_SHARE * math.exp(state.log_objectives[0][state.leader_number])
-    if question.objective == "time":
-        left_s = 1 / goal - float(state.starts_s[number])
-        return 1000 * left_s / (question.for_steps or 1) if left_s > 0 else None
-    return 1000 * state.candidates[number].samples_per_step / goal
+    return BestDecision(step, not state.is_warm[number], StepRule(give_up_ms=give_up_ms))
 
 
 def _first_trial(state: BestState) -> BestDecision | None:
@@ -221,14 +207,10 @@ def _most_promising_trial(state: BestState) -> BestDecision | None:
     if _trials_end_reason(state):
         return None
     likely, unseen = state.is_likely & state.is_affordable, state.is_unseen & state.is_affordable
-
-    def most_promising(among: BoolArray) -> int:
-        return int(np.where(among, state.improvements_per_s, -math.inf).argmax())
-
-    number = most_promising(likely if likely.any() else unseen)
+    number = state.most_promising(likely if likely.any() else unseen)
     if not state.is_warm[number] and (unseen & state.is_warm).any():
         # Trying a new value costs about a second in the warm process, and a process start once that has ended.
-        number = most_promising(unseen & state.is_warm)
+        number = state.most_promising(unseen & state.is_warm)
     if likely[number]:
         chance, gain = chance_text(state.chances[number]), 100 * math.expm1(state.gains.mean[number])
         return _trial_of(state, number, f"{chance} chance of {WORTHWHILE_PERCENT} % more, expected {gain:+.1f} %")
@@ -236,20 +218,20 @@ def _most_promising_trial(state: BestState) -> BestDecision | None:
 
 
 def _trials_end_reason(state: BestState) -> str | None:
-    """Return the reason that the trials end, with the chance and price of going on; None if they do not."""
-    if not state.is_worth_a_trial.any():
+    """Return the reason that the trials end, with the next one's name, price and chance; None if they do not."""
+    number = state.next_number
+    if number is None:
         likely = f"a chance above {100 * LIKELY_CHANCE:.0f} % of being {WORTHWHILE_PERCENT} % better"
         return f"no setting left has {likely}, and every value was run"
     if not state.is_budget_spent:
         return None
-    chance, price_s = state.outlook
-    if round(100 * chance) > 0:
-        found = f"chance of finding a setting that is {WORTHWHILE_PERCENT} % better {chance_text(chance)}"
-        price_text = f"{duration(price_s)} more: {found}"
+    overridden = state.overridden_values(number, state.leader_number or 0)
+    going_on = f"next: {', '.join(overridden)}, about {duration(float(state.costs_s[number]))}"
+    if state.is_likely[number]:
+        going_on += f", {chance_text(state.chances[number])} chance of {WORTHWHILE_PERCENT} % or more"
     else:
-        values = [value for number in np.flatnonzero(state.is_unseen) for value in state.unseen_values(int(number))]
-        price_text = f"never run: {', '.join(dict.fromkeys(values))}"
-    return f"the budget of {duration(state.question.budget_s)} pays for no further trial; {price_text}"
+        going_on += f", as {', '.join(state.unseen_values(number))} was never run"
+    return f"the budget of {duration(state.question.budget_s)} pays for no further trial; {going_on}"
 
 
 def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDecision:
@@ -271,68 +253,58 @@ def next_cold_run(cold: ColdRuns) -> BestStep | None:
     """Return the next cold run; None when the answer is confirmed, or after too many void runs."""
     if sum(run.outcome == "void" for run in cold.state.journal.cold_runs) >= MAX_VOID_COLD_RUNS:
         return None
+    done = Counter((run.candidate_number, run.role) for run in cold.counted)
+    for step in _cold_runs(cold, done.copy()):
+        key = step.candidate_number or 0, step.action
+        if not done[key]:
+            return step
+        done[key] -= 1
+    return None
+
+
+def _cold_runs(cold: ColdRuns, done: Counter[tuple[int, str]]) -> Iterator[BestStep]:
+    """Yield every cold run that the state calls for in its order, those that were `done` among them."""
+    state, baseline_number, finalists = cold.state, cold.baseline_number, cold.finalists
+
+    def run(number: int, role: ColdRole, reason: str, knob: str | None = None) -> BestStep:
+        return BestStep(action=role, why=reason, candidate_number=number, knob=knob)
+
+    def limited(number: int) -> list[BestStep]:
+        """Return a candidate's run under memory_limit, which no trial of a preset is under; empty if it needs none."""
+        is_needed = not state.question.is_script and state.question.limits_bytes and not done[number, UNDER_LIMIT]
+        return [run(number, UNDER_LIMIT, "the best setting, under memory_limit")] if is_needed else []
+
     # The leader runs under the limit before the race: without it trials may go on.
-    return (
-        _under_limit(cold, cold.finalists[0])
-        or _race(cold)
-        or _under_limit(cold, cold.winner_number)
-        or _confirm(cold)
-        or _under_limit(cold, cold.answer_number)
-        or _turn_back(cold)
-    )
-
-
-def _under_limit(cold: ColdRuns, number: int) -> BestStep | None:
-    """Return a candidate's run under memory_limit, which no trial of a preset is under; None if it needs none."""
-    question = cold.state.question
-    if question.is_script or not question.limits_bytes or cold.count(number, UNDER_LIMIT):
-        return None
-    return BestStep(action=UNDER_LIMIT, why="the best setting, under memory_limit", candidate_number=number)
-
-
-def _race(cold: ColdRuns) -> BestStep | None:
-    """Return the next run of the race, A B B A; None when the race is decided."""
-    if len(cold.finalists) < 2 or any(run.role == CONFIRM for run in cold.state.journal.cold_runs):
-        return None
-    for turn, order in ((1, cold.finalists), (2, [*reversed(cold.contenders)])):
-        missing_numbers = [number for number in order if cold.count(number, RACE) < turn]
-        is_begun = len(missing_numbers) < len(order)
-        if len(order) < 2 or (not is_begun and not cold.are_affordable(missing_numbers)):
-            return None
-        if missing_numbers:
-            reason = f"one of {len(cold.finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
-            return BestStep(action=RACE, why=reason, candidate_number=missing_numbers[0])
-    return None
-
-
-def _confirm(cold: ColdRuns) -> BestStep | None:
-    """Return the next run of winner, baseline, baseline, winner; None when both have two runs."""
-    winner_number, baseline_number = cold.winner_number, cold.baseline_number
+    yield from limited(finalists[0])
+    raced = f"one of {len(finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
+    for turn, order in ((1, finalists), (2, cold.contenders[::-1])):
+        # A, B, then B, A; a turn that the budget does not pay for is not begun.
+        is_begun = any(done[number, RACE] >= turn for number in order)
+        if len(order) < 2 or not (is_begun or cold.are_affordable(order)):
+            break
+        yield from (run(number, RACE, raced) for number in order)
+    winner_number = cold.winner_number
+    yield from limited(winner_number)
     order = [winner_number, baseline_number, baseline_number, winner_number]
-    if winner_number == baseline_number or baseline_number in cold.state.ruled_out:
+    if winner_number == baseline_number or baseline_number in state.ruled_out:
         order = [winner_number, winner_number]
-    if all(cold.count(number, RACE) >= 2 for number in order):
-        return None
-    for index, number in enumerate(order):
-        if cold.count(number, CONFIRM) < order[: index + 1].count(number):
+    if any(done[number, RACE] < 2 for number in order):
+        for number in order:
             role = "baseline" if number == baseline_number else "winner"
-            return BestStep(action=CONFIRM, why=f"the {role} in a fresh process", candidate_number=number)
-    return None
-
-
-def _turn_back(cold: ColdRuns) -> BestStep | None:
-    """Return the run of the answer with one knob turned back, greatest gain first; None if runs or budget are spent."""
-    state, overridden = cold.state, cold.overridden_levels(cold.answer_number)
+            yield run(number, CONFIRM, f"the {role} in a fresh process")
+    answer_number = cold.answer_number
+    yield from limited(answer_number)
+    overridden = cold.overridden_levels(answer_number)
     if len(overridden) < 2 or len(cold.counted) >= MAX_BEFORE_TURN_BACK:
-        return None
-    turned_back = {state.levels.with_level(cold.answer_number, knob, base): knob for knob, base in overridden.items()}
+        return
+    # Each knob turned back alone, greatest gain first.
+    turned_back = {state.levels.with_level(answer_number, knob, base): knob for knob, base in overridden.items()}
     remaining = [number for number in state.remaining if number in turned_back]
     for number in sorted(remaining, key=state.log_objectives[0].__getitem__):
-        if not cold.count(number, *COLD_ROLES) and cold.are_affordable([number]):
+        if not any(done[number, role] for role in COLD_ROLES) and cold.are_affordable([number]):
             knob = turned_back[number]
             reason = f"the winner with {knob} turned back to the baseline's value, to measure the gain of {knob}"
-            return BestStep(action=TURN_BACK, why=reason, candidate_number=number, knob=knob)
-    return None
+            yield run(number, TURN_BACK, reason, knob)
 
 
 class LogGains(NamedTuple):
@@ -484,6 +456,11 @@ class BestState:
         names = [self.levels.names[index] for index in np.flatnonzero(self._unseen_levels[number])]
         return [f"{name}={value_text(name, self.candidates[number].knobs[name])}" for name in names]
 
+    def overridden_values(self, number: int, other_number: int) -> list[str]:
+        """Return the values of a candidate that differ from another's, as typed."""
+        knobs, others = self.candidates[number].knobs, self.candidates[other_number].knobs
+        return [f"{name}={value_text(name, value)}" for name, value in knobs.items() if value != others[name]]
+
     @cached_property
     def is_affordable(self) -> BoolArray:
         """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
@@ -523,7 +500,7 @@ class BestState:
         """The expected seconds of each trial: its steps, and the start of a process if it needs a new one.
 
         A new process also costs a repeat in the process that it replaces. The repeat is counted even if that process
-        repeats nothing, so that fewer processes are started: 12, else 13.
+        repeats nothing, so that fewer processes are started.
         """
         starts_s = np.where(self.is_warm, 0.0, self._closing_s + self.starts_s)
         costs: Array = self._steps * self.step_s + self.switch_s + starts_s
@@ -540,17 +517,16 @@ class BestState:
         """Steps of a trial of the expected noise."""
         return UNTIMED_TRIAL_STEPS + StepRule().steps_at(self.measured.step_deviation)
 
-    @cached_property
-    def outlook(self) -> tuple[float, float]:
-        """The chance that further trials find 2 % more, and their seconds.
+    def most_promising(self, among: BoolArray) -> int:
+        """Return the candidate of the greatest expected improvement a second."""
+        return int(np.where(among, self.improvements_per_s, -math.inf).argmax())
 
-        Candidates that share a process have much in common: the best candidate of each process counts, independently.
-        """
-        counted = np.flatnonzero(self.is_open & (self.chances > COUNTED_CHANCE))
-        counted = counted[np.argsort(-self.chances[counted], kind="stable")]
-        _, firsts = np.unique(self.processes[counted], return_index=True)
-        numbers = counted[firsts]
-        return 1 - float(np.prod(1 - self.chances[numbers])), float(self.costs_s[numbers].sum())
+    @cached_property
+    def next_number(self) -> int | None:
+        """The most promising candidate that is worth a trial, within the budget or not; None if none is."""
+        if self.leader_number is None or not self.is_worth_a_trial.any():
+            return None
+        return self.most_promising(self.is_likely if self.is_likely.any() else self.is_unseen)
 
 
 @lru_cache(maxsize=1)
@@ -578,7 +554,7 @@ def _rulings(space: Space, journal: BestJournal, levels: Levels) -> Iterator[Can
     timed_numbers = {attempt.candidate_number for attempt in attempts if attempt.outcome in TIMED_OUTCOMES}
     void_counts: Counter[int] = Counter()
     for attempt in attempts:
-        number, candidate = attempt.candidate_number, candidates[attempt.candidate_number]
+        number, candidate = attempt.candidate_number, journal.candidate(attempt.candidate_number)
         void_counts[number] += attempt.outcome == "void"
         if attempt.outcome == "oom":
             reason = oom_verdict(attempt.reason, candidate)
@@ -707,10 +683,6 @@ class ColdRuns:
         """
         runs = (line for line in self.state.journal.lines if isinstance(line, BestLaunched | ColdRun))
         return any(run.role in SPEED_ROLES for run in runs)
-
-    def count(self, number: int, *roles: ColdRole) -> int:
-        """Return the number of runs of a candidate in these roles that are not void."""
-        return sum(run.candidate_number == number and run.role in roles for run in self.counted)
 
     @cached_property
     def finalists(self) -> list[int]:
