@@ -19,16 +19,11 @@ from trainfast_runner.search.effects import MAX_TIMED_STEPS, MIN_TIMED_STEPS, St
 from .synthetic import asking, cold, process_ready, state_of, trial
 
 
-def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space):
+def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space, base, begun):
     first = decide(state_of(space))
-    assert (first.step.action, first.step.candidate_number, first.needs_new_process) == (
-        "trial",
-        space.space.baseline_number,
-        True,
-    )
-    lines = [*process_ready(space, space.space.baseline_number), trial(space.space.baseline_number, warm=False)]
-    second = decide(state_of(space, *lines, warm="one"))
-    baseline = space.space.candidates[space.space.baseline_number].knobs
+    assert (first.step.action, first.step.candidate_number, first.needs_new_process) == ("trial", base, True)
+    second = decide(state_of(space, *begun, warm="one"))
+    baseline = space.space.candidates[base].knobs
     assert second.step.candidate_number is not None
     turned = space.space.candidates[second.step.candidate_number].knobs
     assert not second.needs_new_process
@@ -199,11 +194,8 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
 def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space, other, begun):
     lines = [*begun, trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
-    late = [decide(BestState([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
-    assert [(decision.step.action, decision.step.candidate_number) for decision in late] == [
-        ("confirm", other),
-        ("confirm", other),
-    ]
+    late = [decide(BestState([asked, space.space, *lines], spent_s)).step for spent_s in (599.0, 700.0)]
+    assert [(step.action, step.candidate_number) for step in late] == [("confirm", other)] * 2
 
 
 def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space, base):

@@ -68,7 +68,7 @@ from trainfast_runner.search.conductor import (
 from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
 from trainfast_runner.search.journal import EndState, worked_seconds
 from trainfast_runner.search.predicted_speed import with_predicted_speed
-from trainfast_runner.search.searches import SearchOptions, candidate_spec, incompatible_reason, takes_warm_trials
+from trainfast_runner.search.searches import SearchOptions, incompatible_reason, takes_warm_trials
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
 from trainfast_runner.worker.shared.words import TRIAL
 
@@ -241,7 +241,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             self._add_flops_bounds(process)
         if process.ended_by_error:
             self._runs.wait_for_process_end()
-        elif not takes_warm_trials(candidate_spec(self._best_plan.survey.spec, candidate.knobs).knobs):
+        elif not takes_warm_trials(self._best_plan.survey.run_of(candidate.knobs).knobs):
             self._runs.end_process()
 
     def _add_flops_bounds(self, process: WarmProcess) -> None:

@@ -97,25 +97,29 @@ class Survey:
     """Raises UserError for a run that cannot start here."""
     is_script: bool = False
 
-    def refusal(self, knobs: KnobValues) -> UserError | None:
-        """Return the error of a run with these knobs that cannot start here; None when it can."""
+    def run_of(self, knobs: KnobValues) -> RunSpec:
+        """Return the run with these knobs."""
+        return candidate_spec(self.spec, knobs)
+
+    def refusal(self, run: RunSpec) -> UserError | None:
+        """Return the error of a run that cannot start here; None when it can."""
         try:
-            self.check(candidate_spec(self.spec, knobs))
+            self.check(run)
         except UserError as error:
             return error
         return None
 
-    def count(self, counter: Callable[[RunSpec, Machine], int], knobs: KnobValues) -> int:
-        """Return the devices or ranks of a run with these knobs; 1 with too few devices, which is refused later."""
+    def count(self, counter: Callable[[RunSpec, Machine], int], run: RunSpec) -> int:
+        """Return the devices or ranks of a run; 1 with too few devices, which is refused later."""
         try:
-            return counter(candidate_spec(self.spec, knobs), self.machine)
+            return counter(run, self.machine)
         except UserError:
             return 1
 
     def legal_specs(self, space: Space) -> dict[int, RunSpec]:
         """Return the run of each candidate that is not ruled out, by its number."""
         return {
-            number: candidate_spec(self.spec, candidate.knobs)
+            number: self.run_of(candidate.knobs)
             for number, candidate in enumerate(space.candidates)
             if candidate.excluded_as is None
         }
@@ -144,8 +148,8 @@ class GlobalBatch:
         mesh = {name: knobs.get(name, self._survey.spec.knobs[name]) for name in MESH_KNOBS}
         key = tuple(mesh.values())
         if key not in self._degrees:
-            run_knobs = candidate_spec(self._survey.spec, mesh).knobs
-            self._degrees[key] = data_parallel_degree(run_knobs, self._survey.count(device_count, mesh))
+            run = self._survey.run_of(mesh)
+            self._degrees[key] = data_parallel_degree(run.knobs, self._survey.count(device_count, run))
         return self._degrees[key]
 
     def _complete(self, values: KnobValues) -> KnobValues | None:
@@ -216,7 +220,8 @@ class GlobalBatch:
 
 def default_global_batch(survey: Survey) -> int:
     """Return the samples of one optimizer step of the preset."""
-    return global_batch(candidate_spec(survey.spec, {}).knobs, survey.count(device_count, {}))
+    run = survey.run_of({})
+    return global_batch(run.knobs, survey.count(device_count, run))
 
 
 def enumerate_space(survey: Survey, vary: Vary, size: int | None) -> Space:
@@ -246,15 +251,16 @@ def enumerate_space(survey: Survey, vary: Vary, size: int | None) -> Space:
 
 
 def _candidate(survey: Survey, knobs: KnobValues) -> Candidate:
-    run_knobs, refusal = candidate_spec(survey.spec, knobs).knobs, survey.refusal(knobs)
-    is_warm = not survey.is_script and takes_warm_trials(run_knobs)
+    run = survey.run_of(knobs)
+    refusal = survey.refusal(run)
+    is_warm = not survey.is_script and takes_warm_trials(run.knobs)
     return Candidate(
         knobs=knobs,
         process_knobs={
             name: value for name, value in knobs.items() if not is_warm or KNOBS_BY_NAME[name].needs_process(value)
         },
-        world_size=survey.count(world_size, knobs),
-        samples_per_step=global_batch(run_knobs, survey.count(device_count, knobs)),
+        world_size=survey.count(world_size, run),
+        samples_per_step=global_batch(run.knobs, survey.count(device_count, run)),
         excluded_as=None if refusal is None else "incompatible",
         reason="" if refusal is None else refusal.line_without_option(),
     )
@@ -339,7 +345,7 @@ class BestPlan:
             plan = self.plan_script_run({**candidate.knobs, **knobs})
             return replace(plan, memory_limit_bytes=tuple(self.question.limits_bytes) or None)
         limit = self.survey.spec.knobs["memory_limit"] if under_memory_limit else None
-        spec = candidate_spec(self.survey.spec, candidate.knobs).with_overrides(memory_limit=limit, **knobs)
+        spec = self.survey.run_of(candidate.knobs).with_overrides(memory_limit=limit, **knobs)
         # Every process takes the same GPUs, even if others have more free memory by now.
         uuids = self.question.device_uuids
         own_uuids = uuids[: device_count(spec, self.survey.machine)] if uuids else ()
@@ -476,7 +482,7 @@ def _gpus_of(survey: Survey, plan: RunPlan, space: Space) -> list[str]:
     """
     if survey.machine.device != "cuda":
         return []
-    specs = [candidate_spec(survey.spec, {}), *survey.legal_specs(space).values()]
+    specs = [survey.run_of({}), *survey.legal_specs(space).values()]
     meshes = {tuple(spec.knobs[name] for name in MESH_KNOBS): spec for spec in specs}
     widest = max(meshes.values(), key=lambda spec: device_count(spec, survey.machine))
     uuids = [gpu.uuid for gpu in chosen_gpus(widest.knobs, survey.machine).gpus if gpu.uuid]
@@ -670,7 +676,7 @@ def _drop_illegal(survey: Survey, vary: MutableVary, left_alone: dict[str, str])
             return "bf16 runs here and needs no loss scaling"
         if name == "batch_size":
             return None
-        refusals = [survey.refusal({"precision": precision, name: value}) for precision in precisions]
+        refusals = [survey.refusal(survey.run_of({"precision": precision, name: value})) for precision in precisions]
         messages = [refusal.message for refusal in refusals if refusal is not None]
         return messages[0] if messages and len(messages) == len(refusals) else None
 
@@ -691,7 +697,7 @@ def _has_several_devices(survey: Survey, strategy: KnobValue) -> bool:
     if survey.machine.used_by(knobs["devices"]).device == "cpu" and strategy_of(knobs).one_device:
         # A CPU runs any number of processes, so several count only if asked for.
         return (count_asked(knobs["devices"]) or 1) > 1
-    return survey.count(world_size, {"strategy": strategy}) > 1
+    return survey.count(world_size, survey.run_of({"strategy": strategy})) > 1
 
 
 def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
