@@ -10,7 +10,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.running.script_plan import plan_script
 from trainfast_runner.search.best.question import open_best, plan_script_best
-from trainfast_runner.search.best_journal import BestRequest, Trial
+from trainfast_runner.search.best_journal import BestRequest
 from trainfast_runner.search.conductor import end_run
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import script_preset
@@ -132,20 +132,6 @@ def test_edited_file_of_the_command_begins_a_new_search(cli, tmp_path, monkeypat
     assert second != first
     (tmp_path / "hyper.yaml").write_text("hidden: 8\n")
     assert open_best(planned(cli), home, SearchOptions()) == first, "the file is as it was"
-
-
-def measured(candidate, samples, peak):
-    """A trial of three equal steps."""
-    return Trial(
-        candidate_number=candidate,
-        run_id=f"run-{candidate}",
-        outcome="measured",
-        warm=False,
-        samples_per_step=samples,
-        step_ms=[10.0, 10.0, 10.0],
-        peak_allocated_bytes=peak,
-        seconds=1.0,
-    )
 
 
 def test_unknown_value_of_a_mapping_is_incompatible_from_the_beginning(cli):

@@ -3,7 +3,7 @@ next, with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trainfast_runner.errors import UserError
@@ -31,26 +31,57 @@ LONG_SEQUENCE = 1024
 
 def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
     """Return all advice for this run on this machine: at most one for a knob, and one for the model's shapes."""
-    machine = machine.used_by(spec.knobs["devices"])
-    possible_advice = (
-        strategy_advice(spec, machine, situation),
-        lr_advice(spec, preset_knobs, machine),
-        precision_advice(spec, machine),
-        batch_advice(spec, machine),
-        model_advice(situation) if _tensor_cores(spec, machine) else None,
-        accumulation_advice(spec),
-        sequence_advice(spec, machine),
-    )
-    return tuple(advice for advice in possible_advice if advice is not None)
+    return tuple(_advice(spec, preset_knobs, machine.used_by(spec.knobs["devices"]), situation))
 
 
-def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advice | None:
-    """Advise a rate by the linear rule (Goyal et al. 2017); None if the global batch is the preset's or unknown."""
-    batch = global_batch_or_none(spec, spec.knobs, machine)
-    preset_batch = global_batch_or_none(spec, preset_knobs, machine)
+def _advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> Iterator[Advice]:
+    knobs = spec.knobs
+    batch, pieces, length = (whole_number(knobs, name) for name in ("batch_size", "grad_accum", "seq_len"))
+    global_batch, preset_batch = (_global_batch_or_none(spec, each, machine) for each in (knobs, preset_knobs))
+    # The run's shapes may meet tensor cores, so that alignment matters.
+    has_tensor_cores = machine.device == "cuda" or knobs["precision"] in MIXED_PRECISIONS
+    value, reason = _by_decision_tree(spec, machine, situation)
+    yield Advice("strategy", f"{value}: {reason}", value)
     rate = preset_knobs["lr"]
-    if batch is None or preset_batch is None or batch == preset_batch or not isinstance(rate, float):
-        return None
+    if global_batch and preset_batch and global_batch != preset_batch and isinstance(rate, float):
+        yield _lr_advice(rate, global_batch, preset_batch, knobs["strategy"])
+    if knobs["precision"] == "fp16" and machine.device == "cpu" and not cpu_has_fp16():
+        text = (
+            "bf16: this CPU has no fp16 instructions (AVX512-FP16), and torch emulates them tens of times slower than"
+            " fp32. A run shows the loss scaling, not a speed."
+        )
+        yield Advice("precision", text, "bf16")
+    texts, advised = [], None
+    if has_tensor_cores and batch >= MIN_ALIGNED_BATCH and batch % TENSOR_CORE_UNIT:
+        # Downward where possible: a larger batch may not fit.
+        advised = str(max(TENSOR_CORE_UNIT, batch - batch % TENSOR_CORE_UNIT))
+        condition = "" if machine.device == "cuda" else " where it is to train on a GPU"
+        texts.append(
+            f"{advised} instead of {batch}{condition}: tensor cores work on multiples of {TENSOR_CORE_UNIT},"
+            " an A100 best on 64."
+        )
+    if global_batch is not None and global_batch > USEFUL_BATCH:
+        texts.append(f"A global batch of {global_batch:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
+    if texts:
+        yield Advice("batch_size", " ".join(texts), advised)
+    if has_tensor_cores and (advice := model_advice(situation)) is not None:
+        yield advice
+    if pieces > 1:
+        alternative = f"batch_size={batch * pieces} with grad_accum=1 is the same global batch"
+        text = f"Try 1 first: {alternative}, and where it fits accumulation only slows it."
+        yield Advice("grad_accum", text, "1")
+    texts, advised = [], None
+    if length % TENSOR_CORE_UNIT and has_tensor_cores:
+        advised = str(_aligned(length))
+        texts.append(f"{advised} instead of {length}: tensor cores work on multiples of {TENSOR_CORE_UNIT}, better 64.")
+    if length >= LONG_SEQUENCE and knobs["attention"] == "eager":
+        texts.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
+    if texts:
+        yield Advice("seq_len", " ".join(texts), advised)
+
+
+def _lr_advice(rate: float, batch: int, preset_batch: int, strategy: object) -> Advice:
+    """Advise a rate by the linear rule (Goyal et al. 2017), for a global batch that is not the preset's."""
     factor, suggested = batch / preset_batch, float(f"{rate * batch / preset_batch:.3g}")
     if factor > 1:
         text = (
@@ -62,41 +93,12 @@ def lr_advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine) -> Advi
             f"lr={suggested:g}: the global batch is {batch:,} instead of the preset's {preset_batch:,}, and the linear"
             f" rule makes the rate {factor:.3g} x {rate:g}."
         )
-    if spec.knobs["strategy"] in ("dp", "ddp"):
+    if strategy in ("dp", "ddp"):
         text += (
             " In a script of your own dp divides one batch among the GPUs (the rate stays), ddp gives each its own;"
             " batch_size here is each rank's in both."
         )
     return Advice("lr", text, f"{suggested:g}")
-
-
-def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """Advise against fp16 on a CPU without fp16 instructions, where torch emulates fp16 far slower than fp32."""
-    if spec.knobs["precision"] != "fp16" or machine.device != "cpu" or cpu_has_fp16():
-        return None
-    return Advice(
-        "precision",
-        "bf16: this CPU has no fp16 instructions (AVX512-FP16), and torch emulates them tens of times slower than fp32."
-        " A run shows the loss scaling, not a speed.",
-        "bf16",
-    )
-
-
-def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """Advise an aligned batch, and warn of batches too large to be of use."""
-    batch, texts, value = whole_number(spec.knobs, "batch_size"), [], None
-    global_batch = global_batch_or_none(spec, spec.knobs, machine)
-    if _tensor_cores(spec, machine) and batch >= MIN_ALIGNED_BATCH and batch % TENSOR_CORE_UNIT:
-        # Downward where possible: a larger batch may not fit.
-        value = str(max(TENSOR_CORE_UNIT, batch - batch % TENSOR_CORE_UNIT))
-        condition = "" if machine.device == "cuda" else " where it is to train on a GPU"
-        texts.append(
-            f"{value} instead of {batch}{condition}: tensor cores work on multiples of {TENSOR_CORE_UNIT},"
-            " an A100 best on 64."
-        )
-    if global_batch is not None and global_batch > USEFUL_BATCH:
-        texts.append(f"A global batch of {global_batch:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
-    return Advice("batch_size", " ".join(texts), value) if texts else None
 
 
 def model_advice(situation: Situation) -> Advice | None:
@@ -116,32 +118,6 @@ def model_advice(situation: Situation) -> Advice | None:
                 f" a multiple of {TENSOR_CORE_UNIT} suits tensor cores."
             )
     return Advice("model", " ".join(hints)) if hints else None
-
-
-def accumulation_advice(spec: RunSpec) -> Advice | None:
-    """Advise against accumulation where the batch fits in one piece."""
-    batch = whole_number(spec.knobs, "batch_size")
-    pieces = whole_number(spec.knobs, "grad_accum")
-    if pieces == 1:
-        return None
-    alternative = f"batch_size={batch * pieces} with grad_accum=1 is the same global batch"
-    return Advice("grad_accum", f"Try 1 first: {alternative}, and where it fits accumulation only slows it.", "1")
-
-
-def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """Advise an aligned sequence, and the attention kernel for a long one."""
-    length, texts, value = whole_number(spec.knobs, "seq_len"), [], None
-    if length % TENSOR_CORE_UNIT and _tensor_cores(spec, machine):
-        value = str(_aligned(length))
-        texts.append(f"{value} instead of {length}: tensor cores work on multiples of {TENSOR_CORE_UNIT}, better 64.")
-    if length >= LONG_SEQUENCE and spec.knobs["attention"] == "eager":
-        texts.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
-    return Advice("seq_len", " ".join(texts), value) if texts else None
-
-
-def _tensor_cores(spec: RunSpec, machine: Machine) -> bool:
-    """True if the run's shapes may meet tensor cores, so that alignment matters."""
-    return machine.device == "cuda" or spec.knobs["precision"] in MIXED_PRECISIONS
 
 
 def _aligned(length: int) -> int:
@@ -170,7 +146,7 @@ class Advice:
     value: str | None = None
 
 
-def global_batch_or_none(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
+def _global_batch_or_none(spec: RunSpec, knobs: KnobValues, machine: Machine) -> int | None:
     """Return the global batch with these knobs; None if there are too few devices."""
     try:
         return global_batch(knobs, device_count(replace(spec, knobs=knobs), machine))
@@ -203,12 +179,6 @@ ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasona
 """A reason that several pieces of advice share."""
 FITTING_SHARE = 0.9
 """A model fits if states and context take at most this share of a device's memory."""
-
-
-def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
-    """Return the choice of the decision tree on estimated memory."""
-    value, reason = _by_decision_tree(spec, machine, situation)
-    return Advice("strategy", f"{value}: {reason}", value)
 
 
 def _by_decision_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:

@@ -6,6 +6,7 @@ because a journal of another version may have other words.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,8 +100,6 @@ TIMED_OUTCOMES: tuple[AttemptOutcome, ...] = ("measured", "slow")
 """Outcomes of trials that have timed steps."""
 VerdictWord = Literal["measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"]
 """The `verdict` on a candidate at the end of a search."""
-InstructionWord = Literal["skip", "pin", "unpin"]
-"""The `do` of an instruction. skip: never try this value; pin: try only this value; unpin: remove the pin."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +128,20 @@ class BestQuestion(SearchQuestion, frozen=True, kw_only=True, tag="question"):
     for_steps: int | None = None
     budget_s: float = 600.0
     device_names: list[str] = []
+
+    def objective_at(self, candidate: Candidate, rate: float, start_s: float) -> float:
+        """Return the seconds of a start and `for_steps` optimizer steps for the objective `time`, else the rate itself.
+
+        `rate` is in samples/s, or in samples/J if that is the objective; `start_s` is the time to the first timed step.
+        """
+        if self.objective == "time":
+            return start_s + (self.for_steps or 1) * candidate.samples_per_step / rate
+        return rate
+
+    def log_objective(self, candidate: Candidate, rate: float, start_s: float) -> float:
+        """Return the ln of the objective at a rate, negated for `time`: higher is better."""
+        value = math.log(self.objective_at(candidate, rate, start_s))
+        return -value if self.objective == "time" else value
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +226,16 @@ class Trial(Attempt, frozen=True, kw_only=True, tag="trial"):
     repeats: bool = False
     """True for the last trial of a process, which repeats its first to show drift."""
 
+    @property
+    def is_timed(self) -> bool:
+        """True for a trial that was measured or given up as slow, and has the times of its steps."""
+        return self.outcome in TIMED_OUTCOMES and bool(self.step_ms) and min(self.step_ms) > 0
+
+    @property
+    def untimed_s(self) -> float:
+        """The seconds beside the timed steps."""
+        return max(0.0, self.seconds - sum(self.step_ms) / 1000)
+
 
 class ColdRun(Attempt, frozen=True, kw_only=True, tag="race"):
     """A cold run: a run in a fresh process."""
@@ -245,9 +268,9 @@ class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     low: float | None = None
     high: float | None = None
     chance: float | None = None
-    """The probability that further trials find 2 % more."""
+    """The probability that the most promising trial finds 2 % more; None if no setting is worth a trial."""
     price_s: float | None = None
-    """The expected seconds of those trials."""
+    """The expected seconds of that trial."""
     repeats: bool = False
     """True for a trial that repeats the first of its process."""
 
@@ -259,18 +282,6 @@ class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
     role: str
     candidate_number: int = msgspec.field(name="candidate")
     knob: str | None = None
-
-
-class Instruction(Line, frozen=True, kw_only=True, tag="ordered"):
-    """A person's instruction, in `orders.jsonl` when it was given and in the journal when it was taken.
-
-    `do` is an `InstructionWord`. A skip of a candidate, by its number, is about that candidate alone and names no knob.
-    """
-
-    do: str
-    knob: str = ""
-    value: KnobValue = None
-    candidate_number: int | None = msgspec.field(default=None, name="candidate")
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -342,7 +353,6 @@ BestLine = (
     | ColdRun
     | BestStep
     | BestLaunched
-    | Instruction
     | Paused
     | Waiting
     | Resumed
@@ -386,11 +396,6 @@ class BestJournal(JournalLines):
     def cold_runs(self) -> tuple[ColdRun, ...]:
         """Every cold run, in their order."""
         return self.all_of(ColdRun)
-
-    @cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """The person's instructions that the conductor has taken."""
-        return self.all_of(Instruction)
 
     @cached_property
     def ended(self) -> BestEnded | None:

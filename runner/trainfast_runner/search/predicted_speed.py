@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import calibration
@@ -30,10 +29,11 @@ from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.records.run_file import PredictedSpeed, RecordedSpec, RunFile
+from trainfast_runner.records.run_file import PredictedSpeed, RecordedSpec
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, NORMAL_90
 from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.effects import Array, similarity
 from trainfast_runner.settings.device_counts import data_parallel_degree, device_count, first_gpu_name
 from trainfast_runner.settings.knob_values import KnobValues, whole_number
 from trainfast_runner.settings.knobs import defaults
@@ -52,13 +52,12 @@ COMPARABLE_THROTTLED_SHARE = 0.05
 
 @dataclass(frozen=True)
 class EarlierSpeed:
-    """The ln samples/s that a run measured, with the variance of its noise. `process` is its run id."""
+    """The ln samples/s that a run measured, with the variance of its noise."""
 
     spec: RunSpec
     devices: int
     log_rate: float
     variance: float
-    process: str
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,18 @@ def measured_speeds(home: Home, spec: RunSpec, device: SpeedDevice) -> list[Earl
     for directory in map(home.directory, home.newest_run_ids(RUNS_READ_FOR_SPEEDS)):
         result = read_result(directory)
         run = read_run_file(directory) if result is not None and is_comparable(result) else None
-        if result is None or run is None or run.script is not None:
+        if result is None or run is None or run.script is not None or training_of(run) != training_of(spec):
             continue
-        run_device = SpeedDevice(run.device, next(iter(run.device_names), ""))
-        if run_device == device and training_of(run) == training_of(spec):
-            with suppress(UserError):  # knobs of another version
-                speeds.append(_speed_of_run(run, result))
+        rate = result.throughput.samples_per_s
+        if SpeedDevice(run.device, next(iter(run.device_names), "")) != device or not rate.typical:
+            continue
+        deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.typical
+        # Other processes slow a run by about the share of the cores that they take.
+        others_share = (result.conditions.others_cpu_percent or 0.0) / 100
+        variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others_share**2
+        devices = max(run.world_size, len(run.device_uuids))
+        with suppress(UserError):  # knobs of another version
+            speeds.append(EarlierSpeed(spec_of_record(run), devices, math.log(rate.typical), variance))
     return speeds[:MAX_MEASURED]
 
 
@@ -100,17 +105,7 @@ def is_comparable(result: Result) -> bool:
     if result.state != "finished" or result.role in WARM_ROLES or result.measured_under is not None:
         return False
     throttled = (result.throttle.thermal_fraction or 0.0) + (result.throttle.brake_fraction or 0.0)
-    return throttled <= COMPARABLE_THROTTLED_SHARE and bool(result.throughput.samples_per_s.typical)
-
-
-def _speed_of_run(run: RunFile, result: Result) -> EarlierSpeed:
-    spec, rate = spec_of_record(run), result.throughput.samples_per_s
-    assert rate.typical
-    deviation = MAD_TO_SIGMA * (rate.mad or 0.0) / rate.typical
-    # Other processes slow a run by about the share of the cores that they take.
-    others_share = (result.conditions.others_cpu_percent or 0.0) / 100
-    variance = (MEDIAN_VARIANCE / max(1, result.steps.measured) + SLOW_SHARE**2) * deviation**2 + others_share**2
-    return EarlierSpeed(spec, max(run.world_size, len(run.device_uuids)), math.log(rate.typical), variance, run.run_id)
+    return throttled <= COMPARABLE_THROTTLED_SHARE
 
 
 SLOWDOWN = {"cpu": (1.6, 1.35, 0.6), "cuda": (1.0, 1.2, 1.0)}
@@ -140,21 +135,19 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
 
     Each rank on a CPU is a device, and shares its cores and its memory. Communication between ranks is left out.
     """
-    tflops = _tflops(ceiling, str(spec.knobs["precision"]))
+    precision = peak_precision(str(spec.knobs["precision"]))
+    # A device without TF32 computes it as fp32.
+    tflops = ceiling.tflops.get(precision) or (ceiling.tflops.get("fp32") if precision == "tf32" else None)
     if not tflops or not ceiling.copy_gb_per_s or not ceiling.operation_us:
         return None
     batch, accum = (whole_number(spec.knobs, name) for name in ("batch_size", "grad_accum"))
     work = step_work(model, batch, accum)
     if not work.calls or not work.flops:
         return None  # a trace of an empty model
-    calibrated_s = (
-        work.calls * ceiling.operation_us / 1e6,
-        work.flops / tflops / 1e12,
-        work.moved_bytes / ceiling.copy_gb_per_s / 1e9,
-    )
-    calls_s, flops_s, moved_s = (
-        slowdown * seconds for slowdown, seconds in zip(SLOWDOWN[model.device], calibrated_s, strict=True)
-    )
+    slow_calls, slow_flops, slow_moves = SLOWDOWN[model.device]
+    calls_s = slow_calls * work.calls * ceiling.operation_us / 1e6
+    flops_s = slow_flops * work.flops / tflops / 1e12
+    moved_s = slow_moves * work.moved_bytes / ceiling.copy_gb_per_s / 1e9
     if model.device == "cpu":
         calls_s *= max(1.0, devices / cores)
         flops_s, moved_s = devices * flops_s, devices * moved_s
@@ -167,12 +160,6 @@ def step_time(spec: RunSpec, model: MemoryModel, devices: int, cores: int, ceili
     by_calls = (calls_s / seconds) ** power
     shares = (by_calls, (1 - by_calls) * flops_s / device_s, (1 - by_calls) * moved_s / device_s)
     return ExpectedStep(seconds, shares, batch * accum * data_parallel_degree(spec.knobs, devices))
-
-
-def _tflops(ceiling: Ceiling, precision: str) -> float | None:
-    tflops = ceiling.tflops.get(peak_precision(precision))
-    # A device without TF32 computes it as fp32.
-    return ceiling.tflops.get("fp32") if tflops is None and precision == "tf32" else tflops
 
 
 MAX_SHOWN_RATIO = 3.0
@@ -201,8 +188,6 @@ KNOB_DEVIATIONS = {
     for name in names
 }
 """Prior deviations, in ln rate, of a knob's effect beyond the work it changes. Other knobs do not change the speed."""
-SMOOTH_KNOBS, LENGTH_SCALE_LOG2 = ("batch_size", "grad_accum", "seq_len"), 1.4
-"""Knobs whose values have the more similar effects the closer they are, and the distance in log2 that this takes."""
 RUN_DEVIATIONS = (0.04, 0.08, 0.16)
 """Deviations between runs of the same settings, in ln rate, to choose from; the first with few runs.
 
@@ -251,51 +236,37 @@ class DeviceSpeedModel:
 
     def predict_step(self, spec: RunSpec, devices: int, step: ExpectedStep) -> PredictedSpeed | UnknownSpeed:
         """Predict the speed of settings whose step the calibration expects to take this time."""
-        variances = [speed.variance for speed, _ in self.measured]
+        earlier, steps = [speed for speed, _ in self.measured], [*(expected for _, expected in self.measured), step]
         # The next run, the last of all, is as noisy as the earlier ones.
+        variances = [speed.variance for speed in earlier]
         variances.append(statistics.median(variances or [ASSUMED_NOISE_VARIANCE]))
-        residuals = np.array([speed.log_rate - _log_rate(expected) for speed, expected in self.measured])
+        expected = np.array([math.log(each.samples / each.seconds) for each in steps])
+        residuals = np.array([speed.log_rate for speed in earlier]) - expected[:-1]
         # Runs share the speed of the machine, and the slowness of each part of their work.
-        shares = np.array([each.shares for each in (*(expected for _, expected in self.measured), step)])
+        shares = np.array([each.shares for each in steps])
         shares = shares * (WORK_DEVIATIONS if self.calibrated else UNCALIBRATED_WORK_DEVIATIONS)
-        effects = _effect_covariances([*((speed.spec, speed.devices) for speed, _ in self.measured), (spec, devices)])
-        covariances = effects + shares @ shares.T + MACHINE_DEVIATION**2 + np.diag(variances)
+        settings: list[KnobValues] = [{**speed.spec.knobs, "devices": speed.devices} for speed in earlier]
+        covariances = shares @ shares.T + MACHINE_DEVIATION**2 + np.diag(variances)
+        for name, deviation in KNOB_DEVIATIONS.items():
+            # The effect of a value is the difference from that of the reference's value.
+            knobs_of = (REFERENCE_KNOBS, *settings, {**spec.knobs, "devices": devices})
+            alike = similarity(name, [knobs[name] for knobs in knobs_of])
+            covariances += deviation**2 * (alike[1:, 1:] - alike[1:, :1] - alike[:1, 1:] + 1)
         posteriors = [
-            _posterior(covariances + deviation**2 * np.eye(len(shares)), residuals) for deviation in RUN_DEVIATIONS
+            _posterior(covariances + deviation**2 * np.eye(len(steps)), residuals) for deviation in RUN_DEVIATIONS
         ]
-        usable = posteriors if len(residuals) >= ENOUGH_RUNS else posteriors[:1]
-        _, mean, deviation = max(usable, key=lambda posterior: posterior[0])
-        return self._interval(_log_rate(step) + mean, deviation)
-
-    def _interval(self, log_rate: float, deviation: float) -> PredictedSpeed | UnknownSpeed:
+        _, mean, deviation = max(posteriors if len(earlier) >= ENOUGH_RUNS else posteriors[:1])
         factor = math.exp(NORMAL_90 * deviation)
         if factor * factor >= MAX_SHOWN_RATIO:
             return UnknownSpeed(f"known only within a factor of {factor * factor:.1f}; a run tells more")
         basis = "the calibrated speeds of this device" if self.calibrated else "the work of a step"
-        if self.measured:
-            basis += f" and measured runs: {len(self.measured)} of this model"
-        median = math.exp(log_rate)
+        if earlier:
+            basis += f" and measured runs: {len(earlier)} of this model"
+        median = math.exp(expected[-1] + mean)
         return PredictedSpeed(median=median, low=median / factor, high=median * factor, basis=basis)
 
 
-def _effect_covariances(runs: Sequence[tuple[RunSpec, int]]) -> NDArray[np.float64]:
-    """Return the prior covariance of every two runs' effects of knobs and devices, relative to `REFERENCE_KNOBS`."""
-    settings: list[KnobValues] = [{**spec.knobs, "devices": devices} for spec, devices in runs]
-    total = np.zeros((len(settings), len(settings)))
-    for name, deviation in KNOB_DEVIATIONS.items():
-        values = [REFERENCE_KNOBS[name], *(knobs[name] for knobs in settings)]
-        if name in SMOOTH_KNOBS:
-            logs = np.log2([float(str(value)) for value in values])
-            alike = np.exp(-0.5 * ((logs[:, None] - logs) / LENGTH_SCALE_LOG2) ** 2)
-        else:
-            typed = np.array([repr(value) for value in values])
-            alike = (typed[:, None] == typed).astype(float)
-        # The effect of a value is the difference from that of the reference's value.
-        total += deviation**2 * (alike[1:, 1:] - alike[1:, :1] - alike[:1, 1:] + 1)
-    return total
-
-
-def _posterior(covariances: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float, float]:
+def _posterior(covariances: Array, values: Array) -> tuple[float, float, float]:
     """Return the log likelihood of the values, and mean and deviation of the one value after them.
 
     The last row of the covariances is that of the value to predict.
@@ -304,11 +275,6 @@ def _posterior(covariances: NDArray[np.float64], values: NDArray[np.float64]) ->
     whitened = np.linalg.solve(rows[:-1, :-1], values)
     log_likelihood = -np.log(rows.diagonal()[:-1]).sum() - 0.5 * whitened @ whitened
     return float(log_likelihood), float(rows[-1, :-1] @ whitened), float(rows[-1, -1])
-
-
-def _log_rate(step: ExpectedStep) -> float:
-    """Return the ln samples/s of a step that takes as long as calibrated."""
-    return math.log(step.samples / step.seconds)
 
 
 NOMINAL_CEILINGS = {
@@ -338,13 +304,11 @@ def speed_model_on(home: Home, spec: RunSpec, device: SpeedDevice, python: str |
     model_of = cached_models(device.kind, python, device.gpu or None)
     measured_steps = []
     for speed in measured_speeds(home, spec, device):
-        try:
+        with suppress(UserError):  # the model was never traced, or is gone
             memory_model = model_of(speed.spec)
-        except UserError:
-            continue  # the model was never traced, or is gone
-        step = None if memory_model is None else step_time(speed.spec, memory_model, speed.devices, cores, ceiling)
-        if step is not None:
-            measured_steps.append((speed, step))
+            step = memory_model and step_time(speed.spec, memory_model, speed.devices, cores, ceiling)
+            if step:
+                measured_steps.append((speed, step))
     return DeviceSpeedModel(ceiling, cores, measured_steps, calibrated)
 
 

@@ -1,11 +1,14 @@
 """The candidates of a best-fit search: one global batch, knobs that train the same, and refusals in words."""
 
+from dataclasses import replace
+
 import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.search.best.question import (
     GlobalBatch,
+    Survey,
     changes_training,
     default_global_batch,
     enumerate_space,
@@ -19,28 +22,23 @@ from trainfast_runner.settings.spec import RunSpec, resolve
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, no_gpu_reason="no GPU")
 
 
-def refuse(spec: RunSpec) -> UserError | None:
-    try:
-        check(Facts(spec, CPU, {}, {}, ""))
-    except UserError as problem:
-        return problem
-    return None
+def survey(*settings: str) -> Survey:
+    """Tiny-llama with these settings on two cores, checked by the compatibility rules."""
+    return Survey(resolve("tiny-llama", list(settings)), CPU, lambda spec: check(Facts(spec, CPU, {}, {}, "")))
 
 
-def vary(spec: RunSpec, **asked: object) -> dict[str, list]:
-    return vary_of(spec, {name: list(values) for name, values in asked.items()}, CPU, 32, refuse)[0]  # type: ignore[call-overload]
+def vary(**asked: object) -> dict[str, list]:
+    return vary_of(survey(), {name: list(values) for name, values in asked.items()}, 32)[0]  # type: ignore[call-overload]
 
 
 def test_the_candidates_are_the_combinations_of_one_global_batch():
-    spec = resolve("tiny-llama")
     varied = vary(
-        spec,
         batch_size=["2", "4", "8", "16", "32"],
         grad_accum=["1", "2", "4", "8", "16"],
         precision=["fp32", "bf16"],
         optimizer=["adamw", "adamw-fused", "sgd"],
     )
-    space = enumerate_space(spec, CPU, varied, 32, refuse)
+    space = enumerate_space(survey(), varied, 32)
     assert len(space.candidates) == 30
     assert space.dropped == 120
     assert all(one.knobs["batch_size"] * one.knobs["grad_accum"] == 32 for one in space.candidates)
@@ -54,8 +52,7 @@ def test_the_candidates_are_the_combinations_of_one_global_batch():
 
 @pytest.mark.parametrize("name", ["batch_size", "grad_accum"])
 def test_one_of_batch_and_accumulation_decides_the_other(name):
-    spec = resolve("tiny-llama")
-    space = enumerate_space(spec, CPU, vary(spec, **{name: [1, 2, 3, 4]}), 8, refuse)
+    space = enumerate_space(survey(), vary(**{name: [1, 2, 3, 4]}), 8)
     varied = [one.knobs[name] for one in space.candidates]
     assert varied == ([8, 1, 2, 4] if name == "batch_size" else [1, 2, 4]), "3 does not divide 8"
     assert all(one.knobs["batch_size"] * one.knobs["grad_accum"] == 8 for one in space.candidates)
@@ -63,14 +60,14 @@ def test_one_of_batch_and_accumulation_decides_the_other(name):
 
 
 def test_each_strategy_cuts_the_global_batch_by_its_own_degree():
-    spec = resolve("tiny-llama", ["devices=2", "strategy=ddp", "batch_size=4"])
-    assert default_global_batch(spec, CPU) == 8
-    varied = vary(spec, strategy=["single", "ddp", "fsdp", "tp"])
-    space = enumerate_space(spec, CPU, varied, 8, refuse)
+    own = survey("devices=2", "strategy=ddp", "batch_size=4")
+    assert default_global_batch(own) == 8
+    varied = vary(strategy=["single", "ddp", "fsdp", "tp"])
+    space = enumerate_space(own, varied, 8)
     sizes = {one.knobs["strategy"]: one.knobs["batch_size"] for one in space.candidates}
     assert sizes == {"single": 8, "ddp": 4, "fsdp": 4, "tp": 8}
     assert {one.knobs["strategy"]: one.world_size for one in space.candidates}["single"] == 1
-    single = candidate_spec(spec, {"strategy": "single", "batch_size": 8})
+    single = candidate_spec(own.spec, {"strategy": "single", "batch_size": 8})
     assert single.knobs["devices"] == 1, "devices is a ceiling, of which single uses one"
     assert space.candidates[0].excluded_as is None
     fsdp = next(one for one in space.candidates if one.knobs["strategy"] == "fsdp")
@@ -78,8 +75,7 @@ def test_each_strategy_cuts_the_global_batch_by_its_own_degree():
 
 
 def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named():
-    spec = resolve("tiny-llama")
-    space = enumerate_space(spec, CPU, vary(spec, precision=["fp32", "tf32"]), None, refuse)
+    space = enumerate_space(survey(), vary(precision=["fp32", "tf32"]), None)
     [wrong] = [one for one in space.candidates if one.excluded_as]
     assert wrong.excluded_as == "incompatible"
     assert "precision=tf32" in wrong.reason
@@ -87,56 +83,52 @@ def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named()
 
 
 def test_refused_candidate_names_no_option_of_the_command_line():
-    spec = resolve("tiny-llama")
     refusal = UserError("no such device", advice="another device", option="--set devices=1")
-    space = enumerate_space(spec, CPU, {"lr": [0.1]}, None, lambda spec: refusal)
+
+    def refuse(spec: RunSpec) -> None:
+        raise refusal
+
+    space = enumerate_space(replace(survey(), check=refuse), {"lr": [0.1]}, None)
     assert {one.reason for one in space.candidates} == {"no such device; try another device"}
 
 
 def test_a_compiled_process_tries_one_setting():
-    spec = resolve("tiny-llama")
-    space = enumerate_space(spec, CPU, vary(spec, compile=["off", "default"], batch_size=[4, 8]), 8, refuse)
+    space = enumerate_space(survey(), vary(compile=["off", "default"], batch_size=[4, 8]), 8)
     processes = {tuple(sorted(one.process_knobs.items())) for one in space.candidates}
     assert len(processes) == 3, "one for both settings without compile, one for each with it"
 
 
-def test_an_impossible_global_batch_gets_the_nearest_possible():
-    spec = resolve("tiny-llama")
+@pytest.mark.parametrize(
+    ("settings", "varied", "size", "allowed", "nearest"),
+    [
+        ((), {"batch_size": [2, 4], "grad_accum": [1, 2]}, 7, ["4", "8"], "8"),
+        # The ranks cannot share it.
+        (("devices=2", "strategy=ddp"), {"precision": ["fp32", "bf16"]}, 7, ["6", "8"], "6"),
+        # Nothing varies the batch: any multiple of the degree.
+        (("devices=2", "strategy=ddp", "batch_size=8"), {"strategy": ["ddp"]}, 9, ["8", "10"], "8"),
+    ],
+)
+def test_an_impossible_global_batch_gets_the_nearest_possible(settings, varied, size, allowed, nearest):
     with pytest.raises(UserError) as refused:
-        enumerate_space(spec, CPU, vary(spec, batch_size=[2, 4], grad_accum=[1, 2]), 7, refuse)
-    assert refused.value.nearest == "8"
-
-
-def test_a_global_batch_that_the_ranks_cannot_share_gets_the_nearest_they_can():
-    spec = resolve("tiny-llama", ["devices=2", "strategy=ddp"])
-    with pytest.raises(UserError) as refused:
-        enumerate_space(spec, CPU, vary(spec, precision=["fp32", "bf16"]), 7, refuse)
-    assert refused.value.allowed == ["6", "8"]
-
-
-def test_a_batch_that_nothing_varies_makes_any_multiple_of_the_degree():
-    spec = resolve("tiny-llama", ["devices=2", "strategy=ddp", "batch_size=8"])
-    error = GlobalBatch(spec, CPU, {"strategy": ["ddp"]}, 9).nearest_error()
-    assert error.allowed == ["8", "10"], "batches of 4 and 5, as the search would take them"
+        enumerate_space(survey(*settings), vary(**varied), size)
+    assert (refused.value.allowed, refused.value.nearest) == (allowed, nearest)
 
 
 def test_a_million_points_are_refused_with_the_count_before_anything_is_listed():
-    spec = resolve("tiny-llama")
     many = {
         "lr": [step / 1e6 for step in range(1, 101)],
         "seed": list(range(100)),
         "weight_decay": [step / 1000 for step in range(100)],
     }
-    assert GlobalBatch(spec, CPU, many, 8).count() == 1_000_000
+    assert GlobalBatch(survey(), many, 8).count == 1_000_000
     with pytest.raises(UserError) as refused:
-        enumerate_space(spec, CPU, many, 8, refuse)
+        enumerate_space(survey(), many, 8)
     assert "1,000,000 candidates are more than 5,000" in refused.value.message
     assert "without lr and seed there are about 100" in refused.value.message
 
 
 def test_without_asking_only_knobs_that_train_the_same_are_varied():
-    spec = resolve("tiny-llama")
-    varied, left_alone = vary_of(spec, {}, CPU, default_global_batch(spec, CPU), refuse)
+    varied, left_alone = vary_of(survey(), {}, default_global_batch(survey()))
     assert varied["batch_size"] == [1, 2, 4, 8]
     assert sorted(varied["grad_accum"]) == [1, 2, 4, 8], "no value that no candidate has"
     assert varied["precision"] == ["fp32", "bf16"]
@@ -146,35 +138,34 @@ def test_without_asking_only_knobs_that_train_the_same_are_varied():
     assert "NVIDIA" in left_alone["precision=tf32"]
     assert "bf16 runs here" in left_alone["precision=fp16"]
     assert "strategy" not in varied, "the run has one device"
-    space = enumerate_space(spec, CPU, varied, 8, refuse)
+    space = enumerate_space(survey(), varied, 8)
     baseline = space.candidates[space.baseline_number]
     assert all(changes_training(one, baseline) == [] for one in space.candidates)
 
 
 def test_a_knob_that_a_script_lacks_is_not_named_as_left_alone():
-    spec = resolve("tiny-llama")
     without = [entry for entry in KNOBS if entry.name != "pin_memory"]
-    _, left_alone = vary_of(spec, {}, CPU, 8, refuse, without)
+    _, left_alone = vary_of(survey(), {}, 8, without)
     assert "pin_memory" not in left_alone
-    _, left_alone = vary_of(spec, {}, CPU, 8, refuse)
+    _, left_alone = vary_of(survey(), {}, 8)
     assert left_alone["pin_memory"] == "a run on the CPU copies nothing to a GPU"
 
 
 def test_an_optimizer_of_another_kind_leaves_the_knob_alone():
-    spec = resolve("tiny-llama", ["optimizer=sgd"])
-    varied, left_alone = vary_of(spec, {}, CPU, 8, refuse)
+    own = survey("optimizer=sgd")
+    varied, left_alone = vary_of(own, {}, 8)
     assert "optimizer" not in varied
     assert left_alone["optimizer"] == "sgd trains differently from its other values"
 
 
 def test_strategies_are_varied_where_there_are_several_devices():
-    spec = resolve("tiny-llama", ["devices=2", "strategy=ddp"])
-    varied, _ = vary_of(spec, {}, CPU, 16, refuse)
+    own = survey("devices=2", "strategy=ddp")
+    varied, _ = vary_of(own, {}, 16)
     assert set(varied["strategy"]) >= {"single", "ddp", "fsdp"}
 
 
 @pytest.mark.parametrize("name", ["steps", "devices", "memory_limit"])
 def test_a_knob_that_decides_no_speed_cannot_be_varied(name):
     with pytest.raises(UserError) as refused:
-        vary(resolve("tiny-llama"), **{name: ["1"]})
+        vary(**{name: ["1"]})
     assert refused.value.key == name

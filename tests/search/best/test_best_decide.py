@@ -7,33 +7,23 @@ from benchmarks.best_fit_replay import FakeConductor
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.answer import answer_of
-from trainfast_runner.search.best.decide import MIN_COLD_STEPS, BestState, decide
-from trainfast_runner.search.best.person_instructions import excluded_by_instructions
-from trainfast_runner.search.best.question import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
+from trainfast_runner.search.best.decide import COLD_RULE, BestState, decide
 from trainfast_runner.search.best_journal import (
     BestLaunched,
     BestLine,
-    Candidate,
-    ColdRun,
-    Instruction,
     ProcessReady,
     Space,
-    Trial,
 )
+from trainfast_runner.search.effects import MAX_TIMED_STEPS, MIN_TIMED_STEPS, StepRule
 
 from .synthetic import asking, cold, process_ready, state_of, trial
 
 
-def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space):
+def test_the_baseline_opens_and_then_its_process_takes_the_largest_batch(space, base, begun):
     first = decide(state_of(space))
-    assert (first.step.action, first.step.candidate_number, first.needs_new_process) == (
-        "trial",
-        space.space.baseline_number,
-        True,
-    )
-    lines = [*process_ready(space, space.space.baseline_number), trial(space.space.baseline_number, warm=False)]
-    second = decide(state_of(space, *lines, warm="one"))
-    baseline = space.space.candidates[space.space.baseline_number].knobs
+    assert (first.step.action, first.step.candidate_number, first.needs_new_process) == ("trial", base, True)
+    second = decide(state_of(space, *begun, warm="one"))
+    baseline = space.space.candidates[base].knobs
     assert second.step.candidate_number is not None
     turned = space.space.candidates[second.step.candidate_number].knobs
     assert not second.needs_new_process
@@ -100,7 +90,7 @@ def test_a_setting_that_was_given_up_as_slow_is_not_repeated_to_show_drift(space
     hopeless = trial(slow, run_id="two", outcome="slow", ms=15_000.0, warm=False)
     lines += [*process_ready(space, slow, run_id="two"), hopeless]
     alone = state_of(space, *lines, warm="two", spent_s=130.0)
-    assert fast in alone.prospects.affordable
+    assert alone.is_affordable[fast]
     assert decide(alone).step.action == "trial"
     lines += [trial(fast, run_id="two"), trial(faster, run_id="two")]
     lines += [trial(number, run_id="two") for number in sorted(space.truth) if number not in (base, slow, elsewhere)]
@@ -159,77 +149,16 @@ def test_void_trials_count_for_nothing(space, base, other):
     assert state_of(space, trial(base), *of_other).ruled_out[other].reason == reason
 
 
-def test_a_value_in_an_instruction_reads_as_it_is_typed():
-    candidates = [Candidate(knobs={"offload_path": path}) for path in (None, "/scratch")]
-    skip = Instruction(do="skip", knob="offload_path", value=None)
-    pin = Instruction(do="pin", knob="offload_path", value=None)
-    assert excluded_by_instructions(candidates, [skip]) == {0: "you skipped offload_path=none"}
-    assert excluded_by_instructions(candidates, [pin]) == {1: "you pinned offload_path=none"}
-    assert excluded_by_instructions(candidates, [Instruction(do="skip", candidate_number=1)]) == {1: "you skipped it"}
-
-
-def test_a_pinned_value_is_kept_and_a_skipped_one_left_out(space, base):
-    instructions: list[BestLine] = [
-        Instruction(do="pin", knob="precision", value="bf16"),
-        Instruction(do="skip", knob="checkpointing", value="full"),
-    ]
-    lines: list[BestLine] = [asking(space), space.space, *instructions]
-    result = FakeConductor(space, asking(space), 1, lines).run()
-    for line in lines:
-        if isinstance(line, Trial | ColdRun) and line.candidate_number != base:
-            knobs = space.space.candidates[line.candidate_number].knobs
-            assert (knobs["precision"], knobs["checkpointing"]) == ("bf16", "off")
-    reasons = {one.reason for one in result.best_answer.verdicts if one.verdict == "not_tried"}
-    assert "you pinned precision=bf16" in reasons
-    assert "you skipped checkpointing=full" in reasons
-
-
-def test_a_pinned_value_is_not_turned_back_in_a_fresh_process(space):
-    lines: list[BestLine] = [asking(space), space.space, Instruction(do="pin", knob="pin_memory", value="on")]
-    result = FakeConductor(space, asking(space), 1, lines).run()
-    assert result.cold["turn_back"] > 0
-    cold_numbers = {line.candidate_number for line in lines if isinstance(line, ColdRun)}
-    pinned = {number for number, one in enumerate(space.space.candidates) if one.knobs["pin_memory"] == "on"}
-    assert cold_numbers - pinned == {space.space.baseline_number}
-    assert result.answer in pinned
-
-
-def test_a_baseline_that_a_person_skipped_is_not_the_answer(space, base):
-    slower = [number for number in space.truth if number != base and space.truth[number] < space.truth[base]]
-    skipped: list[BestLine] = [
-        Instruction(do="skip", candidate_number=number) for number in space.truth if number not in slower
-    ]
-    result = FakeConductor(space, asking(space), 1, [asking(space), space.space, *skipped]).run()
-    assert result.answer in slower
-
-
-def test_a_pin_that_leaves_the_measured_baseline_out_is_named_before_the_next_trial(space, begun):
-    ran: list[BestLine] = [*begun]
-    decision = decide(state_of(space, *ran, Instruction(do="pin", knob="precision", value="bf16")))
-    assert decision.step.why == "the baseline is left out (you pinned precision=bf16): the smallest setting first"
-
-
-def test_instructions_that_leave_no_setting_end_the_search_and_nothing_is_called_too_large(space, begun):
-    sizes = {one.knobs["batch_size"] for one in space.space.candidates}
-    instructions = [Instruction(do="skip", knob="batch_size", value=size) for size in sizes]
-    decision = decide(state_of(space, *begun, *instructions))
-    assert (decision.end_state, decision.step.why) == (
-        "failed",
-        "your instructions leave no setting that can be measured",
-    )
-
-
 def test_no_trial_begins_that_is_expected_to_pass_the_budget(space, begun):
     compiled = next(n for n in sorted(space.truth) if space.space.candidates[n].knobs["compile"] == "default")
     slow = ProcessReady(run_id="two", process_knobs=space.space.candidates[compiled].process_knobs, start_s=500.0)
     lines = [*begun, slow]
     asked = [asking(space, budget_s=600.0), space.space, *lines]
     late = BestState(asked, 120.0)
-    prospects = late.prospects
-    assert compiled in prospects.open_candidates
-    assert compiled not in prospects.affordable, "its process alone starts for 500 s of 480"
-    assert prospects.affordable, "others start in 5 s"
-    assert decide(BestState(asked, 120.0)).step.candidate_number in prospects.affordable
+    assert late.is_open[compiled]
+    assert not late.is_affordable[compiled], "its process alone starts for 500 s of 480"
+    assert late.is_affordable.any(), "others start in 5 s"
+    assert late.is_affordable[decide(late).step.candidate_number]
 
 
 def test_an_oom_under_the_real_limit_rules_the_leader_out(space):
@@ -265,16 +194,13 @@ def test_a_trial_takes_more_steps_until_it_is_sure_and_stops_early_when_it_is_sl
 def test_beyond_the_budget_there_is_no_race_and_the_answer_is_confirmed_all_the_same(space, other, begun):
     lines = [*begun, trial(other, ms=99.0)]
     asked = asking(space, budget_s=600.0)
-    late = [decide(BestState([asked, space.space, *lines], spent_s)) for spent_s in (599.0, 700.0)]
-    assert [(decision.step.action, decision.step.candidate_number) for decision in late] == [
-        ("confirm", other),
-        ("confirm", other),
-    ]
+    late = [decide(BestState([asked, space.space, *lines], spent_s)).step for spent_s in (599.0, 700.0)]
+    assert [(step.action, step.candidate_number) for step in late] == [("confirm", other)] * 2
 
 
 def test_slow_steps_shorten_the_runs_that_confirm_to_half_of_the_budget(space, base):
     samples = space.space.candidates[base].samples_per_step
-    for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, MIN_COLD_STEPS)):
+    for ms, steps in ((100.0, 60), (4800.0, 14), (60_000.0, COLD_RULE.min_steps)):
         slow = [ms * share * 8 / samples for share in (0.9, 1.1)]
         noisy = trial(base, warm=False, step_ms=slow * 5, seconds=1.0)
         lines = [asking(space, budget_s=600.0), space.space, *process_ready(space, base), noisy]

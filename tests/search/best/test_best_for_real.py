@@ -8,9 +8,8 @@ import pytest
 
 from cli.command import Cli, Started, directory_of, live_runs, until
 from trainfast_runner.records.home import is_conducted
-from trainfast_runner.search.best.person_instructions import give_instruction
 from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
-from trainfast_runner.search.effects import measurements
+from trainfast_runner.search.effects import Measurements
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=2"),
@@ -88,7 +87,7 @@ def test_a_search_killed_five_times_measures_nothing_twice(cli):
     assert done.code == 0, done.err
     lines = read_best_journal(directory_of(cli))
     assert_is_whole(cli, done.json, candidates=24)
-    trials = [one for one in measurements(lines, can_repeat=True).trials if one.outcome == "measured"]
+    trials = [one for one in Measurements(lines, can_repeat=True).trials if one.outcome == "measured"]
     firsts = [one.candidate_number for one in trials if not one.repeats]
     assert len(firsts) == len(set(firsts)), "a setting was measured twice"
     cold_runs = [one.run_id for one in lines if isinstance(one, ColdRun)]
@@ -111,24 +110,6 @@ def test_ctrl_c_prints_the_best_so_far_and_the_same_command_goes_on(cli):
     assert done.code == 0, done.err
     assert "continuing" in done.err
     assert done.json["search_id"] == cancelled.json["search_id"]
-
-
-@pytest.mark.long
-def test_a_skipped_value_and_a_pinned_knob_are_obeyed(cli):
-    started = Started(cli, ("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--json"))
-    until_measured(cli, started, 1)
-    give_instruction(directory_of(cli), "skip", "optimizer", "sgd")
-    give_instruction(directory_of(cli), "pin", "precision", "fp32")
-    done = started.end()
-    assert done.code == 0, done.err
-    best = done.json["best"]["knobs"]
-    assert (best["precision"], best["optimizer"] != "sgd") == ("fp32", True)
-    assert done.json["orders"] == [
-        {"do": "skip", "knob": "optimizer", "value": "sgd", "knobs": None},
-        {"do": "pin", "knob": "precision", "value": "fp32", "knobs": None},
-    ]
-    reasons = {one["reason"] for one in done.json["verdicts"] if one["verdict"] == "not_tried"}
-    assert any("you skipped optimizer=sgd" in reason for reason in reasons)
 
 
 @pytest.mark.long

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search import searches
 from trainfast_runner.search.batch_journal import BatchQuestion
-from trainfast_runner.search.best.person_instructions import give_instruction, read_instructions, skip_candidate
 from trainfast_runner.search.best_journal import BestEnded, BestQuestion, Trial
 from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import (
@@ -66,17 +64,11 @@ def home(tmp_path) -> Home:
     return Home(tmp_path).create()
 
 
-def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(home):
+def test_a_screen_and_a_key_of_one_kind_do_not_find_a_search_of_the_other(home):
     batch, best = batch_search(home), best_search(home)
     assert (first_line(batch).kind, first_line(best).kind) == (BATCH_KIND, BEST_KIND)
-    assert newest_search(home) == batch
-    assert newest_search(home, BEST_KIND) == best
-
-
-def test_the_same_key_continues_a_search_of_its_own_kind(home):
-    batch, best = batch_search(home), best_search(home)
-    assert unfinished(home, "k", BATCH_KIND) == batch
-    assert unfinished(home, "k", BEST_KIND) == best
+    assert (newest_search(home), newest_search(home, BEST_KIND)) == (batch, best)
+    assert (unfinished(home, "k", BATCH_KIND), unfinished(home, "k", BEST_KIND)) == (batch, best)
 
 
 def test_only_the_journals_of_the_same_question_are_read_whole(home, monkeypatch):
@@ -94,29 +86,12 @@ def test_only_the_journals_of_the_same_question_are_read_whole(home, monkeypatch
     assert first_line(other).kind == BATCH_KIND
 
 
-def test_a_search_with_an_answer_is_not_continued(home):
-    best_search(home, BestEnded(state="answered"))
+def test_a_search_that_was_answered_or_failed_is_not_continued_and_its_reason_is_shown(home):
+    at_second(0, best_search(home, BestEnded(state="answered")))
     assert unfinished(home, "k", BEST_KIND) is None
-
-
-def test_a_failed_search_is_not_continued_and_its_reason_is_shown(home):
     at_second(1, best_search(home, TRIED))
     failed = at_second(2, best_search(home, BestEnded(state="failed", reason="no module")))
     assert unfinished(home, "k", BEST_KIND) is None
     assert newest_search(home, BEST_KIND) == failed
     cancelled = at_second(3, best_search(home, REFUSED))
     assert unfinished(home, "k", BEST_KIND) == cancelled
-
-
-def test_instructions_reach_the_conductor_in_their_order(tmp_path):
-    assert read_instructions(tmp_path) == []
-    give_instruction(tmp_path, "pin", "precision", "bf16")
-    give_instruction(tmp_path, "unpin", "precision")
-    assert [(one.do, one.knob, one.value) for one in read_instructions(tmp_path)] == [
-        ("pin", "precision", "bf16"),
-        ("unpin", "precision", None),
-    ]
-    skip_candidate(tmp_path, 3)
-    assert (read_instructions(tmp_path)[-1].do, read_instructions(tmp_path)[-1].candidate_number) == ("skip", 3)
-    with pytest.raises(UserError, match="bf16"):
-        give_instruction(tmp_path, "skip", "precision", "bf17")

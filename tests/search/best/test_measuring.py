@@ -13,21 +13,19 @@ from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.worker_lines import TrialLine, TrialOrder
-from trainfast_runner.results.device_conditions import DeviceConditions
+from trainfast_runner.results.device_conditions import Window
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.conductor import (
-    gpu_conditions,
-    joules_of,
     outcome_of,
     override_reason,
     steps_to_add,
     take_trial,
-    throttled_doubts,
+    trial_conditions,
     with_usual_disturbance,
 )
-from trainfast_runner.search.best.question import StepRule
 from trainfast_runner.search.best_journal import Trial, read_budget
 from trainfast_runner.search.conductor import WarmProcess
+from trainfast_runner.search.effects import StepRule
 from trainfast_runner.worker.shared.words import CONTROL_FILE
 
 from .synthetic import trial as trial_of
@@ -85,32 +83,22 @@ def test_a_run_that_shared_its_gpu_is_void(tmp_path):
     put(tmp_path / "run.json", run_file(foreign_processes=[other]))
     sample = {"t_ns": 5, "devices": [{"uuid": "GPU-0", "index": 0, "temperature_c": 40.0}]}
     put(tmp_path / "telemetry.jsonl", sample)
-    _, found = gpu_conditions(tmp_path, ["GPU-0"], 0, 10)
+    _, found = trial_conditions(tmp_path, ["GPU-0"], Window(0, 10))
     assert [doubt.kind for doubt in found] == ["shared_gpu"]
 
 
-def test_a_run_throttled_for_heat_is_void_and_one_at_its_power_limit_is_not():
-    hot = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.2, power_fraction=0.0))
-    full = msgspec.structs.replace(FINISHED, throttle=Throttle(thermal_fraction=0.0, power_fraction=0.9))
-    assert outcome_of(hot)[0] == "void"
-    assert outcome_of(full)[0] == "measured"
-
-
-def test_a_run_that_was_lost_is_measured_again_and_one_that_failed_is_not():
-    assert outcome_of(msgspec.structs.replace(FINISHED, state="lost"))[0] == "void"
-    assert outcome_of(msgspec.structs.replace(FINISHED, state="failed"))[0] == "failed"
-
-
-def test_throttled_time_and_energy_of_a_trial_come_from_its_gpus():
-    second = 10**9
-    cool = DeviceConditions(index=0, throttled_ms={"thermal": 0.0, "power": 900.0}, energy_joules=200.0)
-    hot = DeviceConditions(index=1, throttled_ms={"thermal": 300.0}, energy_joules=100.0)
-    assert throttled_doubts([cool], 0, second) == []
-    [doubt] = throttled_doubts([cool, hot], 0, second)
-    assert (doubt.kind, doubt.text) == ("heat", "GPU 1 was throttled (thermal) for 30% of the time")
-    assert joules_of([cool, hot]) == 300.0
-    assert joules_of([cool, DeviceConditions(index=1)]) is None
-    assert joules_of([]) is None
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({}, "measured"),
+        ({"throttle": Throttle(thermal_fraction=0.2, power_fraction=0.0)}, "void"),
+        ({"throttle": Throttle(thermal_fraction=0.0, power_fraction=0.9)}, "measured"),
+        ({"state": "lost"}, "void"),
+        ({"state": "failed"}, "failed"),
+    ],
+)
+def test_heat_and_a_lost_run_void_a_measurement_and_the_power_limit_does_not(fields, outcome):
+    assert outcome_of(msgspec.structs.replace(FINISHED, **fields))[0] == outcome
 
 
 RECORDED = next((Path(__file__).parents[2] / "recorded_runs").iterdir())

@@ -42,25 +42,24 @@ def cpu_verdicts(monkeypatch: pytest.MonkeyPatch, *settings: str) -> dict[int, t
     monkeypatch.setattr(question, "trace_models", lambda *words, **options: iter(()))
     monkeypatch.setattr(question, "cached_models", lambda *words: lambda spec: model)
     monkeypatch.setattr(question, "read_host_free_bytes", lambda: 1000 * MIB)
-    assert isinstance(best.survey, question.ModelSurvey)
-    space = best.survey.predict_candidates(best.question, threading.Event())
+    space = best.predict_candidates(threading.Event())
     return {one.world_size: (one.excluded_as, one.excess_bytes) for one in space.candidates}
 
 
-def test_each_candidate_on_a_cpu_has_its_own_share_of_the_free_memory(monkeypatch):
-    assert cpu_verdicts(monkeypatch) == {1: (None, None), 2: ("too_large", 150 * MIB)}
-
-
-@pytest.mark.parametrize(("baseline", "excluded"), [("single", "too_large"), ("ddp", None)])
-def test_memory_limit_on_a_cpu_is_shared_by_the_ranks_of_the_candidate_not_of_the_baseline(
-    monkeypatch, baseline, excluded
-):
-    verdicts = cpu_verdicts(monkeypatch, f"strategy={baseline}", "memory_limit=800MiB")
-    assert verdicts == {1: (None, None), 2: (excluded, 150 * MIB)}, "the baseline is run all the same"
-
-
-def test_verdict_on_memory_limit_is_the_limit_itself_where_all_ranks_fit(monkeypatch):
-    assert cpu_verdicts(monkeypatch, "memory_limit=500MiB") == {1: (None, 100 * MIB), 2: ("too_large", 100 * MIB)}
+@pytest.mark.parametrize(
+    ("settings", "excluded", "excesses"),
+    [
+        ((), (None, "too_large"), (None, 150)),
+        # The baseline is run all the same.
+        (("strategy=single", "memory_limit=800MiB"), (None, "too_large"), (None, 150)),
+        (("strategy=ddp", "memory_limit=800MiB"), (None, None), (None, 150)),
+        # All ranks fit: the verdict is on the limit itself.
+        (("memory_limit=500MiB",), (None, "too_large"), (100, 100)),
+    ],
+)
+def test_each_candidate_on_a_cpu_has_its_own_share_of_the_free_memory(monkeypatch, settings, excluded, excesses):
+    sizes = [None if excess is None else excess * MIB for excess in excesses]
+    assert cpu_verdicts(monkeypatch, *settings) == dict(zip((1, 2), zip(excluded, sizes, strict=True), strict=True))
 
 
 def test_a_verdict_says_by_how_much_by_the_prediction_and_as_measured():

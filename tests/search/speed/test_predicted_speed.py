@@ -57,10 +57,10 @@ def predicted(
 ) -> PredictedSpeed | UnknownSpeed:
     """The prediction of these settings after runs, each `knob=value ...` with the factor that it was slower by."""
     measured = []
-    for number, (words, slower) in enumerate(runs):
+    for words, slower in runs:
         time = timed(*words.split())
         rate = math.log(time.samples / time.seconds / slower)
-        measured.append((EarlierSpeed(resolve("tiny-llama", words.split()), 1, rate, 1e-4, f"run {number}"), time))
+        measured.append((EarlierSpeed(resolve("tiny-llama", words.split()), 1, rate, 1e-4), time))
     model = DeviceSpeedModel(CEILING, 2, measured, calibrated)
     return model.predict_step(resolve("tiny-llama", settings), 1, timed(*settings))
 
@@ -171,19 +171,20 @@ def test_finished_runs_on_the_same_device_count_the_newest_first(tmp_path):
     assert rates(home, SpeedDevice("cuda", "NVIDIA H100")) == []
 
 
-def test_a_run_whose_speed_is_not_that_of_its_settings_does_not_count(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [
+        ({"under": "strict malloc thresholds"}, False),
+        ({"throttle": Throttle(thermal_fraction=0.5)}, False),
+        ({"role": "trial"}, False),
+        ({"throttle": Throttle(brake_fraction=0.5)}, False),
+        ({"throttle": Throttle(thermal_fraction=0.0, power_fraction=0.9)}, True),
+    ],
+)
+def test_a_run_counts_if_its_speed_is_that_of_its_settings(tmp_path, changes, counts):
     home = Home(tmp_path)
-    recorded(home, 1, under="strict malloc thresholds")
-    recorded(home, 2, throttle=Throttle(thermal_fraction=0.5))
-    recorded(home, 3, role="trial")
-    recorded(home, 4, throttle=Throttle(brake_fraction=0.5))
-    assert rates(home) == []
-
-
-def test_a_run_at_its_power_limit_counts(tmp_path):
-    home = Home(tmp_path)
-    recorded(home, 1, throttle=Throttle(thermal_fraction=0.0, power_fraction=0.9))
-    assert rates(home) == [10.0]
+    recorded(home, 1, **changes)
+    assert rates(home) == ([10.0] if counts else [])
 
 
 def test_a_run_beside_others_counts_less(tmp_path):

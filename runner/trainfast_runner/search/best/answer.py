@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
@@ -24,8 +24,7 @@ from trainfast_runner.search.best.decide import (
     ColdRuns,
     Difference,
 )
-from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best.question import changes_training, objective_at
+from trainfast_runner.search.best.question import changes_training
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
@@ -38,14 +37,13 @@ from trainfast_runner.search.best_journal import (
     CandidateVerdict,
     ColdRun,
     Effect,
-    Instruction,
     Interval,
     Space,
     Trial,
     VerdictWord,
     read_best_journal,
 )
-from trainfast_runner.search.effects import DRIFT_LOG_RATE, ProcessStarts, log_rate, measurements
+from trainfast_runner.search.effects import DRIFT_LOG_RATE, Measurements, ProcessStarts, log_rate
 from trainfast_runner.search.journal import JournalFollower, Waiting, fields_of, first_fields, worked_seconds
 from trainfast_runner.search.searches import knobs_key
 from trainfast_runner.units import chance_text, counted
@@ -54,15 +52,13 @@ NOTED_LOG_GAP = 0.03
 """Chosen, not measured: a difference between trials and cold runs that the answer mentions, in ln of the objective."""
 CHOSEN_REASON = "chosen: no setting is faster beyond the noise of this machine"
 """The verdict on an answer that is not clearly the fastest."""
-SCRIPT_MEMORY = "the memory of a script is measured by its trials"
-"""The reason that `predicted_bytes` is None for a script."""
 
 
 def answer_of(state: BestState) -> BestAnswer | None:
     """Return the answer, or the best so far of a running search; None before anything was measured."""
     if state.leader_number is None:
         return None
-    cold, numbers = state.cold, range(len(state.candidates))
+    cold = state.cold
     best_number, baseline_number = cold.answer_number, cold.baseline_number
     log_rates = _log_rates(state)
     rates = {number: _interval(*log_rate) for number, log_rate in log_rates.items()}
@@ -75,7 +71,7 @@ def answer_of(state: BestState) -> BestAnswer | None:
     # The gain may be zero, or a rival the best.
     is_open = bool(cold.ties) or (best_number != baseline_number and gain is not None and not gain.is_clear)
     is_noisy = half_width >= WORTHWHILE_LOG_GAIN and is_open
-    verdicts = [_verdict(state, number, rates.get(number)) for number in numbers]
+    verdicts = [_verdict(state, number, rates.get(number)) for number in range(len(state.candidates))]
     if is_noisy:
         verdicts[best_number] = msgspec.structs.replace(verdicts[best_number], reason=CHOSEN_REASON)
     # The memory and the rate of the measured candidates.
@@ -85,7 +81,6 @@ def answer_of(state: BestState) -> BestAnswer | None:
         if number not in state.ruled_out and (needed_bytes := state.journal.memory_bytes(number)) is not None
     }
     tried_numbers = {run.candidate_number for run in state.journal.attempts if run.outcome != "void"}
-    best, baseline = state.candidates[best_number], state.candidates[baseline_number]
     return BestAnswer(
         best_number=best_number,
         best_rate=rates[best_number],
@@ -96,32 +91,33 @@ def answer_of(state: BestState) -> BestAnswer | None:
         best_run_ids=[run.run_id for run in cold.measured if run.candidate_number == best_number],
         baseline_run_ids=[run.run_id for run in cold.measured if run.candidate_number == baseline_number],
         within_percent=100 * math.expm1(half_width) if is_noisy else None,
-        tried_in_budget=len(tried_numbers) if state.prospects.is_budget_spent else None,
+        tried_in_budget=len(tried_numbers) if state.is_budget_spent else None,
         tied_numbers=cold.ties,
         effects=list(_effects(cold)),
         verdicts=verdicts,
         pareto_numbers=[[*points][index] for index in pareto_front([*points.values()])],
-        changes_training=changes_training(best, baseline),
+        changes_training=changes_training(state.candidates[best_number], state.candidates[baseline_number]),
         notes=list(_notes(cold)),
     )
 
 
 def _verdict(state: BestState, number: int, rate: Interval | None) -> CandidateVerdict:
+    """Return the verdict on a candidate, with its `rate` if it was measured."""
     if number in state.ruled_out:
         return state.ruled_out[number]
-    verdict, reason = ("measured", _against_best(state.cold, number)) if rate else _unmeasured(state, number)
+    least_s, chance = state.candidates[number].least_s_per_sample, float(state.chances[number])
+    verdict: VerdictWord = "not_tried"
+    if rate is not None:
+        verdict, reason = "measured", _against_best(state.cold, number)
+    elif least_s and number in state.bound_numbers:
+        verdict, reason = "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
+    else:
+        reason = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
+        if chance <= LIKELY_CHANCE:
+            verdict = "beaten"
+        else:
+            reason = f"no time left: {reason}"
     return CandidateVerdict(candidate_number=number, verdict=verdict, reason=reason, rate=rate)
-
-
-def _unmeasured(state: BestState, number: int) -> tuple[VerdictWord, str]:
-    if number in state.excluded_by_instructions:
-        return "not_tried", state.excluded_by_instructions[number]
-    least_s = state.candidates[number].least_s_per_sample
-    if least_s and number in state.bound_numbers:
-        return "bound", f"at most {1 / least_s:.4g} samples/s by its FLOPs and the device's peak"
-    chance = float(state.prospects.chances[number])
-    text = f"{chance_text(chance, decimals=1)} chance of being {WORTHWHILE_PERCENT} % better than the best"
-    return ("beaten", text) if chance <= LIKELY_CHANCE else ("not_tried", f"no time left: {text}")
 
 
 def _against_best(cold: ColdRuns, number: int) -> str:
@@ -153,10 +149,9 @@ def _log_rates(state: BestState) -> dict[int, tuple[float, float]]:
     if state.question.objective == "samples_per_joule":  # the model is of joules
         by_trials = {number: [log_rate(trial) or 0.0 for trial in of] for number, of in state.counted_trials.items()}
         by_runs = by_trials | by_runs
-    variances = state.posterior.variance
+    means, deviations = state.posterior.mean, np.sqrt(state.posterior.variance)
     by_model = {
-        number: (float(state.posterior.mean[number]), NORMAL_95 * math.sqrt(variances[number]))
-        for number in state.counted_trials
+        number: (float(means[number]), NORMAL_95 * float(deviations[number])) for number in state.counted_trials
     }
     return by_model | {
         number: (statistics.fmean(rates), state.cold.half_width(by_runs, len(rates)))
@@ -180,7 +175,7 @@ def _value(state: BestState, number: int) -> Interval | None:
 
 def _effects(cold: ColdRuns) -> Iterator[Effect]:
     """Yield the gain of each value that was run over the baseline's, all else as in the answer or the baseline."""
-    state, levels = cold.state, cold.state.posterior.levels
+    state, levels = cold.state, cold.state.levels
     for index, name in enumerate(levels.names):
         base_level = levels.points[cold.baseline_number][index]
         levels_run = {levels.points[number][index] for number in state.counted_trials}
@@ -188,7 +183,7 @@ def _effects(cold: ColdRuns) -> Iterator[Effect]:
             pair = None if level == base_level else _pair_with_levels(cold, name, level, base_level)
             if pair is None:
                 continue
-            by_runs = cold.difference_in(cold.figures, *pair)
+            by_runs = cold.by_runs(*pair)
             if by_runs is None and not {level, base_level} <= levels_run:
                 continue
             yield Effect(
@@ -202,7 +197,7 @@ def _effects(cold: ColdRuns) -> Iterator[Effect]:
 
 def _pair_with_levels(cold: ColdRuns, name: str, level: int, base_level: int) -> tuple[int, int] | None:
     """Return the best candidate with the two levels of a knob, else the baseline with them; None if neither exists."""
-    levels = cold.state.posterior.levels
+    levels = cold.state.levels
     for number in (cold.answer_number, cold.baseline_number):
         with_value, with_base = (levels.with_level(number, name, other) for other in (level, base_level))
         if with_value is not None and with_base is not None:
@@ -237,10 +232,9 @@ def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]
     if end is None or end.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
         return []
     state = BestState(lines, end.seconds)
-    reasons = [state.excluded_by_instructions.get(number, end.reason) for number in range(len(state.candidates))]
     return [
-        state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
-        for number, reason in enumerate(reasons)
+        state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=end.reason))
+        for number in range(len(state.candidates))
     ]
 
 
@@ -265,25 +259,15 @@ def best_report(directory: Path) -> dict[str, Any]:
         }
         for run in so_far.cold_runs
     ]
-    orders = [
-        {
-            **fields_of(given, "do", "value"),
-            "knob": given.knob or None,
-            "knobs": None if given.candidate_number is None else so_far.candidate(given.candidate_number).knobs,
-        }
-        for given in so_far.instructions
-    ]
     return {
         **first_fields(question, end),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
         **_answer_fields(end, so_far),
         "candidates": None if space is None else len(space.candidates),
         **fields_of(space, "dropped"),
-        "unpredicted": SCRIPT_MEMORY if question.is_script else None,
         "trials": trials,
         "races": cold_runs,
         "disturbed": so_far.disturbed_count,
-        "orders": orders,
         **fields_of(end, "missing_bytes", "stopped_because", "seconds"),
     }
 
@@ -385,12 +369,12 @@ class BestSoFar(BestJournal):
 
         The 95 % interval of a trial is by its own and the pooled steps; a cold run has none of its own.
         """
-        measured, per_joule = measurements(self.lines), self.objective == "samples_per_joule"
+        measured, per_joule = Measurements(self.lines), self.objective == "samples_per_joule"
         rates = {}
         for index, line in enumerate(self.attempts):
             rate, half = None, 0.0
             if isinstance(line, Trial):
-                if line.step_ms and min(line.step_ms) > 0:
+                if line.is_timed:
                     rate, half = log_rate(line, per_joule=per_joule), NORMAL_95 * math.sqrt(measured.variance(line))
             elif line.role != UNDER_LIMIT:  # the real memory_limit slows every step
                 samples = line.samples_per_joule if per_joule else line.samples_per_s
@@ -402,10 +386,10 @@ class BestSoFar(BestJournal):
     @cached_property
     def values(self) -> Mapping[int, Interval]:
         """The objective in its unit (seconds for time) of each trial and run by its index in `attempts`."""
-        starts_s = [line.start_s if isinstance(line, ColdRun) else None for line in self.attempts]
+        lines = {index: self.attempts[index] for index in self.rates}
         return {
-            index: self.value_of(self.attempts[index].candidate_number, rate, starts_s[index])
-            for index, rate in self.rates.items()
+            index: self.value_of(line.candidate_number, self.rates[index], getattr(line, "start_s", None))
+            for index, line in lines.items()
         }
 
     def value_of(self, number: int, rate: Interval, start_s: float | None = None) -> Interval:
@@ -417,7 +401,7 @@ class BestSoFar(BestJournal):
             return rate
         # The longest time belongs to the lowest rate.
         rates = (rate.low, rate.median, rate.high)
-        low, median, high = sorted(objective_at(self.question, candidate, each, start_s) for each in rates)
+        low, median, high = sorted(self.question.objective_at(candidate, each, start_s) for each in rates)
         return Interval(median=median, low=low, high=high)
 
     @cached_property
@@ -492,8 +476,6 @@ class BestSnapshot:
     """The state of a best-fit search at one moment."""
 
     so_far: BestSoFar
-    untaken_instructions: tuple[Instruction, ...] = ()
-    """The instructions that the conductor has not taken yet."""
 
     @property
     def directory(self) -> Path:
@@ -520,8 +502,4 @@ class BestFollower:
 
     def poll(self) -> BestSnapshot:
         """Read the new lines and return a snapshot."""
-        so_far = self._journal.poll()
-        untaken_instructions: list[Instruction] = []
-        with suppress(OSError):  # unreadable for the moment
-            untaken_instructions = read_instructions(self.directory)[len(so_far.instructions) :]
-        return BestSnapshot(so_far, tuple(untaken_instructions))
+        return BestSnapshot(self._journal.poll())

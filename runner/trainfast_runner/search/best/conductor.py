@@ -1,4 +1,4 @@
-"""Take the steps of a best-fit search that `decide` chooses: trials, cold runs, instructions and the end.
+"""Take the steps of a best-fit search that `decide` chooses: trials, cold runs and the end.
 
 A trial takes steps in a warm process until their median is exact enough; a script's is a run of its own. A measurement
 is void if other processes took the CPU or the GPU, or if heat or a power brake throttled a GPU meanwhile. A GPU at its
@@ -8,7 +8,6 @@ power limit is in its ordinary state under load, and voids nothing.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
 import statistics
@@ -26,29 +25,20 @@ from trainfast_runner.machine import calibration
 from trainfast_runner.machine.cpu import CpuWindow, cpu_name
 from trainfast_runner.records.home import STAMP_CHARACTERS, Home
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.result import Doubt, Result
+from trainfast_runner.records.result import Doubt, Result, RunConditions
 from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_records import read_records, read_worker_lines
 from trainfast_runner.records.worker_lines import COLD, ActualLine
 from trainfast_runner.results.bottleneck import foreign_processes
-from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
-from trainfast_runner.results.device_conditions import DeviceConditions, Window, join_of
-from trainfast_runner.results.doubts import DOUBTFUL_THROTTLED_SHARE, THROTTLING_KINDS, doubts
-from trainfast_runner.results.summary import read_start_s
+from trainfast_runner.results.device_conditions import DeviceConditions, Window, join_of, total_joules
+from trainfast_runner.results.doubts import THROTTLING_KINDS, doubts
+from trainfast_runner.results.summary import read_start_s, window_throttle
 from trainfast_runner.results.verdict import first_difference
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import BestDecision, BestState, decide
-from trainfast_runner.search.best.person_instructions import read_instructions
-from trainfast_runner.search.best.question import (
-    UNTIMED_TRIAL_STEPS,
-    BestPlan,
-    ModelSurvey,
-    ScriptSurvey,
-    StepRule,
-    oom_reason,
-    with_bounds,
-)
+from trainfast_runner.search.best.question import BestPlan, oom_reason, with_seen_samples
 from trainfast_runner.search.best_journal import (
     TIMED_OUTCOMES,
     UNDER_LIMIT,
@@ -58,9 +48,9 @@ from trainfast_runner.search.best_journal import (
     BestLaunched,
     BestLine,
     BestQuestion,
+    BestStep,
     Candidate,
     ColdRun,
-    Instruction,
     ProcessReady,
     Space,
     Trial,
@@ -75,12 +65,11 @@ from trainfast_runner.search.conductor import (
     raise_if_stopped,
     wait_until,
 )
-from trainfast_runner.search.effects import relative_error, steps_for
+from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
 from trainfast_runner.search.journal import EndState, worked_seconds
 from trainfast_runner.search.predicted_speed import with_predicted_speed
-from trainfast_runner.search.searches import SearchOptions, candidate_spec, incompatible_reason, takes_warm_trials
+from trainfast_runner.search.searches import SearchOptions, incompatible_reason, takes_warm_trials
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues
-from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.words import TRIAL
 
 LIMIT_STEPS = 4
@@ -111,8 +100,9 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     ) -> None:
         super().__init__(directory, best_plan.plan, home, read_best_journal(directory), options, caller)
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
-        self._survey = best_plan.survey
-        self._space = best_plan.space
+        # The journal's question has the GPUs that the search took when it began.
+        self._best_plan = dataclasses.replace(best_plan, question=self._question)
+        self._space = newest(self._lines, Space) or best_plan.space
         self._process_knobs: KnobValues = {}
         self._process_uuids: list[str] = []
 
@@ -129,21 +119,28 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         return BestEnded(state=state, reason=reason, missing_bytes=missing_bytes)
 
     def open(self) -> None:
-        """End the runs of an earlier conductor, and list the candidates with their predictions."""
+        """End the runs of an earlier conductor, and list the candidates with their predictions.
+
+        A model is traced while the baseline's process starts. The candidates come before the first trial, but after
+        the record of a baseline's process that ended while it started. The memory of a script is unknown.
+        """
         end_runs_of(self._home, self._directory.name)
-        recorded_space = newest(self._lines, Space)
-        if recorded_space is None and isinstance(self._survey, ModelSurvey):
-            self._predict_candidates(self._survey)
+        if any(isinstance(line, Space) for line in self._lines):
             return
-        self._space = recorded_space or self._space
-        if recorded_space is None:
-            self._write(self._space)  # the memory of a script is unknown
+        if not self._question.is_script:
+            cancelled = threading.Event()
+            with ThreadPoolExecutor(1) as pool:
+                prediction = pool.submit(self._best_plan.predict_candidates, cancelled)
+                try:
+                    self._process_for(self._space.baseline_number)
+                    wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
+                finally:
+                    cancelled.set()
+            self._space = prediction.result()
+        self._write(self._space)
 
     def step(self) -> BestEnded | None:
         """Decide and take one step."""
-        given = read_instructions(self._directory)
-        for instruction in given[sum(isinstance(line, Instruction) for line in self._lines) :]:
-            self._write(msgspec.structs.replace(instruction, t_ns=time.monotonic_ns()))
         decision = decide(self._state())
         step = decision.step
         self._write(step)
@@ -151,19 +148,22 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             self._runs.end_process()
             return msgspec.structs.replace(self.end_line(decision.end_state, step.why), stopped_because=step.why)
         assert step.candidate_number is not None
-        survey = self._survey
         if step.action != "trial":
             self._take_cold_run(decision, step.candidate_number)
-        elif isinstance(survey, ModelSurvey):
-            self._try_warm(survey, decision, step.candidate_number)
-        elif isinstance(survey, ScriptSurvey):
-            self._try_script(survey, decision, step.candidate_number)
+        elif self._question.is_script:
+            self._try_script(decision.step_rule, step.candidate_number)
+        else:
+            self._try_warm(decision, step.candidate_number)
         return None
+
+    def _state(self) -> BestState:
+        warm_run_id = None if self._runs.process is None else self._runs.process.directory.name
+        return BestState(self._lines, worked_seconds(self._lines), warm_run_id)
 
     def _plan_of(self, number: int, *, under_memory_limit: bool = False, **knobs: KnobValue) -> RunPlan:
         """Return the plan of a candidate's run, under its `memory_limit` or none. Raises UserError."""
         candidate = self._space.candidates[number]
-        plan = self._survey.plan_of(self._question, candidate, under_memory_limit=under_memory_limit, **knobs)
+        plan = self._best_plan.plan_of(candidate, under_memory_limit=under_memory_limit, **knobs)
         return dataclasses.replace(plan, search_id=self._directory.name)
 
     def _plan_trial_or_record(self, number: int, **knobs: KnobValue) -> RunPlan | None:
@@ -173,14 +173,26 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         except UserError as error:
             if number == self._space.baseline_number:
                 raise
-            self._record_failure(number, error.line_without_option())
+            self._write(self._trial(number, "", outcome="failed", reason=error.line_without_option()))
             return None
 
-    def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> BestLaunched:
-        """Write that a run was started for a candidate, or taken over, and return the line."""
-        launch_line = BestLaunched(run_id=directory.name, role=role, candidate_number=number, knob=knob)
-        self._write(launch_line)
-        return launch_line
+    def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> None:
+        """Write that a run was started for a candidate."""
+        self._write(BestLaunched(run_id=directory.name, role=role, candidate_number=number, knob=knob))
+
+    def _trial(self, number: int, run_id: str, **fields: Any) -> Trial:
+        """Return a trial of a candidate without a step."""
+        samples_per_step = self._space.candidates[number].samples_per_step
+        fields = {"outcome": "measured", "warm": False, "seconds": 0.0, **fields}
+        return Trial(candidate_number=number, run_id=run_id, samples_per_step=samples_per_step, **fields)
+
+    def _record_end(self, number: int, began_s: float) -> None:
+        """Record a trial whose process ended without an answer."""
+        result = self._runs.wait_for_process_end()
+        raise_if_stopped(result)
+        outcome, reason = outcome_of(result)
+        seconds = self._runs.clock_s() - began_s
+        self._write(self._trial(number, result.run_id, outcome=outcome, reason=reason, seconds=seconds))
 
     def _take_cold_run(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in a cold run."""
@@ -190,99 +202,64 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             plan = self._plan_of(number, under_memory_limit=True, steps=LIMIT_STEPS, timing_warmup=1)
         else:
             # Losses compare after equally many steps.
-            cold_runs = (line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT)
-            first_run = next(cold_runs, None)
-            first = None if first_run is None else read_run_file(self._home.directory(first_run.run_id))
-            steps = UNTIMED_COLD_STEPS + decision.step_rule.max_steps
-            if first is not None and isinstance(first.knobs.get("steps"), int):
-                steps = int(first.knobs["steps"])
+            earlier = (line for line in self._lines if isinstance(line, ColdRun) and line.role != UNDER_LIMIT)
+            first = next((read_run_file(self._home.directory(run.run_id)) for run in earlier), None)
+            steps = None if first is None else first.knobs.get("steps")
+            if not isinstance(steps, int):
+                steps = UNTIMED_COLD_STEPS + decision.step_rule.max_steps
             plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
         directory = self._runs.start(plan, COLD)
-        launch_line = self._record_launch(directory, step.action, number, step.knob)
+        self._record_launch(directory, step.action, number, step.knob)
         result = self._runs.wait_for_end(directory)
-        knobs = self._space.candidates[number].knobs
-        self._write(with_usual_disturbance(cold_run_of(launch_line, directory, result, knobs), self._lines))
+        run = cold_run_of(step, self._space.candidates[number], directory, result)
+        self._write(with_usual_disturbance(run, self._lines))
 
-    def _record_failure(
-        self, number: int, reason: str, outcome: AttemptOutcome = "failed", run_id: str = "", seconds: float = 0.0
-    ) -> None:
-        """Record a trial without a step."""
-        trial = self._unmeasured_trial(number, run_id, warm=False)
-        self._write(msgspec.structs.replace(trial, outcome=outcome, reason=reason, seconds=seconds))
-
-    def _unmeasured_trial(self, number: int, run_id: str, *, warm: bool, repeats: bool = False) -> Trial:
-        samples_per_step = self._space.candidates[number].samples_per_step
-        fields: dict[str, Any] = {"outcome": "measured", "seconds": 0.0, "samples_per_step": samples_per_step}
-        return Trial(candidate_number=number, run_id=run_id, warm=warm, repeats=repeats, **fields)
-
-    def _state(self) -> BestState:
-        warm_run_id = None if self._runs.process is None else self._runs.process.directory.name
-        return BestState(self._lines, worked_seconds(self._lines), warm_run_id)
-
-    def _predict_candidates(self, survey: ModelSurvey) -> None:
-        """Trace and predict while the baseline's process starts, then write the candidates.
-
-        They come before the first trial, but after the record of a baseline's process that ended while it started.
-        """
-        cancelled = threading.Event()
-        with ThreadPoolExecutor(1) as pool:
-            prediction = pool.submit(survey.predict_candidates, self._question, cancelled)
-            try:
-                self._process_for(self._space.baseline_number)
-                wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
-            finally:
-                cancelled.set()
-        self._space = prediction.result()
-        self._write(self._space)
-
-    def _try_warm(self, survey: ModelSurvey, decision: BestDecision, number: int) -> None:
+    def _try_warm(self, decision: BestDecision, number: int) -> None:
         """Measure a candidate in the warm process of its process knobs, or in a new one."""
         if decision.needs_new_process:
             self._runs.end_process()
         process = self._process_for(number)
         if process is None:
             return
-        candidate = self._space.candidates[number]
+        candidate, run_id = self._space.candidates[number], process.directory.name
         began_s = self._runs.clock_s()
-        run_id = process.directory.name
         is_warm = any(isinstance(line, Trial) and line.run_id == run_id for line in self._lines)
         trial = take_trial(
             process,
-            self._unmeasured_trial(number, run_id, warm=is_warm, repeats=decision.step.repeats),
+            self._trial(number, run_id, warm=is_warm, repeats=decision.step.repeats),
             {name: value for name, value in candidate.knobs.items() if name not in candidate.process_knobs},
             decision.step_rule,
             uuids=self._process_uuids,
             needs_energy=self._question.objective == "samples_per_joule",
         )
         if trial is None:
-            self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
+            self._record_end(number, began_s)
             return
         self._write(with_usual_disturbance(trial, self._lines))
         if trial.step_ms:  # the setting took a step, with which its FLOPs are recorded
-            self._add_flops_bounds(survey, process)
+            self._add_flops_bounds(process)
         if process.ended_by_error:
             self._runs.wait_for_process_end()
-        elif not takes_warm_trials(candidate_spec(survey.spec, candidate.knobs).knobs):
+        elif not takes_warm_trials(self._best_plan.survey.run_of(candidate.knobs).knobs):
             self._runs.end_process()
 
-    def _add_flops_bounds(self, survey: ModelSurvey, process: WarmProcess) -> None:
+    def _add_flops_bounds(self, process: WarmProcess) -> None:
         """Add the bounds by FLOPs to the candidates, once a process has counted the FLOPs of a tried one."""
         if any(candidate.least_s_per_sample for candidate in self._space.candidates):
             return
-        plan = survey.plan
-        ceiling = calibration.read(self._home).get(next(iter(plan.device_names), "") or cpu_name())
+        names = self._best_plan.plan.device_names
+        ceiling = calibration.read(self._home).get(next(iter(names), "") or cpu_name())
         lines = read_worker_lines(process.directory).get(0, [])
-        counted = (line.model_flops_per_sample for line in reversed(lines) if isinstance(line, ActualLine))
-        flops = next(filter(None, counted), None)
-        if ceiling is not None and not ceiling.disturbed and flops is not None:
-            self._space = with_bounds(self._space, survey, flops, ceiling)
+        flops = [line.model_flops_per_sample for line in lines if isinstance(line, ActualLine)]
+        if ceiling is not None and not ceiling.disturbed and (newest_flops := next(filter(None, flops[::-1]), None)):
+            self._space = self._best_plan.with_bounds(self._space, newest_flops, ceiling)
             self._write(self._space)
 
     def _process_for(self, number: int) -> WarmProcess | None:
         """Return the warm process for a candidate, if need be a new one; None if that ended before it was ready."""
-        candidate = self._space.candidates[number]
-        if self._runs.process is not None and self._process_knobs == candidate.process_knobs:
+        process_knobs = self._space.candidates[number].process_knobs
+        if self._runs.process is not None and self._process_knobs == process_knobs:
             return self._runs.process
         self._runs.end_process()
         began_s = self._runs.clock_s()
@@ -291,26 +268,18 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             return None
         process = self._runs.start_process(plan, TRIAL)
         self._record_launch(process.directory, TRIAL, number)
-        self._process_knobs, self._process_uuids = candidate.process_knobs, plan.device_uuids
+        self._process_knobs, self._process_uuids = process_knobs, plan.device_uuids
         if process.ready() is None:
-            self._record_end(number, self._runs.wait_for_process_end(), self._runs.clock_s() - began_s)
+            self._record_end(number, began_s)
             return None
         start_s = self._runs.clock_s() - began_s
-        self._write(ProcessReady(run_id=process.directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
+        self._write(ProcessReady(run_id=process.directory.name, process_knobs=process_knobs, start_s=start_s))
         return process
 
-    def _record_end(self, number: int, result: Result, seconds: float) -> None:
-        """Record a trial whose process ended without an answer."""
-        raise_if_stopped(result)
-        outcome, reason = outcome_of(result)
-        self._record_failure(number, reason, outcome, result.run_id, seconds)
-
-    def _try_script(self, survey: ScriptSurvey, decision: BestDecision, number: int) -> None:
+    def _try_script(self, rule: StepRule, number: int) -> None:
         """Measure a candidate in its own run. The noise so far decides the steps."""
-        candidate, rule = self._space.candidates[number], decision.step_rule
-        began_s = self._runs.clock_s()
-        deviation = self._state().measured.step_deviation
-        steps = UNTIMED_TRIAL_STEPS + steps_for(deviation, rule.standard_error, rule.min_steps, rule.max_steps)
+        candidate, began_s = self._space.candidates[number], self._runs.clock_s()
+        steps = UNTIMED_TRIAL_STEPS + rule.steps_at(self._state().measured.step_deviation)
         plan = self._plan_trial_or_record(number, steps=steps, timing_warmup=UNTIMED_TRIAL_STEPS)
         if plan is None:
             return
@@ -320,16 +289,17 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         start_s = read_start_s(directory)
         seconds = max(0.0, self._runs.clock_s() - began_s - start_s)
         trial = with_usual_disturbance(trial_of_run(number, candidate, directory, result, seconds), self._lines)
-        # The first measured trial shows the samples of a step: a script may accumulate by itself. Others must match.
-        is_first = not any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines)
-        if not is_first:
-            trial = with_checked_samples(trial, candidate)
         if trial.step_ms:
             self._write(ProcessReady(run_id=directory.name, process_knobs=candidate.process_knobs, start_s=start_s))
-        seen_samples = trial.samples_per_step if is_first and trial.outcome == "measured" else 0
-        if seen_samples not in (0, candidate.samples_per_step):
-            self._space = survey.with_seen_samples(self._space, trial)
-            self._write(self._space)
+        if trial.outcome in ("measured", "void") and trial.samples_per_step != candidate.samples_per_step:
+            # The first measured trial shows the samples of a step: a script may accumulate by itself. Others must
+            # match: often nothing else shows the value of a script's own flag.
+            if any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines):
+                text = f"samples a step: {trial.samples_per_step} ran, {candidate.samples_per_step} were asked for"
+                trial = msgspec.structs.replace(trial, outcome="incompatible", reason=text)
+            elif trial.outcome == "measured" and trial.samples_per_step:
+                self._space = with_seen_samples(self._space, trial)
+                self._write(self._space)
         self._write(trial)
 
 
@@ -366,18 +336,17 @@ def take_trial(
     `needs_energy` adds steps until the energy counters were read twice. A trial that other processes or heat disturb is
     void, and one that ran other settings has failed.
     """
-    began_s, cpu = time.monotonic(), CpuWindow()
+    began_s, cpu, others_cores = time.monotonic(), CpuWindow(), None
     step_ms: list[float] = []
     losses: list[float | None] = []
-    found: list[Doubt] = []
     outcome: AttemptOutcome = "measured"
     reason, peak_bytes, begin_ns, end_ns = "", None, 0, 0
-    count, is_continued = rule.min_steps, False
+    count = rule.min_steps
     while count:
-        replies = process.trial(knobs, UNTIMED_TRIAL_STEPS, count, more=is_continued)
+        replies = process.trial(knobs, UNTIMED_TRIAL_STEPS, count, more=end_ns > 0)
         if replies is None:
             return None
-        lines, is_continued = [*replies.values()], True
+        lines = [*replies.values()]
         failed = next((line for line in lines if line.outcome != "measured"), None)
         if failed is not None:
             message = failed.message or ""
@@ -387,9 +356,8 @@ def take_trial(
         step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
         losses += lines[0].losses
         peak_bytes = highest((peak_bytes, *(line.peak_allocated_bytes for line in lines)))
-        end_ns = max(line.t_ns for line in lines)
+        end_ns, others_cores = max(line.t_ns for line in lines), cpu.others_cores()
         begin_ns = begin_ns or round(end_ns - sum(lines[0].step_ms) * 1e6)
-        found = cpu_doubts(cpu)
         judgement = rule.judge(step_ms)
         count = 0
         if judgement == "slow":
@@ -400,25 +368,50 @@ def take_trial(
         elif needs_energy and (missing_s := ENERGY_SAMPLED_S - (end_ns - begin_ns) / 1e9) > 0:
             # In one order: between two orders the GPU waits, and that energy would count.
             count = max(rule.min_steps, math.ceil(1000 * missing_s / statistics.median(step_ms)))
-    gpus, gpu_doubts = gpu_conditions(process.directory, uuids, begin_ns, end_ns)
-    found += gpu_doubts
+    devices, found = trial_conditions(process.directory, uuids, Window(begin_ns, end_ns), others_cores)
     if outcome in TIMED_OUTCOMES:
         difference = override_reason(process.directory, knobs)
         if difference is not None:
             outcome, reason = "failed", difference
-        elif found:
-            outcome, reason = "void", "; ".join(filter(None, (reason, void_reason(found))))
+        elif disturbance := void_reason(found):
+            outcome, reason = "void", "; ".join(filter(None, (reason, disturbance)))
     return msgspec.structs.replace(
         trial,
         outcome=outcome,
         reason=reason,
         step_ms=step_ms,
         losses=losses,
-        joules=joules_of(gpus),
+        joules=total_joules(devices),
         peak_allocated_bytes=peak_bytes,
         doubts=found,
         seconds=time.monotonic() - began_s,
     )
+
+
+def trial_conditions(
+    directory: Path, uuids: Sequence[str], window: Window, others_cores: float | None = None
+) -> tuple[list[DeviceConditions], list[Doubt]]:
+    """Return the conditions of a run's GPUs in a window, none on a CPU, and the doubts about what was measured in it.
+
+    `others_cores` are the cores that other processes kept busy; None if unknown.
+    """
+    devices: list[DeviceConditions] = []
+    foreign: list[ForeignProcess] = []
+    records = read_records(directory) if uuids else None
+    if records is not None and records.run is not None:
+        devices = join_of(records.device_samples, list(uuids)).conditions_between(window.begin_ns, window.end_ns)
+        # Before the first sample any watched GPU may be one of these.
+        indexes = {sample.index for uuid in uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
+        foreign = foreign_processes(records.run, records.events, window)
+        foreign = [process for process in foreign if process.device in indexes or not indexes]
+    others_percent = None if others_cores is None else 100 * others_cores / len(os.sched_getaffinity(0))
+    result = Result(
+        run_id=directory.name,
+        state="finished",
+        throttle=window_throttle(devices, window, None),
+        conditions=RunConditions(foreign_processes=foreign, others_cpu_percent=others_percent),
+    )
+    return devices, doubts(result)
 
 
 def override_reason(directory: Path, knobs: KnobValues) -> str | None:
@@ -458,20 +451,21 @@ def trial_of_run(number: int, candidate: Candidate, directory: Path, result: Res
     )
 
 
-def cold_run_of(launch_line: BestLaunched, directory: Path, result: Result, knobs: Collection[str]) -> ColdRun:
-    """Return the line of an ended cold run of a candidate with these knobs.
+def cold_run_of(step: BestStep, candidate: Candidate, directory: Path, result: Result) -> ColdRun:
+    """Return the line of an ended cold run of the candidate of a step.
 
     Losses compare after equally many steps and on the same samples: a run under memory_limit and a script have none.
     """
+    assert step.candidate_number is not None
     rate = result.throughput.samples_per_s
     joules_per_sample = result.energy.joules_per_sample
-    fields = _fields_of_run(result, knobs)
+    fields = _fields_of_run(result, candidate.knobs)
     has_rate = fields["outcome"] in ("measured", "void")
-    has_losses = result.script is None and launch_line.role != UNDER_LIMIT
+    has_losses = result.script is None and step.action != UNDER_LIMIT
     return ColdRun(
-        candidate_number=launch_line.candidate_number,
-        role=launch_line.role,
-        knob=launch_line.knob,
+        candidate_number=step.candidate_number,
+        role=step.action,
+        knob=step.knob,
         samples_per_s=rate.typical if has_rate else None,
         mad=rate.mad if has_rate else None,
         samples_per_joule=1 / joules_per_sample if joules_per_sample else None,
@@ -496,24 +490,13 @@ def _fields_of_run(result: Result, knobs: Collection[str]) -> dict[str, Any]:
     }
 
 
-def with_checked_samples(trial: Trial, candidate: Candidate) -> Trial:
-    """Return the trial, incompatible if its steps took other than the candidate's samples.
-
-    Often nothing else shows the value of a script's own flag.
-    """
-    if trial.outcome not in ("measured", "void") or trial.samples_per_step == candidate.samples_per_step:
-        return trial
-    reason = f"samples a step: {trial.samples_per_step} ran, {candidate.samples_per_step} were asked for"
-    return msgspec.structs.replace(trial, outcome="incompatible", reason=reason)
-
-
 def outcome_of(result: Result, knobs: Collection[str] = ()) -> tuple[AttemptOutcome, str]:
     """Return the outcome of an ended run and its reason.
 
     A run is incompatible when its script overrode one of these knobs, and void when other processes or heat disturb it.
     """
     if result.state == "oom":
-        return "oom", oom_reason_of(result)
+        return "oom", oom_reason(result.reason, None if result.oom is None else result.oom.missing_bytes)
     if result.state == "lost":
         return "void", f"lost: {result.reason}"
     if result.state != "finished" or result.throughput.samples_per_s.typical is None:
@@ -526,55 +509,6 @@ def outcome_of(result: Result, knobs: Collection[str] = ()) -> tuple[AttemptOutc
         return "incompatible", overridden
     reason = void_reason(doubts(result))
     return "void" if reason else "measured", reason
-
-
-def oom_reason_of(result: Result) -> str:
-    """Return why a run ran out of memory, by its explanation."""
-    return oom_reason(result.reason, None if result.oom is None else result.oom.missing_bytes)
-
-
-def gpu_conditions(
-    directory: Path, uuids: Sequence[str], begin_ns: int, end_ns: int
-) -> tuple[list[DeviceConditions], list[Doubt]]:
-    """Return the conditions of a run's GPUs between two moments (CLOCK_MONOTONIC), and the doubts; empty on a CPU."""
-    records = read_records(directory) if uuids else None
-    if records is None or records.run is None:
-        return [], []
-    devices = join_of(records.device_samples, list(uuids)).conditions_between(begin_ns, end_ns)
-    found = throttled_doubts(devices, begin_ns, end_ns)
-    foreign = foreign_processes(records.run, records.events, Window(begin_ns, end_ns))
-    # Before the first sample any watched GPU may be one of these.
-    indexes = {sample.index for uuid in uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
-    if others := sum(process.device in indexes or not indexes for process in foreign):
-        text = f"shared its device with {counted(others, 'other process', 'other processes')}"
-        found.append(Doubt(kind="shared_gpu", text=text))
-    return devices, found
-
-
-def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
-    """Return the energy summed over the GPUs; None without a GPU, or if a GPU has no figure."""
-    joules = [device.energy_joules for device in devices if device.energy_joules is not None]
-    return sum(joules) if joules and len(joules) == len(devices) else None
-
-
-def cpu_doubts(window: CpuWindow) -> list[Doubt]:
-    """Return the share of the CPU that other processes took in this window; empty if small or unknown."""
-    cores = window.others_cores()
-    percent = 0.0 if cores is None else 100 * cores / len(os.sched_getaffinity(0))
-    if percent < OTHERS_CPU_PERCENT:
-        return []
-    return [Doubt(kind="other_processes", text=f"other processes took {percent:.0f} % of the CPU")]
-
-
-def throttled_doubts(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> list[Doubt]:
-    """Return each GPU that was throttled for too much of the time, with the cause."""
-    found = []
-    for device, (cause, kind) in itertools.product(devices, THROTTLING_KINDS.items()):
-        share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
-        if share >= DOUBTFUL_THROTTLED_SHARE:
-            text = f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
-            found.append(Doubt(kind=kind, text=text))
-    return found
 
 
 def void_reason(found: Collection[Doubt]) -> str:

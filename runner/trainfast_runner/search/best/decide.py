@@ -11,29 +11,19 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from trainfast_runner.errors import lowest
 from trainfast_runner.results.distributions import NORMAL_95, student_95
-from trainfast_runner.search.best.person_instructions import excluded_by_instructions
-from trainfast_runner.search.best.question import (
-    ENOUGH_ERROR,
-    MAX_TIMED_STEPS,
-    MIN_TIMED_STEPS,
-    TOO_LARGE,
-    UNTIMED_TRIAL_STEPS,
-    StepRule,
-    changes_training,
-    log_objective,
-    oom_verdict,
-)
+from trainfast_runner.search.best.question import TOO_LARGE, changes_training, oom_verdict
 from trainfast_runner.search.best_journal import (
     CONFIRM,
     RACE,
@@ -46,7 +36,6 @@ from trainfast_runner.search.best_journal import (
     BestLaunched,
     BestLine,
     BestStep,
-    Candidate,
     CandidateVerdict,
     ColdRole,
     ColdRun,
@@ -55,14 +44,16 @@ from trainfast_runner.search.best_journal import (
     Trial,
 )
 from trainfast_runner.search.effects import (
+    MIN_TIMED_STEPS,
+    UNTIMED_TRIAL_STEPS,
     Array,
     Levels,
+    Measurements,
     Posterior,
     ProcessStarts,
+    StepRule,
     log_rate,
-    measurements,
     reference_of,
-    steps_for,
 )
 from trainfast_runner.search.journal import EndState
 from trainfast_runner.search.searches import BATCH_KNOBS, KnobsKey, knobs_key, value_text
@@ -76,8 +67,6 @@ HOPELESS_SHARE = 0.7
 """Chosen, not measured: a trial ends early when its best step is below this share of the leader's pace."""
 LIKELY_CHANCE = 0.05
 """Trials continue while some candidate has this chance of being 2 % better than the leader."""
-COUNTED_CHANCE = 0.01
-"""Chosen, not measured: the outlook leaves out candidates with a smaller chance."""
 MAX_VOID_ATTEMPTS = 3
 """A candidate with this many void trials or runs is given up."""
 MAX_VOID_COLD_RUNS = 2 * MAX_VOID_ATTEMPTS
@@ -86,10 +75,8 @@ MAX_BEFORE_TURN_BACK = 12
 """From this number of counted cold runs on no knob is turned back."""
 PRIOR_RUNS = 4
 """The noise of the trials counts as this many repeated runs."""
-COLD_ERROR = 0.007
-"""Chosen, not measured: wanted standard error of a cold run's median, as a share of the median."""
-MIN_COLD_STEPS, MAX_COLD_STEPS = 8, 60
-"""Chosen, not measured: timed steps of a cold run, at least and at most."""
+COLD_RULE = StepRule(min_steps=8, max_steps=60, standard_error=0.007)
+"""Chosen, not measured: the timed steps of a cold run, and the wanted standard error of their median."""
 CONFIRMING_RUNS = 4
 """Cold runs that confirm an answer: the winner and the baseline, A B B A."""
 CONFIRMING_SHARE = 0.5
@@ -119,6 +106,7 @@ SPEED_ROLES: tuple[ColdRole, ...] = (RACE, CONFIRM, TURN_BACK)
 """Roles of the cold runs that measure a speed: the real memory_limit slows every step of a CPU run."""
 COLD_ROLES: tuple[ColdRole, ...] = (*SPEED_ROLES, UNDER_LIMIT)
 """Roles of all cold runs."""
+BoolArray = NDArray[np.bool_]
 _erfc = np.vectorize(math.erfc, otypes=[float])
 
 
@@ -136,28 +124,27 @@ class BestDecision:
 
 
 def decide(state: BestState) -> BestDecision:
-    """Return the next step, with the leader's figures, and the chance and the price of finding more."""
+    """Return the next step, with the leader's figures, and the chance and the price of the most promising trial."""
     cold, decision = state.cold, None
     if state.leader_number is None or not cold.has_begun:
         decision = _first_trial(state) or _largest_batch_trial(state) or _most_promising_trial(state)
     if decision is None and (step := next_cold_run(cold)) is not None:
-        decision = BestDecision(step, step_rule=StepRule(cold.steps, cold.steps, COLD_ERROR))
+        decision = BestDecision(step, step_rule=replace(COLD_RULE, min_steps=cold.steps, max_steps=cold.steps))
     if decision is None:
         decision = _end("answered", _trials_end_reason(state) or "the runs that confirm had begun")
     decision = _repeat_before_leaving(state, decision)
-    number = state.leader_number
+    number, next_number = state.leader_number, state.next_number
     if number is None:
         return decision
     rate, half_width = float(state.posterior.mean[number]), NORMAL_95 * math.sqrt(state.posterior.variance[number])
-    chance, price_s = state.prospects.outlook
     step = msgspec.structs.replace(
         decision.step,
         leader_number=number,
         rate=math.exp(rate),
         low=math.exp(rate - half_width),
         high=math.exp(rate + half_width),
-        chance=chance,
-        price_s=price_s,
+        chance=None if next_number is None else float(state.chances[next_number]),
+        price_s=None if next_number is None else float(state.costs_s[next_number]),
     )
     return replace(decision, step=step)
 
@@ -167,31 +154,17 @@ def _end(end_state: EndState, reason: str) -> BestDecision:
 
 
 def _trial_of(state: BestState, number: int, reason: str) -> BestDecision:
-    step_rule = StepRule(give_up_ms=_give_up_ms(state, number))
+    """Return the trial of a candidate, which ends early far below the leader's samples/s if these are the objective."""
+    give_up_ms = None
+    if state.leader_number is not None and state.question.objective == "samples_per_s":
+        least_rate = HOPELESS_SHARE * math.exp(state.posterior.mean[state.leader_number])
+        give_up_ms = 1000 * state.candidates[number].samples_per_step / least_rate
     step = BestStep(action="trial", why=reason, candidate_number=number)
-    return BestDecision(step, needs_new_process=not state.is_warm(number), step_rule=step_rule)
-
-
-def _give_up_ms(state: BestState, number: int) -> float | None:
-    """Return the step in ms that makes the objective of a candidate `HOPELESS_SHARE` of the leader's.
-
-    None without a leader, for joules, and if the start alone takes longer.
-    """
-    question, samples = state.question, state.candidates[number].samples_per_step
-    if state.leader_number is None or question.objective == "samples_per_joule":
-        return None
-    goal = HOPELESS_SHARE * math.exp(state.log_objectives[0][state.leader_number])
-    if question.objective == "time":
-        left_s = 1 / goal - state.start_s(number)
-        return 1000 * left_s / (question.for_steps or 1) if left_s > 0 else None
-    return 1000 * samples / goal
+    return BestDecision(step, not state.is_warm[number], StepRule(give_up_ms=give_up_ms))
 
 
 def _first_trial(state: BestState) -> BestDecision | None:
-    """Return the trial of the baseline, or of the smallest candidate if the baseline has no figure; None after these.
-
-    A baseline that a person left out is measured anyway.
-    """
+    """Return the trial of the baseline, or of the smallest candidate without a baseline figure; None after these."""
     baseline_number = state.space.baseline_number
     ruling = state.ruled_out.get(baseline_number)
     if baseline_number not in state.counted_trials:
@@ -203,8 +176,6 @@ def _first_trial(state: BestState) -> BestDecision | None:
     if state.leader_number is not None:
         return None
     if not state.remaining:
-        if state.excluded_by_instructions.keys() - state.ruled_out.keys():
-            return _end("failed", "your instructions leave no setting that can be measured")
         if {verdict.verdict for verdict in state.ruled_out.values()} <= {TOO_LARGE, "incompatible"}:
             return _end("nothing_fits", "no setting fits")
         return _end("failed", "no setting could be measured")
@@ -214,56 +185,53 @@ def _first_trial(state: BestState) -> BestDecision | None:
     def size(number: int) -> tuple[int, int]:
         return state.candidates[number].predicted_bytes or 0, state.candidates[number].batch_size
 
-    cause = state.excluded_by_instructions.get(baseline_number) if ruling is None else ruling.reason
-    reason = f"the baseline is left out ({cause}): the smallest setting first"
+    cause = "" if ruling is None else f" ({ruling.reason})"
+    reason = f"the baseline is left out{cause}: the smallest setting first"
     return _trial_of(state, min(state.remaining, key=size), reason)
 
 
 def _largest_batch_trial(state: BestState) -> BestDecision | None:
     """Return the trial of the largest batch that fits, as the second trial, in the baseline's process; else None."""
-    levels, number = state.posterior.levels, state.space.baseline_number
+    levels, number = state.levels, state.space.baseline_number
     if len(state.journal.trials) > 1 or "batch_size" not in levels.names:
         return None
     sizes = [levels.with_level(number, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
-    fitting = [other for other in sizes if other in state.prospects.affordable and state.is_warm(other)]
+    usable = state.is_affordable & state.is_warm
+    fitting = [other for other in sizes if other is not None and usable[other]]
     largest = max(fitting, key=lambda number: state.candidates[number].batch_size, default=number)
     return None if largest == number else _trial_of(state, largest, "the largest batch that fits")
 
 
 def _most_promising_trial(state: BestState) -> BestDecision | None:
     """Return the trial of the greatest expected improvement a second; None when the trials end."""
-    prospects = state.prospects
     if _trials_end_reason(state):
         return None
-    likely = [number for number in prospects.likely if number in prospects.affordable]
-    unseen = [number for number in prospects.unseen_values if number in prospects.affordable]
-    value = prospects.improvements_per_s.__getitem__
-    number = max(likely or unseen, key=value)
-    if not state.is_warm(number):
+    likely, unseen = state.is_likely & state.is_affordable, state.is_unseen & state.is_affordable
+    number = state.most_promising(likely if likely.any() else unseen)
+    if not state.is_warm[number] and (unseen & state.is_warm).any():
         # Trying a new value costs about a second in the warm process, and a process start once that has ended.
-        number = max(filter(state.is_warm, unseen), key=value, default=number)
-    if number in likely:
-        chance, gain = chance_text(prospects.chances[number]), 100 * math.expm1(prospects.gains.mean[number])
+        number = state.most_promising(unseen & state.is_warm)
+    if likely[number]:
+        chance, gain = chance_text(state.chances[number]), 100 * math.expm1(state.gains.mean[number])
         return _trial_of(state, number, f"{chance} chance of {WORTHWHILE_PERCENT} % more, expected {gain:+.1f} %")
-    return _trial_of(state, number, f"{', '.join(prospects.unseen_values[number])} was never run")
+    return _trial_of(state, number, f"{', '.join(state.unseen_values(number))} was never run")
 
 
 def _trials_end_reason(state: BestState) -> str | None:
-    """Return the reason that the trials end, with the chance and price of going on; None if they do not."""
-    prospects = state.prospects
-    if not prospects.likely and not prospects.unseen_values:
+    """Return the reason that the trials end, with the next one's name, price and chance; None if they do not."""
+    number = state.next_number
+    if number is None:
         likely = f"a chance above {100 * LIKELY_CHANCE:.0f} % of being {WORTHWHILE_PERCENT} % better"
         return f"no setting left has {likely}, and every value was run"
-    if not prospects.is_budget_spent:
+    if not state.is_budget_spent:
         return None
-    chance, price_s = prospects.outlook
-    if round(100 * chance) > 0:
-        found = f"chance of finding a setting that is {WORTHWHILE_PERCENT} % better {chance_text(chance)}"
-        price_text = f"{duration(price_s)} more: {found}"
+    overridden = state.overridden_values(number, state.leader_number or 0)
+    going_on = f"next: {', '.join(overridden)}, about {duration(float(state.costs_s[number]))}"
+    if state.is_likely[number]:
+        going_on += f", {chance_text(state.chances[number])} chance of {WORTHWHILE_PERCENT} % or more"
     else:
-        values = dict.fromkeys(itertools.chain(*prospects.unseen_values.values()))
-        price_text = f"never run: {', '.join(values)}"
-    return f"the budget of {duration(state.question.budget_s)} pays for no further trial; {price_text}"
+        going_on += f", as {', '.join(state.unseen_values(number))} was never run"
+    return f"the budget of {duration(state.question.budget_s)} pays for no further trial; {going_on}"
 
 
 def _repeat_before_leaving(state: BestState, decision: BestDecision) -> BestDecision:
@@ -285,69 +253,58 @@ def next_cold_run(cold: ColdRuns) -> BestStep | None:
     """Return the next cold run; None when the answer is confirmed, or after too many void runs."""
     if sum(run.outcome == "void" for run in cold.state.journal.cold_runs) >= MAX_VOID_COLD_RUNS:
         return None
+    done = Counter((run.candidate_number, run.role) for run in cold.counted)
+    for step in _cold_runs(cold, done.copy()):
+        key = step.candidate_number or 0, step.action
+        if not done[key]:
+            return step
+        done[key] -= 1
+    return None
+
+
+def _cold_runs(cold: ColdRuns, done: Counter[tuple[int, str]]) -> Iterator[BestStep]:
+    """Yield every cold run that the state calls for in its order, those that were `done` among them."""
+    state, baseline_number, finalists = cold.state, cold.baseline_number, cold.finalists
+
+    def run(number: int, role: ColdRole, reason: str, knob: str | None = None) -> BestStep:
+        return BestStep(action=role, why=reason, candidate_number=number, knob=knob)
+
+    def limited(number: int) -> list[BestStep]:
+        """Return a candidate's run under memory_limit, which no trial of a preset is under; empty if it needs none."""
+        is_needed = not state.question.is_script and state.question.limits_bytes and not done[number, UNDER_LIMIT]
+        return [run(number, UNDER_LIMIT, "the best setting, under memory_limit")] if is_needed else []
+
     # The leader runs under the limit before the race: without it trials may go on.
-    return (
-        _under_limit(cold, cold.finalists[0])
-        or _race(cold)
-        or _under_limit(cold, cold.winner_number)
-        or _confirm(cold)
-        or _under_limit(cold, cold.answer_number)
-        or _turn_back(cold)
-    )
-
-
-def _under_limit(cold: ColdRuns, number: int) -> BestStep | None:
-    """Return a candidate's run under memory_limit, which no trial of a preset is under; None if it needs none."""
-    question = cold.state.question
-    if question.is_script or not question.limits_bytes or cold.count(number, UNDER_LIMIT):
-        return None
-    return BestStep(action=UNDER_LIMIT, why="the best setting, under memory_limit", candidate_number=number)
-
-
-def _race(cold: ColdRuns) -> BestStep | None:
-    """Return the next run of the race, A B B A; None when the race is decided."""
-    if len(cold.finalists) < 2 or any(run.role == CONFIRM for run in cold.state.journal.cold_runs):
-        return None
-    for turn, order in ((1, cold.finalists), (2, [*reversed(cold.contenders)])):
-        missing_numbers = [number for number in order if cold.count(number, RACE) < turn]
-        is_begun = len(missing_numbers) < len(order)
-        if len(order) < 2 or (not is_begun and not cold.are_affordable(missing_numbers)):
-            return None
-        if missing_numbers:
-            reason = f"one of {len(cold.finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
-            return BestStep(action=RACE, why=reason, candidate_number=missing_numbers[0])
-    return None
-
-
-def _confirm(cold: ColdRuns) -> BestStep | None:
-    """Return the next run of winner, baseline, baseline, winner; None when both have two runs."""
-    winner_number, baseline_number = cold.winner_number, cold.baseline_number
+    yield from limited(finalists[0])
+    raced = f"one of {len(finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
+    for turn, order in ((1, finalists), (2, cold.contenders[::-1])):
+        # A, B, then B, A; a turn that the budget does not pay for is not begun.
+        is_begun = any(done[number, RACE] >= turn for number in order)
+        if len(order) < 2 or not (is_begun or cold.are_affordable(order)):
+            break
+        yield from (run(number, RACE, raced) for number in order)
+    winner_number = cold.winner_number
+    yield from limited(winner_number)
     order = [winner_number, baseline_number, baseline_number, winner_number]
-    if winner_number == baseline_number or baseline_number in cold.state.ruled_out:
+    if winner_number == baseline_number or baseline_number in state.ruled_out:
         order = [winner_number, winner_number]
-    if all(cold.count(number, RACE) >= 2 for number in order):
-        return None
-    for index, number in enumerate(order):
-        if cold.count(number, CONFIRM) < order[: index + 1].count(number):
+    if any(done[number, RACE] < 2 for number in order):
+        for number in order:
             role = "baseline" if number == baseline_number else "winner"
-            return BestStep(action=CONFIRM, why=f"the {role} in a fresh process", candidate_number=number)
-    return None
-
-
-def _turn_back(cold: ColdRuns) -> BestStep | None:
-    """Return the run of the answer with one knob turned back, greatest gain first; None if runs or budget are spent."""
-    state, levels = cold.state, cold.state.posterior.levels
-    overridden = cold.overridden_levels(cold.answer_number)
+            yield run(number, CONFIRM, f"the {role} in a fresh process")
+    answer_number = cold.answer_number
+    yield from limited(answer_number)
+    overridden = cold.overridden_levels(answer_number)
     if len(overridden) < 2 or len(cold.counted) >= MAX_BEFORE_TURN_BACK:
-        return None
-    turned_back = {levels.with_level(cold.answer_number, knob, base): knob for knob, base in overridden.items()}
+        return
+    # Each knob turned back alone, greatest gain first.
+    turned_back = {state.levels.with_level(answer_number, knob, base): knob for knob, base in overridden.items()}
     remaining = [number for number in state.remaining if number in turned_back]
     for number in sorted(remaining, key=state.log_objectives[0].__getitem__):
-        if not cold.count(number, *COLD_ROLES) and cold.are_affordable([number]):
+        if not any(done[number, role] for role in COLD_ROLES) and cold.are_affordable([number]):
             knob = turned_back[number]
             reason = f"the winner with {knob} turned back to the baseline's value, to measure the gain of {knob}"
-            return BestStep(action=TURN_BACK, why=reason, candidate_number=number, knob=knob)
-    return None
+            yield run(number, TURN_BACK, reason, knob)
 
 
 class LogGains(NamedTuple):
@@ -374,22 +331,33 @@ class BestState:
         question, space = self.journal.question, self.journal.space
         assert question is not None, "a journal begins with its question"
         assert space is not None, "the candidates are listed before the first decision"
-        self.question, self.space, self.candidates = question, space, space.candidates
-        self.spent_s = spent_s
+        self.question, self.space, self.candidates, self.spent_s = question, space, space.candidates, spent_s
         # Void trials are repeated while the trials have time.
-        can_repeat = spent_s < (1 - CONFIRMING_SHARE) * question.budget_s
-        self.measured = measurements(lines, can_repeat=can_repeat)
-        if warm_run_id in self.measured.void_processes:
-            warm_run_id = None
-        self.starts = ProcessStarts(lines)
-        levels, self.process_keys = _layout_of(space)
-        self.posterior = Posterior(levels, self.measured, per_joule=question.objective == "samples_per_joule")
+        self.measured = Measurements(lines, can_repeat=spent_s < (1 - CONFIRMING_SHARE) * question.budget_s)
+        self.counted_trials: dict[int, list[Trial]] = defaultdict(list)
+        """The trials that count, by candidate."""
+        for trial in self.measured.trials:
+            self.counted_trials[trial.candidate_number].append(trial)
+        self.levels, keys, self.processes = _layout_of(space)
+        """`processes` has the number of each candidate's process, an index into `keys`."""
+        self.posterior = Posterior(self.levels, self.measured, per_joule=question.objective == "samples_per_joule")
+        starts = ProcessStarts(lines)
+        self.switch_s = starts.switch_s
+        self.starts_s = np.array([starts.seconds(key) for key in keys])[self.processes]
+        """The expected seconds until a process of each candidate takes its first timed step."""
+        warm_run_id = None if warm_run_id in self.measured.void_processes else warm_run_id
         self.warm_trials = [trial for trial in self.journal.trials if trial.run_id == warm_run_id]
-        self.warm_process_key = next(
-            (knobs_key(line.process_knobs) for line in self.journal.all_of(ProcessReady) if line.run_id == warm_run_id),
-            None,
-        )
-        self.log_gains = cache(self._log_gains)
+        ready = [line.process_knobs for line in self.journal.all_of(ProcessReady) if line.run_id == warm_run_id]
+        is_warm = [bool(ready) and key == knobs_key(ready[0]) for key in keys]
+        self.is_warm: BoolArray = np.array(is_warm)[self.processes]
+        """True for each candidate that the warm process can try."""
+        self._samples = np.array([candidate.samples_per_step for candidate in self.candidates], dtype=float)
+
+    def _mask(self, numbers: Iterable[int]) -> BoolArray:
+        """Return True for these candidates."""
+        mask = np.zeros(len(self.candidates), dtype=bool)
+        mask[[*numbers]] = True
+        return mask
 
     @cached_property
     def cold(self) -> ColdRuns:
@@ -397,36 +365,17 @@ class BestState:
         return ColdRuns(self)
 
     @cached_property
-    def prospects(self) -> Prospects:
-        """The expected improvements."""
-        return Prospects(self)
-
-    @cached_property
-    def counted_trials(self) -> dict[int, list[Trial]]:
-        """The trials that count, by candidate."""
-        by_candidate: dict[int, list[Trial]] = defaultdict(list)
-        for trial in self.measured.trials:
-            by_candidate[trial.candidate_number].append(trial)
-        return dict(by_candidate)
-
-    @cached_property
     def ruled_out(self) -> dict[int, CandidateVerdict]:
         """The candidates that can no longer be the answer, by number, with their first verdicts."""
         verdicts: dict[int, CandidateVerdict] = {}
-        for verdict in _rulings(self.space, self.journal.attempts, self.posterior.levels):
+        for verdict in _rulings(self.space, self.journal, self.levels):
             verdicts.setdefault(verdict.candidate_number, verdict)
         return verdicts
 
     @cached_property
-    def excluded_by_instructions(self) -> dict[int, str]:
-        """The candidates that a person left out, by number, with the instruction; the baseline is measured anyway."""
-        return excluded_by_instructions(self.candidates, self.journal.instructions)
-
-    @cached_property
     def remaining(self) -> list[int]:
         """Numbers of the candidates that may still be the answer."""
-        out = self.ruled_out.keys() | self.excluded_by_instructions.keys()
-        return [number for number in range(len(self.candidates)) if number not in out]
+        return [number for number in range(len(self.candidates)) if number not in self.ruled_out]
 
     @cached_property
     def leader_number(self) -> int | None:
@@ -440,20 +389,31 @@ class BestState:
 
         For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
         """
-        log_rates, question = self.posterior.mean, self.question
-        if question.objective != "time":
-            return log_rates, np.ones_like(log_rates)
-        start_s = np.array([self.starts.seconds(key) for key in self.process_keys])
-        work_s = (question.for_steps or 1) * self._samples / np.exp(log_rates)
-        return -np.log(start_s + work_s), work_s / (start_s + work_s)
+        if self.question.objective != "time":
+            return self.posterior.mean, np.ones_like(self.posterior.mean)
+        work_s = (self.question.for_steps or 1) * self._samples / np.exp(self.posterior.mean)
+        return -np.log(self.starts_s + work_s), work_s / (self.starts_s + work_s)
 
-    def _log_gains(self, other_number: int) -> LogGains:
+    def log_gains(self, other_number: int) -> LogGains:
         """Return the ln of each candidate's objective over another's by the effects model."""
         values, slopes = self.log_objectives
         variances, covariances = self.posterior.variance, self.posterior.covariances(other_number)
         slope = slopes[other_number]
         variance = slopes**2 * variances + slope**2 * variances[other_number] - 2 * slopes * slope * covariances
         return LogGains(values - values[other_number], np.sqrt(np.maximum(variance, MIN_GAIN_VARIANCE)))
+
+    @cached_property
+    def gains(self) -> LogGains:
+        """The gain of each candidate over the leader."""
+        assert self.leader_number is not None
+        return self.log_gains(self.leader_number)
+
+    @cached_property
+    def chances(self) -> Array:
+        """The probability that each candidate is 2 % better than the leader; 0 for all without a leader."""
+        if self.leader_number is None:
+            return np.zeros(len(self.candidates))
+        return self.gains.chance_above(WORTHWHILE_LOG_GAIN)
 
     @cached_property
     def bound_numbers(self) -> frozenset[int]:
@@ -465,8 +425,66 @@ class BestState:
             number
             for number, candidate in enumerate(self.candidates)
             if (least_s := candidate.least_s_per_sample)
-            and log_objective(self.question, candidate, 1 / least_s, self.start_s(number)) < leader_value
+            and self.question.log_objective(candidate, 1 / least_s, float(self.starts_s[number])) < leader_value
         )
+
+    @cached_property
+    def is_open(self) -> BoolArray:
+        """Untried candidates that a trial could make the leader; the race, not a second trial, separates equals."""
+        return self._mask(self.remaining) & ~self._mask(self.counted_trials) & ~self._mask(self.bound_numbers)
+
+    @cached_property
+    def is_likely(self) -> BoolArray:
+        """Open candidates that are likely enough to be 2 % better than the leader."""
+        return self.is_open & (self.chances > LIKELY_CHANCE)
+
+    @cached_property
+    def _unseen_levels(self) -> BoolArray:
+        """For each candidate and knob, true if its level was never run; one that failed or did not fit was run."""
+        trials = [trial for trial in self.journal.trials if trial.outcome in ("oom", *UNUSABLE_OUTCOMES)]
+        levels, tried = self.levels.array, [*self.counted_trials, *(trial.candidate_number for trial in trials)]
+        unseen = [~np.isin(column, column[tried]) for column in levels.T]
+        return np.array(unseen, dtype=bool).reshape(levels.T.shape).T
+
+    @cached_property
+    def is_unseen(self) -> BoolArray:
+        """Open candidates with a value that was never run."""
+        return self.is_open & self._unseen_levels.any(axis=1)
+
+    def unseen_values(self, number: int) -> list[str]:
+        """Return the values of a candidate that were never run, as typed."""
+        names = [self.levels.names[index] for index in np.flatnonzero(self._unseen_levels[number])]
+        return [f"{name}={value_text(name, self.candidates[number].knobs[name])}" for name in names]
+
+    def overridden_values(self, number: int, other_number: int) -> list[str]:
+        """Return the values of a candidate that differ from another's, as typed."""
+        knobs, others = self.candidates[number].knobs, self.candidates[other_number].knobs
+        return [f"{name}={value_text(name, value)}" for name, value in knobs.items() if value != others[name]]
+
+    @cached_property
+    def is_affordable(self) -> BoolArray:
+        """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
+        budget_s = self.question.budget_s
+        left_s = max(budget_s - self.cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s) - self.spent_s
+        return self.is_open & (self.costs_s <= left_s - np.where(self.is_warm, self._closing_s, 0.0))
+
+    @cached_property
+    def is_worth_a_trial(self) -> BoolArray:
+        """Open candidates that are likely to be better, or have a value that was never run."""
+        return self.is_likely | self.is_unseen
+
+    @property
+    def is_budget_spent(self) -> bool:
+        """True if some candidate is worth a trial and the budget pays for none of those."""
+        return bool(self.is_worth_a_trial.any() and not (self.is_worth_a_trial & self.is_affordable).any())
+
+    @cached_property
+    def improvements_per_s(self) -> Array:
+        """The expected improvement of each candidate in ln of the objective, per second of its cost."""
+        mean, deviation = self.gains
+        density = np.exp(-0.5 * (mean / deviation) ** 2) / math.sqrt(2 * math.pi)
+        improvements: Array = (mean * self.gains.chance_above(0.0) + deviation * density) / self.costs_s
+        return improvements
 
     @cached_property
     def step_s(self) -> Array:
@@ -478,78 +496,92 @@ class BestState:
         return seconds
 
     @cached_property
-    def _samples(self) -> Array:
-        return np.array([candidate.samples_per_step for candidate in self.candidates], dtype=float)
+    def costs_s(self) -> Array:
+        """The expected seconds of each trial: its steps, and the start of a process if it needs a new one.
 
-    def is_warm(self, number: int) -> bool:
-        """True if the warm process can try this candidate."""
-        return self.warm_process_key is not None and self.process_keys[number] == self.warm_process_key
+        A new process also costs a repeat in the process that it replaces. The repeat is counted even if that process
+        repeats nothing, so that fewer processes are started.
+        """
+        starts_s = np.where(self.is_warm, 0.0, self._closing_s + self.starts_s)
+        costs: Array = self._steps * self.step_s + self.switch_s + starts_s
+        return costs
 
-    def start_s(self, number: int) -> float:
-        """Return the expected seconds until a process of a candidate takes its first timed step."""
-        return self.starts.seconds(self.process_keys[number])
+    @cached_property
+    def _closing_s(self) -> float:
+        """Expected seconds of repeating the warm process's first trial, before the search leaves that process."""
+        reference = reference_of(self.warm_trials)
+        return 0.0 if reference is None else self._steps * float(self.step_s[reference.candidate_number])
+
+    @property
+    def _steps(self) -> int:
+        """Steps of a trial of the expected noise."""
+        return UNTIMED_TRIAL_STEPS + StepRule().steps_at(self.measured.step_deviation)
+
+    def most_promising(self, among: BoolArray) -> int:
+        """Return the candidate of the greatest expected improvement a second."""
+        return int(np.where(among, self.improvements_per_s, -math.inf).argmax())
+
+    @cached_property
+    def next_number(self) -> int | None:
+        """The most promising candidate that is worth a trial, within the budget or not; None if none is."""
+        if self.leader_number is None or not self.is_worth_a_trial.any():
+            return None
+        return self.most_promising(self.is_likely if self.is_likely.any() else self.is_unseen)
 
 
 @lru_cache(maxsize=1)
-def _layout_of(space: Space) -> tuple[Levels, list[KnobsKey]]:
-    """Return the levels of the candidates, and the process of each: made once, as they take half of a decision."""
+def _layout_of(space: Space) -> tuple[Levels, list[KnobsKey], NDArray[np.int_]]:
+    """Return the levels, the processes, and the process of each candidate: made once, as they take half a decision."""
     keys = [knobs_key(candidate.process_knobs) for candidate in space.candidates]
-    return Levels([candidate.knobs for candidate in space.candidates]), keys
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return (
+        Levels([candidate.knobs for candidate in space.candidates]),
+        [*numbers],
+        np.array([numbers[key] for key in keys]),
+    )
 
 
-def _rulings(space: Space, attempts: Sequence[Attempt], levels: Levels) -> Iterator[CandidateVerdict]:
+def _rulings(space: Space, journal: BestJournal, levels: Levels) -> Iterator[CandidateVerdict]:
     """Yield the verdicts that rule a candidate out; a candidate may have several."""
 
     def ruling(number: int, verdict: str, reason: str, excess_bytes: int | None = None) -> CandidateVerdict:
         return CandidateVerdict(candidate_number=number, verdict=verdict, reason=reason, excess_bytes=excess_bytes)
 
-    for number, candidate in enumerate(space.candidates):
+    candidates, attempts = space.candidates, journal.attempts
+    for number, candidate in enumerate(candidates):
         if candidate.excluded_as is not None:
             yield ruling(number, candidate.excluded_as, candidate.reason, candidate.excess_bytes)
     timed_numbers = {attempt.candidate_number for attempt in attempts if attempt.outcome in TIMED_OUTCOMES}
-    void_attempts: dict[int, list[Attempt]] = defaultdict(list)
+    void_counts: Counter[int] = Counter()
     for attempt in attempts:
-        number = attempt.candidate_number
+        number, candidate = attempt.candidate_number, journal.candidate(attempt.candidate_number)
+        void_counts[number] += attempt.outcome == "void"
         if attempt.outcome == "oom":
-            excess_bytes = space.candidates[number].excess_bytes
-            reason = oom_verdict(attempt.reason, space.candidates[number])
-            yield ruling(number, TOO_LARGE, reason, excess_bytes)
+            reason = oom_verdict(attempt.reason, candidate)
+            yield ruling(number, TOO_LARGE, reason, candidate.excess_bytes)
             # Trials are not under memory_limit: one that fitted is no evidence for a run under the limit.
             fitted = set() if isinstance(attempt, ColdRun) and attempt.role == UNDER_LIMIT else timed_numbers
-            for larger_number in _larger_batches(number, space.candidates):
-                if larger_number not in fitted:
-                    yield ruling(larger_number, TOO_LARGE, f"a smaller batch: {reason}", excess_bytes)
+            same = {name: value for name, value in candidate.knobs.items() if name not in BATCH_KNOBS}.items()
+            for other_number, other in enumerate(candidates):
+                is_larger = other.batch_size > candidate.batch_size and same <= other.knobs.items()
+                if is_larger and other_number not in fitted:
+                    yield ruling(other_number, TOO_LARGE, f"a smaller batch: {reason}", candidate.excess_bytes)
         elif attempt.outcome in UNUSABLE_OUTCOMES:
             yield ruling(number, attempt.outcome, attempt.reason)
-        elif attempt.outcome == "void":
-            void_attempts[number].append(attempt)
-    for number, void in void_attempts.items():
-        if len(void) >= MAX_VOID_ATTEMPTS and number not in timed_numbers:
-            yield ruling(number, "not_tried", f"void in {len(void)} trials; the last: {void[-1].reason}")
-    for number, reason in _other_losses(space, attempts):
+        elif attempt.outcome == "void" and void_counts[number] >= MAX_VOID_ATTEMPTS and number not in timed_numbers:
+            yield ruling(number, "not_tried", f"void in {void_counts[number]} trials; the last: {attempt.reason}")
+    for number, reason in _other_losses(space, journal):
         yield ruling(number, "failed", reason)
-    for number, outcome, reason in _failed_values(attempts, timed_numbers, levels):
+    failed = {attempt.candidate_number: attempt for attempt in attempts if attempt.outcome in UNUSABLE_OUTCOMES}
+    for number, outcome, reason in _failed_values(failed, timed_numbers, levels):
         yield ruling(number, outcome, reason)
 
 
-def _larger_batches(number: int, candidates: Sequence[Candidate]) -> list[int]:
-    """Return the candidates that differ from candidate `number` only by a larger batch."""
-    knobs, batch_size = candidates[number].knobs, candidates[number].batch_size
-    same = {name: value for name, value in knobs.items() if name not in BATCH_KNOBS}.items()
-    return [
-        other_number
-        for other_number, other in enumerate(candidates)
-        if other.batch_size > batch_size and same <= other.knobs.items()
-    ]
-
-
-def _other_losses(space: Space, attempts: Sequence[Attempt]) -> Iterator[tuple[int, str]]:
+def _other_losses(space: Space, journal: BestJournal) -> Iterator[tuple[int, str]]:
     """Yield the candidates that train the same as the baseline and reach another loss on the same samples."""
     baseline = space.candidates[space.baseline_number]
-    for kind in (Trial, ColdRun):
-        compared = [
-            line for line in attempts if isinstance(line, kind) and line.outcome in TIMED_OUTCOMES and line.losses
-        ]
+    for attempts in (journal.trials, journal.cold_runs):
+        compared = [attempt for attempt in attempts if attempt.outcome in TIMED_OUTCOMES and attempt.losses]
         expected = next((line.losses for line in compared if line.candidate_number == space.baseline_number), [])
         for line in compared if expected else ():
             step = min(len(line.losses), len(expected)) - 1
@@ -563,10 +595,9 @@ def _other_losses(space: Space, attempts: Sequence[Attempt]) -> Iterator[tuple[i
 
 
 def _failed_values(
-    attempts: Sequence[Attempt], timed_numbers: Collection[int], levels: Levels
+    failed: Mapping[int, Attempt], timed_numbers: Collection[int], levels: Levels
 ) -> Iterator[tuple[int, str, str]]:
     """Yield the candidates with the knob values that two failed candidates share and no timed one has."""
-    failed = {attempt.candidate_number: attempt for attempt in attempts if attempt.outcome in UNUSABLE_OUTCOMES}
     timed_pairs = {pair for number in timed_numbers for pair in enumerate(levels.points[number])}
     suspects = {number: set(enumerate(levels.points[number])) - timed_pairs for number in failed}
     shared = (suspects[one] & suspects[other] for one, other in itertools.combinations(failed, 2))
@@ -578,126 +609,6 @@ def _failed_values(
         for number, point in enumerate(levels.points):
             if cause <= set(enumerate(point)):
                 yield number, first.outcome, reason
-
-
-class Prospects:
-    """The expected improvement of each remaining candidate over the leader, its chance and its cost.
-
-    Arrays are by candidate number; only the figures of `open_candidates` have a meaning.
-    """
-
-    def __init__(self, state: BestState) -> None:
-        self._state = state
-
-    @cached_property
-    def open_candidates(self) -> list[int]:
-        """Untried candidates that a trial could make the leader; the race, not a second trial, separates equals."""
-        state = self._state
-        closed = state.counted_trials.keys() | state.bound_numbers
-        return [number for number in state.remaining if number not in closed]
-
-    @cached_property
-    def gains(self) -> LogGains:
-        """The gain of each candidate over the leader."""
-        assert self._state.leader_number is not None
-        return self._state.log_gains(self._state.leader_number)
-
-    @cached_property
-    def chances(self) -> Array:
-        """The probability that each candidate is 2 % better than the leader; 0 for all without a leader."""
-        if self._state.leader_number is None:
-            return np.zeros(len(self._state.candidates))
-        return self.gains.chance_above(WORTHWHILE_LOG_GAIN)
-
-    @cached_property
-    def likely(self) -> list[int]:
-        """Open candidates that are likely enough to be 2 % better than the leader."""
-        return [number for number in self.open_candidates if self.chances[number] > LIKELY_CHANCE]
-
-    @cached_property
-    def affordable(self) -> set[int]:
-        """Open candidates whose trial is expected to end within the time of the trials, its process closed."""
-        state, budget_s = self._state, self._state.question.budget_s
-        left_s = max(budget_s - state.cold.reserve_s(), (1 - CONFIRMING_SHARE) * budget_s) - state.spent_s
-        return {
-            number
-            for number in self.open_candidates
-            if self.costs_s[number] <= left_s - (self._closing_s if state.is_warm(number) else 0.0)
-        }
-
-    @cached_property
-    def is_budget_spent(self) -> bool:
-        """True if some candidate is worth a trial and the budget pays for none of those."""
-        worth = {*self.likely, *self.unseen_values}
-        return bool(worth) and self.affordable.isdisjoint(worth)
-
-    @cached_property
-    def improvements_per_s(self) -> Array:
-        """The expected improvement of each candidate in ln of the objective, per second of its cost."""
-        mean, deviation = self.gains
-        density = np.exp(-0.5 * (mean / deviation) ** 2) / math.sqrt(2 * math.pi)
-        improvements: Array = (mean * self.gains.chance_above(0.0) + deviation * density) / self.costs_s
-        return improvements
-
-    @cached_property
-    def costs_s(self) -> Array:
-        """The expected seconds of each trial: its steps, and the start of a process if it needs a new one.
-
-        A new process also costs a repeat in the process that it replaces. The repeat is counted even if that process
-        repeats nothing, so that fewer processes are started: 12, else 13.
-        """
-        state = self._state
-        before_s = {
-            process: 0.0 if process == state.warm_process_key else self._closing_s + state.starts.seconds(process)
-            for process in set(state.process_keys)
-        }
-        starts_s = np.array([before_s[process] for process in state.process_keys])
-        costs: Array = self._steps * state.step_s + state.starts.switch_s + starts_s
-        return costs
-
-    @cached_property
-    def _closing_s(self) -> float:
-        """Expected seconds of repeating the warm process's first trial, before the search leaves that process."""
-        reference = reference_of(self._state.warm_trials)
-        return 0.0 if reference is None else self._steps * float(self._state.step_s[reference.candidate_number])
-
-    @cached_property
-    def _steps(self) -> int:
-        """Steps of a trial: its timed ones bring its standard error below `ENOUGH_ERROR`."""
-        deviation = self._state.measured.step_deviation
-        return UNTIMED_TRIAL_STEPS + steps_for(deviation, ENOUGH_ERROR, MIN_TIMED_STEPS, MAX_TIMED_STEPS)
-
-    @cached_property
-    def unseen_values(self) -> dict[int, list[str]]:
-        """Open candidates with the values of theirs that were never run; one that failed or did not fit was run."""
-        state, levels = self._state, self._state.posterior.levels
-        trials = [trial for trial in state.journal.trials if trial.outcome in ("oom", *UNUSABLE_OUTCOMES)]
-        tried = state.counted_trials.keys() | {trial.candidate_number for trial in trials}
-        seen = {pair for number in tried for pair in enumerate(levels.points[number])}
-        texts = {
-            (index, level): f"{name}={value_text(name, value)}"
-            for index, name in enumerate(levels.names)
-            for level, value in enumerate(levels.values[name])
-            if (index, level) not in seen
-        }
-        unseen = {
-            number: [texts[pair] for pair in enumerate(levels.points[number]) if pair in texts]
-            for number in self.open_candidates
-        }
-        return {number: values for number, values in unseen.items() if values}
-
-    @cached_property
-    def outlook(self) -> tuple[float, float]:
-        """The chance that further trials find 2 % more, and their seconds.
-
-        Candidates that share a process have much in common: the best candidate of each process counts, independently.
-        """
-        best_of_process: dict[KnobsKey, int] = {}
-        counted = [number for number in self.open_candidates if self.chances[number] > COUNTED_CHANCE]
-        for number in sorted(counted, key=lambda number: -self.chances[number]):
-            best_of_process.setdefault(self._state.process_keys[number], number)
-        numbers = [*best_of_process.values()]
-        return 1 - float(np.prod(1 - self.chances[numbers])), float(self.costs_s[numbers].sum())
 
 
 @dataclass(frozen=True)
@@ -717,52 +628,52 @@ class ColdRuns:
     """The cold runs of a state: their figures and costs, and the finalists, the winner and the ties that they leave."""
 
     def __init__(self, state: BestState) -> None:
-        self.state = state
-        self.baseline_number = state.space.baseline_number
+        self.state, self.baseline_number = state, state.space.baseline_number
         self.counted = [run for run in state.journal.cold_runs if run.outcome != "void"]
         """The cold runs that are not void, in their order."""
         self.measured = [run for run in self.counted if run.role in SPEED_ROLES and run.outcome == "measured"]
         """The runs that measured a speed."""
-        self.race_figures = self._log_objectives(run for run in self.measured if run.role == RACE)
-        self.figures = self._log_objectives(self.measured)
-        """The ln of the objective in each run that measured a speed, by candidate number."""
-
-    def _log_objectives(self, runs: Iterable[ColdRun]) -> dict[int, list[float]]:
-        question, by_candidate = self.state.question, defaultdict(list)
-        for run in runs:
-            rate = run.samples_per_joule if question.objective == "samples_per_joule" else run.samples_per_s
+        self.figures, self._race_figures = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+        """The ln of the objective in each run that measured a speed, by candidate number, and in those of the race."""
+        for run in self.measured:
+            rate = run.samples_per_joule if state.question.objective == "samples_per_joule" else run.samples_per_s
             if rate:
-                candidate = self.state.candidates[run.candidate_number]
-                by_candidate[run.candidate_number].append(log_objective(question, candidate, rate, run.start_s))
-        return by_candidate
+                figure = state.question.log_objective(state.candidates[run.candidate_number], rate, run.start_s)
+                self.figures[run.candidate_number].append(figure)
+                if run.role == RACE:
+                    self._race_figures[run.candidate_number].append(figure)
 
     def half_width(self, figures: Mapping[int, Sequence[float]], runs: float = 1) -> float:
         """Return half of the 95 % interval of the mean of so many runs, by the noise pooled over repeated runs."""
-        squares, freedom = PRIOR_RUNS * (self.state.posterior.scales.process**2 + COLD_ERROR**2), PRIOR_RUNS
+        squares, freedom = (
+            PRIOR_RUNS * (self.state.posterior.scales.process**2 + COLD_RULE.standard_error**2),
+            PRIOR_RUNS,
+        )
         for values in figures.values():
             if len(values) > 1:
                 squares += statistics.variance(values) * (len(values) - 1)
                 freedom += len(values) - 1
         return student_95(freedom) * math.sqrt(squares / freedom / runs)
 
-    def difference_in(
-        self, figures: Mapping[int, Sequence[float]], number: int, other_number: int
+    def by_runs(
+        self, number: int, other_number: int, figures: Mapping[int, Sequence[float]] | None = None
     ) -> Difference | None:
-        """Return the difference of two candidates by these figures; None unless both have some."""
-        values, others = figures.get(number), figures.get(other_number)
-        if not values or not others:
+        """Return the difference of two candidates by all cold runs, or by these; None unless both have some."""
+        figures = self.figures if figures is None else figures
+        if number not in figures or other_number not in figures:
             return None
+        values, others = figures[number], figures[other_number]
         runs = 1 / (1 / len(values) + 1 / len(others))
         return Difference(statistics.fmean(values) - statistics.fmean(others), self.half_width(figures, runs))
-
-    def difference(self, number: int, other_number: int) -> Difference:
-        """Return the difference of two candidates: by cold runs if both had some, else by the trials."""
-        return self.difference_in(self.figures, number, other_number) or self.by_trials(number, other_number)
 
     def by_trials(self, number: int, other_number: int) -> Difference:
         """Return the difference of two candidates by the trials and the effects alone."""
         gains = self.state.log_gains(other_number)
         return Difference(float(gains.mean[number]), NORMAL_95 * float(gains.deviation[number]))
+
+    def difference(self, number: int, other_number: int) -> Difference:
+        """Return the difference of two candidates: by cold runs if both had some, else by the trials."""
+        return self.by_runs(number, other_number) or self.by_trials(number, other_number)
 
     @property
     def has_begun(self) -> bool:
@@ -773,40 +684,30 @@ class ColdRuns:
         runs = (line for line in self.state.journal.lines if isinstance(line, BestLaunched | ColdRun))
         return any(run.role in SPEED_ROLES for run in runs)
 
-    def count(self, number: int, *roles: ColdRole) -> int:
-        """Return the number of runs of a candidate in these roles that are not void."""
-        return sum(run.candidate_number == number and run.role in roles for run in self.counted)
-
     @cached_property
     def finalists(self) -> list[int]:
         """The leader, and the measured candidates near it that may be as fast, the fastest first."""
         state, leader_number = self.state, self.state.leader_number
         if leader_number is None:
             return []
-        gains = state.log_gains(leader_number)
-        is_near = (gains.mean > -NEAR_LOG_GAIN) & (gains.chance_above(0.0) > MIN_FASTEST_CHANCE)
-        near = [
-            number
-            for number in state.remaining
-            if number in state.counted_trials and (number == leader_number or is_near[number])
-        ]
-        return sorted(near, key=lambda number: -gains.mean[number])[:MAX_FINALISTS]
+        is_near = (state.gains.mean > -NEAR_LOG_GAIN) & (state.gains.chance_above(0.0) > MIN_FASTEST_CHANCE)
+        is_near[leader_number] = True
+        near = [number for number in state.remaining if number in state.counted_trials and is_near[number]]
+        return sorted(near, key=lambda number: -state.gains.mean[number])[:MAX_FINALISTS]
+
+    @cached_property
+    def _behind_fastest(self) -> dict[int, Difference]:
+        """The lead of the fastest in the race over each raced finalist; empty without a race."""
+        raced = [number for number in self.finalists if number in self._race_figures]
+        fastest = max(raced, key=lambda number: statistics.fmean(self._race_figures[number]), default=-1)
+        leads = {number: self.by_runs(fastest, number, self._race_figures) for number in raced}
+        return {number: lead for number, lead in leads.items() if lead is not None}
 
     @cached_property
     def contenders(self) -> list[int]:
         """The finalists that are not clearly slower than the fastest in the race."""
         behind = self._behind_fastest
         return [number for number in self.finalists if number not in behind or not behind[number].is_clear]
-
-    @cached_property
-    def _behind_fastest(self) -> dict[int, Difference]:
-        """The lead of the fastest in the race over each raced finalist; empty without a race."""
-        raced = [number for number in self.finalists if number in self.race_figures]
-        if not raced:
-            return {}
-        fastest = max(raced, key=lambda number: statistics.fmean(self.race_figures[number]))
-        leads = {number: self.difference_in(self.race_figures, fastest, number) for number in raced}
-        return {number: lead for number, lead in leads.items() if lead is not None}
 
     @cached_property
     def winner_number(self) -> int:
@@ -818,7 +719,7 @@ class ColdRuns:
 
         def preference(number: int) -> tuple[bool, int, float]:
             needs_more = (journal.memory_bytes(number) or 0) > least_bytes * (1 + EQUAL_MEMORY_SHARE)
-            return needs_more, len(self.overridden_levels(number)), self.state.start_s(number)
+            return needs_more, len(self.overridden_levels(number)), float(self.state.starts_s[number])
 
         return min(equals, key=preference)
 
@@ -826,8 +727,8 @@ class ColdRuns:
     def answer_number(self) -> int:
         """The winner, or the baseline if that may be the answer and the runs that confirm show no gain over it."""
         winner_number, baseline_number = self.winner_number, self.baseline_number
-        gain = self.difference_in(self.figures, winner_number, baseline_number)
-        if gain is None or baseline_number not in self.state.remaining:
+        gain = self.by_runs(winner_number, baseline_number)
+        if gain is None or baseline_number in self.state.ruled_out:
             return winner_number
         return winner_number if gain.mean >= EQUAL_LOG_GAIN or (gain.is_clear and gain.mean > 0) else baseline_number
 
@@ -839,18 +740,17 @@ class ColdRuns:
 
     def overridden_levels(self, number: int) -> dict[str, int]:
         """Return the baseline's levels of the knobs that differ, without accumulation if the batch decides it."""
-        levels = self.state.posterior.levels
+        levels = self.state.levels
         points = zip(levels.names, levels.points[number], levels.points[self.baseline_number], strict=True)
         return {name: base_level for name, level, base_level in points if level != base_level}
 
     @cached_property
     def steps(self) -> int:
-        """Timed steps of each run: enough for `COLD_ERROR`, but confirming takes half of the budget at most."""
+        """Timed steps of each run: enough for the wanted error, but confirming takes half of the budget at most."""
         state = self.state
-        needed_steps = steps_for(state.measured.step_deviation, COLD_ERROR, MIN_COLD_STEPS, MAX_COLD_STEPS)
         budget_per_run_s = CONFIRMING_SHARE * state.question.budget_s / CONFIRMING_RUNS
-        affordable = min((budget_per_run_s - state.start_s(number)) / state.step_s[number] for number in self._sides)
-        return max(MIN_COLD_STEPS, min(needed_steps, int(affordable)))
+        affordable = min((budget_per_run_s - state.starts_s[number]) / state.step_s[number] for number in self._sides)
+        return max(COLD_RULE.min_steps, min(COLD_RULE.steps_at(state.measured.step_deviation), int(affordable)))
 
     def are_affordable(self, numbers: Sequence[int]) -> bool:
         """True if the budget pays for one run of every candidate in `numbers`."""
@@ -861,7 +761,7 @@ class ColdRuns:
         return 2 * sum(map(self._run_s, self._sides))
 
     def _run_s(self, number: int) -> float:
-        return self.state.start_s(number) + self.steps * float(self.state.step_s[number])
+        return float(self.state.starts_s[number] + self.steps * self.state.step_s[number])
 
     @property
     def _sides(self) -> list[int]:
