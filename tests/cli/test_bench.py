@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.command import SMALL
 from on_disk import put, run_file
 from plans import PLAN
 from trainfast_runner.records.home import Home
@@ -79,6 +80,24 @@ def test_a_table_of_real_runs_beside_a_measured_ceiling(cli, tmp_path):
     assert "trainfast-tui bench mine --scale-batch 0.5" in text
 
 
+TINY = ("bench", "tiny-llama", *SMALL, "--set", "steps=6", "--json")
+
+
+@pytest.mark.long
+def test_rows_are_runs_of_their_own_and_a_refused_one_keeps_its_reason(cli, tmp_path):
+    page = tmp_path / "table.html"
+    done = cli(*TINY, "--vary", "batch_size=2,4", "--vary", "strategy=single,dp", "--repeat", "2", "-o", str(page))
+    assert done.code == 0, done.err
+    assert done.json["baseline"] == "batch_size=2 strategy=single"
+    one, refused, two, also_refused = done.json["rows"]
+    assert [(row["state"], "GPU" in row["reason"]) for row in (refused, also_refused)] == [("refused", True)] * 2
+    assert [(row["state"], len(row["samples_per_s"])) for row in (one, two)] == [("finished", 2)] * 2
+    assert len(cli("runs", "list", "--json").json["runs"]) == 4
+    median = [sum(row["samples_per_s"]) / 2 for row in (one, two)]
+    assert two["vs_baseline_percent"] == pytest.approx(100 * (median[1] / median[0] - 1))
+    assert "<td>batch_size=4 strategy=single</td>" in page.read_text()
+
+
 @pytest.mark.long
 def test_ctrl_c_stops_the_run_and_the_bench(cli):
     (cli.presets / "mine.toml").write_text(TABLE)
@@ -143,7 +162,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(bench.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
     monkeypatch.setattr(bench, "predict_memory", lambda plan, home, cancelled: None)
-    monkeypatch.setattr(bench.launch, "start", start)
+    monkeypatch.setattr(launching.launch, "start", start)
     monkeypatch.setattr(bench, "follow", lambda *arguments, **options: finished)
     return busy
 

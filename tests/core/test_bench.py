@@ -7,7 +7,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Diagnosis, Result, RunConditions, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.results.comparison import paired_interval
 from trainfast_runner.search.bench import NOT_RUN, REFUSED, needs_no_repeat, prepare, run_order, tabulate
-from trainfast_tui.cli.bench import bench_markdown
+from trainfast_tui.cli.bench import WRITERS
 
 
 def ended(rate, state="finished", reason=""):
@@ -40,10 +40,10 @@ def test_another_model_or_length_has_no_published_figures(setting, named):
     assert [(row.published, row.ratio, row.published_vs_baseline_percent) for row in table.rows] == [
         ({}, None, None)
     ] * 2
-    text = bench_markdown(other, table, "x")
-    assert "published" not in text.replace(table.unpublished, "")
-    assert table.unpublished == f"Published figures are left out: {named} differs from the published run."
-    assert text.count(table.unpublished) == 1
+    text = WRITERS[".md"](table, "x")
+    assert "published" not in text.replace(table.bench.unpublished, "")
+    assert table.bench.unpublished == f"Published figures are left out: {named} differs from the published run."
+    assert text.count(table.bench.unpublished) == 1
 
 
 def test_a_batch_or_the_same_length_keeps_the_published_figures():
@@ -72,7 +72,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure():
     assert needs_no_repeat(results_by_row["bert_3"])
     assert needs_no_repeat(results_by_row["bert_4"])
     assert not needs_no_repeat(results_by_row["bert_1"])
-    lines = bench_markdown(bench, table, "trainfast-tui bench x").splitlines()
+    lines = WRITERS[".md"](table, "trainfast-tui bench x").splitlines()
     rows = [line for line in lines if line.startswith("| bert_")]
     assert len(rows) == 6
     assert "+100.0 %" in rows[1]
@@ -95,7 +95,7 @@ def test_a_diagnosis_stands_beside_the_ratio():
     assert [row["diagnosis"] for row in msgspec.to_builtins(table.fields())["rows"]] == [None, "launch-bound"]
     heading, _, vanilla, launch_bound = [
         [cell.strip() for cell in line.split("|")]
-        for line in bench_markdown(bench, table, "x").splitlines()
+        for line in WRITERS[".md"](table, "x").splitlines()
         if line.startswith("|")
     ]
     at = heading.index("diagnosis")
@@ -112,7 +112,7 @@ def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline
     gpt = found["mgpt_2 (zero2)"]
     assert (gpt.vs_baseline_percent, gpt.verdict, gpt.published_vs_baseline_percent) == (None, None, None)
     assert gpt.ratio == pytest.approx(9 / 2.2)
-    lines = bench_markdown(multi, table, "x").splitlines()
+    lines = WRITERS[".md"](table, "x").splitlines()
     row = next(line for line in lines if line.startswith("| mgpt_2"))
     assert "model.family=gpt2" in row
     assert "model.num_hidden_layers=48" in row
@@ -135,14 +135,14 @@ def test_repeated_pairs_say_how_sure_a_difference_is(bench):
     assert noise.interval_percent[0] < 0 < noise.interval_percent[1]
     # Of two pairs Student says next to nothing: the steps of the middle runs speak.
     assert two.interval_percent[1] - two.interval_percent[0] < 15
-    assert "| +9." in bench_markdown(bench, table, "x")
+    assert "| +9." in WRITERS[".md"](table, "x")
 
 
 def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench):
     hot = msgspec.structs.replace(
         ended(90), throttle=Throttle(thermal_fraction=0.3), conditions=RunConditions(still_warming=True)
     )
-    lines = bench_markdown(bench, tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
+    lines = WRITERS[".md"](tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
     rows = [line for line in lines if line.startswith("| bert_")]
     assert rows[0].endswith("| finished |")
     assert rows[1].endswith("| finished ? heat, warming up |")

@@ -8,7 +8,7 @@ from core.test_bench import ended
 from trainfast_runner.errors import UserError
 from trainfast_runner.search.bench import MAX_ROWS, prepare, run_order, tabulate
 from trainfast_runner.settings.knobs import read_vary
-from trainfast_tui.cli.bench import WRITERS, bench_markdown
+from trainfast_tui.cli.bench import WRITERS
 from trainfast_tui.cli.printing import output_path, write_output
 
 
@@ -20,27 +20,27 @@ def ids(bench):
     return [planned.id for planned in bench.rows]
 
 
-def test_rows_are_the_product_of_the_values():
-    bench = grid("tiny-llama", "batch_size=8,16", "precision=fp32,bf16")
-    assert ids(bench) == [
-        "batch_size=8 precision=fp32",
-        "batch_size=8 precision=bf16",
-        "batch_size=16 precision=fp32",
-        "batch_size=16 precision=bf16",
-    ]
-    assert [planned.spec.overrides for planned in bench.rows] == [
-        (),
-        ("precision",),
-        ("batch_size",),
-        ("batch_size", "precision"),
-    ]
-    assert bench.baseline_id == "batch_size=8 precision=fp32"
-
-
-def test_the_baseline_is_the_presets_own_settings_and_a_row_of_its_own_where_the_grid_lacks_it():
-    bench = grid("tiny-llama", "batch_size=2,4", settings=("batch_size=3",))
-    assert (bench.baseline_id, ids(bench)) == ("batch_size=3", ["batch_size=3", "batch_size=2", "batch_size=4"])
+@pytest.mark.parametrize(
+    ("reference", "vary", "settings", "own", "others"),
+    [
+        (
+            "tiny-llama",
+            ("batch_size=8,16", "precision=fp32,bf16"),
+            (),
+            "batch_size=8 precision=fp32",
+            ["batch_size=8 precision=bf16", "batch_size=16 precision=fp32", "batch_size=16 precision=bf16"],
+        ),
+        ("tiny-llama", ("batch_size=2,4",), ("batch_size=3",), "batch_size=3", ["batch_size=2", "batch_size=4"]),
+        ("tiny-llama", ("batch_size=8, 08,16",), (), "batch_size=8", ["batch_size=16"]),
+        ("benchmarks-bert/bert_4", ("grad_accum=1,2",), (), "grad_accum=1", ["grad_accum=2"]),
+    ],
+    ids=["the product", "a baseline of its own", "equal values", "a variant"],
+)
+def test_rows_are_the_combinations_after_the_presets_own_settings(reference, vary, settings, own, others):
+    bench = grid(reference, *vary, settings=settings)
+    assert (bench.baseline_id, ids(bench)) == (own, [own, *others])
     assert [planned.id for planned in run_order(bench, 2)] == ids(bench) * 2
+    assert {planned.spec.variant for planned in bench.rows} == {reference.partition("/")[2] or None}
 
 
 def test_a_preset_with_variants_has_the_grid_for_each_of_them():
@@ -52,16 +52,6 @@ def test_a_preset_with_variants_has_the_grid_for_each_of_them():
     assert own.published["samples_per_s"] == 88.9
     # A source measured its own settings only.
     assert all(not planned.published for planned in bench.rows if planned is not own)
-
-
-def test_a_variant_is_its_own_baseline():
-    bench = grid("benchmarks-bert/bert_4", "grad_accum=1,2")
-    assert (bench.baseline_id, ids(bench)) == ("grad_accum=1", ["grad_accum=1", "grad_accum=2"])
-    assert {planned.spec.variant for planned in bench.rows} == {"bert_4"}
-
-
-def test_equal_values_are_one_row():
-    assert ids(grid("tiny-llama", "batch_size=8, 08,16")) == ["batch_size=8", "batch_size=16"]
 
 
 def test_devices_are_joined_by_plus():
@@ -106,14 +96,12 @@ def results_by_row(bench):
 
 def written(bench, results_by_row, path):
     output = output_path(str(path), tuple(WRITERS))
-    write_output(
-        output, WRITERS[output.suffix.lower()](bench, tabulate(bench, results_by_row), "trainfast-tui bench x")
-    )
+    write_output(output, WRITERS[output.suffix.lower()](tabulate(bench, results_by_row), "trainfast-tui bench x"))
     return path.read_text()
 
 
 def test_a_row_of_the_table_does_not_repeat_its_id(bench, results_by_row):
-    lines = bench_markdown(bench, tabulate(bench, results_by_row), "x").splitlines()
+    lines = WRITERS[".md"](tabulate(bench, results_by_row), "x").splitlines()
     rows = [line for line in lines if "batch_size=" in line]
     assert rows[0].startswith("| batch_size=8 strategy=single (baseline) | seq_len=128 precision=fp32 | 105 | 0.0 %")
     assert rows[2].startswith("| batch_size=16 strategy=single |  | 155 | +47.6 %")

@@ -51,6 +51,8 @@ from trainfast_runner.search.batch_journal import (
     BatchStep,
     Change,
     ConfirmationRun,
+    MemoryFit,
+    PhaseFit,
     Predicted,
     Probe,
     RankPeaks,
@@ -71,7 +73,6 @@ from trainfast_runner.search.best_journal import (
     Space,
     Trial,
 )
-from trainfast_runner.search.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import resolve

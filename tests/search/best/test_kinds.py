@@ -74,6 +74,7 @@ def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(home):
 
 
 def test_the_same_key_continues_a_search_of_its_own_kind(home):
+    assert unfinished(home, "k", BATCH_KIND) is None
     batch, best = batch_search(home), best_search(home)
     assert unfinished(home, "k", BATCH_KIND) == batch
     assert unfinished(home, "k", BEST_KIND) == best

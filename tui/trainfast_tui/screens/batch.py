@@ -10,10 +10,14 @@ from textual.app import ComposeResult
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import ANSWERED_STATES
 from trainfast_runner.records.run_directory import state_text
-from trainfast_runner.search.batch.answer import LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT, measured_under
-from trainfast_runner.search.batch.decide import ALIGNED_UNIT
-from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, Probe, refuted_by
-from trainfast_runner.search.fitted_memory import MemoryFit
+from trainfast_runner.search.batch_decide import ALIGNED_UNIT, LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT
+from trainfast_runner.search.batch_journal import (
+    CONFIRM_STEP,
+    BatchSnapshot,
+    ConfirmationRun,
+    MemoryFit,
+    Probe,
+)
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
@@ -342,7 +346,7 @@ def table_lines(search: BatchSnapshot, width: int) -> list[Line]:
     """Return a title, a row for each probe and confirmation run in their order, and one for the step under way."""
     rows: list[Line] = []
     # On a CPU every step of a preset's search measures memory: its speeds rank against no others.
-    sign = f"{DOUBT_SIGN} " if search.question is not None and measured_under(search.question) is not None else ""
+    sign = f"{DOUBT_SIGN} " if search.question is not None and search.question.measured_under is not None else ""
     columns = STEP_COLUMNS if any("step" in probe.phase_peaks for probe in search.probes) else PHASE_COLUMNS
     for probe in search.probes:
         rows.append(_probe_row(probe, search, columns, sign, width))
@@ -379,7 +383,7 @@ def _rate(samples_per_s: float | None, sign: str) -> str:
 
 
 def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str, str]], sign: str, width: int) -> Line:
-    outcome = outcome_of(REFUTED if refuted_by(probe, search.confirmations) is not None else probe.outcome)
+    outcome = outcome_of(REFUTED if search.refuted_by(probe) is not None else probe.outcome)
     words = "OOM" if width < WIDE_CELLS_FROM and probe.outcome == "oom" else outcome.noun
     phase_piece = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""

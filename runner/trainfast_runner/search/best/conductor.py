@@ -24,7 +24,7 @@ import msgspec
 from trainfast_runner.errors import UserError, highest, lowest
 from trainfast_runner.machine import calibration
 from trainfast_runner.machine.cpu import CpuWindow, cpu_name
-from trainfast_runner.records.home import STAMP_CHARACTERS, Home
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt, Result
 from trainfast_runner.records.run_directory import read_run_file
@@ -71,8 +71,6 @@ from trainfast_runner.search.conductor import (
     SearchCaller,
     WarmProcess,
     conduct_alone,
-    end_if_live,
-    raise_if_stopped,
     wait_until,
 )
 from trainfast_runner.search.effects import relative_error, steps_for
@@ -129,8 +127,7 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         return BestEnded(state=state, reason=reason, missing_bytes=missing_bytes)
 
     def open(self) -> None:
-        """End the runs of an earlier conductor, and list the candidates with their predictions."""
-        end_runs_of(self._home, self._directory.name)
+        """List the candidates with their predictions."""
         recorded_space = newest(self._lines, Space)
         if recorded_space is None and isinstance(self._survey, ModelSurvey):
             self._predict_candidates(self._survey)
@@ -301,7 +298,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
 
     def _record_end(self, number: int, result: Result, seconds: float) -> None:
         """Record a trial whose process ended without an answer."""
-        raise_if_stopped(result)
         outcome, reason = outcome_of(result)
         self._record_failure(number, reason, outcome, result.run_id, seconds)
 
@@ -341,15 +337,6 @@ def conduct_best(
     Raises UserError when another process conducts the search, and when its device is in use.
     """
     return conduct_alone(directory, lambda: BestConductor(directory, best_plan, home, options, caller))
-
-
-def end_runs_of(home: Home, search_id: str) -> None:
-    """End the runs that a killed conductor of the search left; their settings are tried again."""
-    for run_id in home.run_ids():
-        # Ids begin with their time; no run is older than its search.
-        run = read_run_file(home.directory(run_id)) if run_id >= search_id[:STAMP_CHARACTERS] else None
-        if run is not None and run.search_id == search_id:
-            end_if_live(home.directory(run_id))
 
 
 def take_trial(

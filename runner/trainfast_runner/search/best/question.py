@@ -45,7 +45,6 @@ from trainfast_runner.search.best_journal import (
     Trial,
 )
 from trainfast_runner.search.effects import relative_error
-from trainfast_runner.search.fitted_memory import limits_of, share_of_free
 from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KNOBS,
@@ -55,8 +54,10 @@ from trainfast_runner.search.searches import (
     SearchOptions,
     candidate_spec,
     key_of_question,
+    limits_of,
     new_search,
     script_planner,
+    share_of_free,
     takes_warm_trials,
     unfinished,
 )
