@@ -28,10 +28,9 @@ from trainfast_runner.search.batch_journal import (
     BatchLaunched,
     BatchStep,
     ConfirmationRun,
-    MemoryFit,
-    PhaseFit,
     Predicted,
     Probe,
+    RankPeaks,
     batch_report,
     read_batch_journal,
 )
@@ -46,7 +45,7 @@ SECOND = 1_000_000_000
 
 def asked(directory, key="k"):
     """The question of the search in this directory."""
-    return batch_question(directory.name, key)
+    return batch_question(directory.name, key, world_size=2)
 
 
 def conducted(t_ns=1):
@@ -64,27 +63,23 @@ def search(home, key="k"):
 
 def test_every_line_is_read_back_and_a_half_written_one_is_left_out_and_ended(tmp_path):
     directory, journal = search(Home(tmp_path))
-    line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
-    fit = MemoryFit(rank=0, lines=[line], limit_bytes=10)
-    step = BatchStep(action="probe", batch_size=4, why="because", memory_fits=[fit], tightest_rank=0)
+    step = BatchStep(action="probe", batch_size=4, why="because")
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
     assert read_batch_journal(directory)[1:] == [step]
-    assert BatchFollower(directory).poll().memory_fits == (fit,)
     JournalWriter(directory).write(conducted())
     assert read_batch_journal(directory)[1:] == [step, conducted()], "the cut line is ended before the next"
 
 
-def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_step_without_a_fit(tmp_path):
+def test_the_fit_of_the_tightest_rank_is_known_from_the_first_size_that_fits(tmp_path):
+    assert BatchFollower(tmp_path).poll().tightest_fit is None, "a journal without a line"
     directory, journal = search(Home(tmp_path))
     assert BatchFollower(directory).poll().tightest_fit is None
-    line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
-    fits = [MemoryFit(rank=rank, lines=[line], limit_bytes=10 - rank) for rank in (0, 1)]
-    journal.write(BatchStep(action="probe", batch_size=4, why="because", memory_fits=fits, tightest_rank=1))
-    assert BatchFollower(directory).poll().tightest_fit == fits[1]
+    ranks = [RankPeaks(rank=rank, phase_peaks={"step": 10}, available_bytes=100 - rank) for rank in range(2)]
+    journal.write(Probe(batch_size=8, outcome="fits", run_id="r", seconds=1.0, ranks=ranks))
     journal.write(BatchStep(action="end", why="it is the largest"))
-    assert BatchFollower(directory).poll().tightest_fit == fits[1]
+    assert BatchFollower(directory).poll().tightest_fit.rank == 1
 
 
 def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_path):

@@ -7,24 +7,20 @@ the line. A size near the boundary is tried first only while the error of the li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-
-import msgspec
 
 from trainfast_runner.errors import highest, lowest
 from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
     BatchAnswer,
-    BatchQuestion,
     BatchSnapshot,
     BatchStep,
     ConfirmationRun,
     Margin,
     MemoryFit,
-    PhaseFit,
     Predicted,
     Probe,
     RankPeaks,
@@ -32,7 +28,6 @@ from trainfast_runner.search.batch_journal import (
 )
 from trainfast_runner.search.journal import EndState
 from trainfast_runner.units import counted, largest_fitting, mebibytes
-from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 MAX_PROBES = 16
 """Chosen, not measured: a search that has tried this many sizes confirms the largest that fitted."""
@@ -56,93 +51,23 @@ SPREAD_SHARE = TOLERANCE_SHARE
 """Share by which a long run's peak may exceed the confirmation run's: other samples, another order of blocks.
 
 A maximum may be off by the same share and still be called exact."""
-NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
-"""Scatter of a measured peak, in bytes: a CPU's C library keeps small blocks, a GPU's allocator works in large ones."""
-SLOPE_SHARE = {"cpu": 0.015, "cuda": 0.03}
-"""Error of a slope between two sizes, as a share: on a CPU small sizes were 0 to 2 % steeper than large ones."""
-PREDICTED_SHARE = 0.15
-"""Error of a predicted slope, as a share."""
-CONSTANT_PHASE = "optimizer"
-"""The phase whose peak does not grow with the batch: weights, gradients and states."""
-MAX_SIZE_RATIO = 0.75
-"""Two sizes give a slope if the smaller is at most this share of the larger."""
 
 
 @dataclass(frozen=True)
 class BatchState(BatchSnapshot):
-    """A search with what follows from its journal: the fit of each rank, and the sizes that it allows."""
+    """A search with the sizes that its fits allow."""
 
     no_oom: bool = False
-
-    @property
-    def asked(self) -> BatchQuestion:
-        """The question, with which a journal begins."""
-        assert self.question is not None
-        return self.question
 
     @cached_property
     def largest_fitted(self) -> int:
         """The largest size that fitted; 0 before any did."""
         return max((probe.batch_size for probe in self.probes_that_fit), default=0)
 
-    @cached_property
-    def too_large(self) -> int | None:
-        """The smallest size that ran out of memory in a probe."""
-        return min((probe.batch_size for probe in self.probes if probe.outcome == "oom"), default=None)
-
     @property
     def counted_probes(self) -> int:
         """Number of probes that count."""
         return sum(probe.outcome != "void" for probe in self.probes)
-
-    @cached_property
-    def fits(self) -> tuple[MemoryFit, ...]:
-        """The fit of each rank; empty before any size fitted."""
-        fits = self._fits_with_slope(None if self.prediction is None else self.prediction.bytes_per_sample)
-        if self.too_large is None or len(self.probes_that_fit) != 1:
-            return fits
-        # By a wrong prediction's slope the size that ran out would fit.
-        is_refuted = all(fit.surely_fits(self.too_large) for fit in fits)
-        return self._fits_with_slope(None) if is_refuted else fits
-
-    def _fits_with_slope(self, slope: float | None) -> tuple[MemoryFit, ...]:
-        fits = []
-        for rank in range(self.asked.world_size):
-            points = {
-                batch_size: {name: peak + uncounted_bytes for name, peak in peaks.phase_peaks.items()}
-                for batch_size, peaks, uncounted_bytes in self._peaks_of(rank)
-            }
-            limit_bytes = self.limit_bytes(rank)
-            if points and limit_bytes is not None:
-                fits.append(fit_lines(points, self.asked.device, slope, rank, limit_bytes))
-        return tuple(fits)
-
-    def _peaks_of(self, rank: int) -> Iterator[tuple[int, RankPeaks, int]]:
-        """Yield each size that fitted, a rank's peaks, and the bytes that its limit counts beyond them.
-
-        The smallest size comes first. Unknown bytes beyond the peaks are those of the size before.
-        """
-        uncounted_bytes = 0
-        for probe in self.probes_that_fit:
-            for peaks in probe.ranks:
-                if peaks.rank == rank and peaks.phase_peaks:
-                    if peaks.limit_peak_bytes is not None:
-                        uncounted_bytes = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
-                    yield probe.batch_size, peaks, uncounted_bytes
-
-    def uncounted_bytes(self, rank: int) -> int:
-        """Return the bytes that the rank's limit counts beyond its peak, at the largest size where both are known."""
-        return max(self._peaks_of(rank), default=(0, None, 0), key=lambda seen: seen[0])[2]
-
-    def limit_bytes(self, rank: int) -> int | None:
-        """Return the rank's limit in bytes, or its last reported available memory if that is less; None without."""
-        seen = [peaks.available_bytes for probe in self.probes for peaks in probe.ranks if peaks.rank == rank]
-        available_bytes = [size_bytes for size_bytes in seen if size_bytes is not None]
-        return lowest((limit_of_rank(self.asked.limits_bytes, rank), *available_bytes[-1:]))
-
-    def tightest(self, batch_size: int) -> MemoryFit:
-        """Return the fit that leaves the least at this batch size."""
-        return min(self.fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 
     def need_words(self, batch_size: int) -> str:
         """Return the need of this batch size on the tightest rank by the fit, with the error of the fit."""
@@ -198,15 +123,8 @@ def decide(state: BatchState) -> BatchStep:
     if len(state.probes) - state.counted_probes >= MAX_VOID_PROBES:
         return _end("failed", f"other processes took memory in {MAX_VOID_PROBES} probes: nothing can be measured here")
     if state.confirmations:
-        step = _after_confirmation(state)
-    elif not state.fits:
-        step = _before_any_fitted(state)
-    else:
-        step = _towards_boundary(state)
-    if not state.fits or step.batch_size is None:
-        return step
-    rank = state.tightest(step.batch_size).rank
-    return msgspec.structs.replace(step, memory_fits=list(state.fits), tightest_rank=rank)
+        return _after_confirmation(state)
+    return _towards_boundary(state) if state.fits else _before_any_fitted(state)
 
 
 def _probe(batch_size: int, reason: str) -> BatchStep:
@@ -262,7 +180,7 @@ def _towards_boundary(state: BatchState) -> BatchStep:
     if state.no_oom and len(state.probes_that_fit) > 1:
         return _confirm(likely_size, f"{likely_words}, and {state.need_words(likely_size + 1)}")
     return _probe(
-        next_size, f"{likely_size} should fit, and {state.need_words(next_size)}: running it shows which fits"
+        next_size, f"{likely_size} should fit, and {state.need_words(next_size)}: running it shows whether it fits"
     )
 
 
@@ -324,58 +242,6 @@ def _is_refuted(state: BatchState, batch_size: int) -> bool:
         return False  # a size tried since then has corrected the fit
     left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in state.fits)
     return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
-
-
-def fit_lines(
-    points: Mapping[int, Mapping[str, int]], device: str, predicted_slope: float | None, rank: int, limit_bytes: int
-) -> MemoryFit:
-    """Fit a line per phase to the peaks of a rank, `points`: bytes by phase, by batch size.
-
-    Peak memory is affine in the batch size per phase, not overall (`max(optimizer step, F + k * batch)`). Each line
-    goes through the largest size; its slope is the secant from the largest size well below. With one size the slope is
-    the predicted one; without a prediction all memory is assumed to grow with the batch.
-    """
-    *smaller_sizes, largest_size = sorted(points)
-    sizes_below = [size for size in smaller_sizes if size <= MAX_SIZE_RATIO * largest_size] or smaller_sizes[:1]
-    peaks = points[largest_size]
-    if sizes_below:
-        base, distance = points[sizes_below[-1]], largest_size - sizes_below[-1]
-        slopes = {phase: max(0.0, (peak - base.get(phase, peak)) / distance) for phase, peak in peaks.items()}
-        error = _secant_error(device, distance, max(slopes.values()), predicted_slope, is_first=len(points) == 2)
-    else:
-        assumed = {
-            phase: predicted_slope if predicted_slope is not None else peaks[phase] / largest_size for phase in peaks
-        }
-        slopes = {phase: 0.0 if phase == CONSTANT_PHASE else slope for phase, slope in assumed.items()}
-        error = PREDICTED_SHARE * (predicted_slope or 0.0)
-    return MemoryFit(
-        rank=rank,
-        limit_bytes=limit_bytes,
-        lines=[
-            PhaseFit(phase=phase, fixed_bytes=peak - slopes[phase] * largest_size, bytes_per_sample=slopes[phase])
-            for phase, peak in peaks.items()
-        ],
-        error_bytes=NOISE_BYTES[device],
-        error_per_sample=error,
-        anchor=largest_size,
-    )
-
-
-def _secant_error(
-    device: str, size_distance: int, slope: float, predicted_slope: float | None, *, is_first: bool
-) -> float:
-    """Error of a slope between sizes `size_distance` apart, in bytes per sample.
-
-    On a CPU a prediction that agrees leaves half of the scatter. If the prediction is clearly steeper, the first secant
-    may be too flat by the difference: a peak is convex in the batch.
-    """
-    scatter = NOISE_BYTES[device] / size_distance
-    measured_error = 2 * scatter + SLOPE_SHARE[device] * slope
-    if predicted_slope is None:
-        return measured_error
-    if abs(predicted_slope - slope) <= PREDICTED_SHARE * predicted_slope:
-        return scatter / 2 if device == "cpu" else measured_error
-    return max(measured_error, predicted_slope - slope) if is_first else measured_error
 
 
 def answer_of(state: BatchState) -> BatchAnswer:

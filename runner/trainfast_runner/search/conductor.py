@@ -23,8 +23,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
-from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error, reason_of
-from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, reason_of
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs
@@ -384,7 +383,7 @@ class WarmProcess:
         """True once a rank answered that an exception ended its process: no further order is taken."""
         self._raise_if_cancelled = raise_if_cancelled
         self._tails = [WarmTail(rank_file(directory, "worker", rank)) for rank in range(world_size)]
-        self._control = Appender(directory / CONTROL_FILE)
+        self._control = JournalWriter(directory, CONTROL_FILE)
         self._orders_written = 0
         self._answers: dict[int, dict[int, Any]] = defaultdict(dict)
         """The answers to each order, by its number from 1 on and by rank; under 0 the lines of ranks that are ready."""
@@ -415,7 +414,7 @@ class WarmProcess:
     def end(self) -> None:
         """Order the end and wait until the run is over."""
         if self.result is None:
-            self._give(EndOrder())
+            self._control.write(EndOrder())
             self.wait_for_end()
         self.close()
 
@@ -430,15 +429,9 @@ class WarmProcess:
         """Close the file of orders."""
         self._control.close()
 
-    def _give(self, order: ProbeOrder | TrialOrder | EndOrder) -> None:
-        try:
-            self._control.write(order)
-        except OSError as error:
-            raise home_error(self.directory, error) from None
-
     def _answers_to(self, order: ProbeOrder | TrialOrder) -> dict[int, Any] | None:
         self._orders_written += 1
-        self._give(order)
+        self._control.write(order)
         return self._wait_for_answers(self._orders_written)
 
     def _wait_for_answers(self, number: int) -> dict[int, Any] | None:

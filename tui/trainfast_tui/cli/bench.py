@@ -314,5 +314,3 @@ def table_notes(table: Table) -> Iterator[str]:
         yield "Peak MiB is the worst rank's allocations; no device memory could be read."
     if any(result.synthetic_data for result in results):
         yield "Some rows trained on synthetic data: their losses say nothing."
-    if any(not result.conditions.clean for result in results):
-        yield "Some runs started before their device had freed the last run's memory; see `trainfast-tui runs show`."

@@ -15,13 +15,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import state_text
-from trainfast_runner.search.batch_conductor import (
-    BatchPlan,
-    conduct_batch,
-    open_batch,
-    plan_script_batch,
-    plan_spec_batch,
-)
+from trainfast_runner.search import batch_conductor
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
     BatchFollower,
@@ -62,20 +56,9 @@ from trainfast_tui.cli.launching import await_devices
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
 from trainfast_tui.cli.progress import Progress, progress_when_slow
 from trainfast_tui.cli.signals import Signals, caught_signals
+from trainfast_tui.text import best_words
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_words import batch_answer_lines
-from trainfast_tui.text.best_words import (
-    answer_lines,
-    best_words,
-    busy_lines,
-    chance_words,
-    doing_words,
-    estimate_lines,
-    instruction_words,
-    objective_words,
-    question_lines,
-    typed_knobs,
-)
 from trainfast_tui.text.memory_words import phase_words
 from trainfast_tui.text.search_words import outcome_of, role_of
 
@@ -103,7 +86,7 @@ def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:
         type=partial(whole, minimum=2),
         default=10,
         metavar="N",
-        help="steps of the confirmation run",
+        help="steps of the confirmation run (10)",
     )
     parser.epilog = "Ctrl-C cancels; the same command then continues. The search itself sets batch_size and steps."
 
@@ -152,12 +135,14 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
         if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
             print_notice(f"{setting} is not used: a search sets it itself")
     began_ns += await_devices(plan.plan, home) if arguments.wait else 0
-    directory = open_batch(plan, home, options)
+    directory = batch_conductor.open_batch(plan, home, options)
     sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
     if sizes:
         _print_continued(directory, f"which has tried {sizes}")
     with caught_signals() as signals:
-        ended = SearchPrinter().watch(partial(conduct_batch, directory, plan, home, options), signals, began_ns)
+        ended = SearchPrinter().watch(
+            partial(batch_conductor.conduct_batch, directory, plan, home, options), signals, began_ns
+        )
     if arguments.json:
         print_json(batch_report(directory))
     else:
@@ -183,9 +168,9 @@ def search_best(arguments: argparse.Namespace) -> int:
     if measured := sum(isinstance(line, Trial | ColdRun) for line in lines):
         _print_continued(directory, f"with {counted(measured, 'measurement')}")
     question = plan.question
-    for words in question_lines(question.vary, question.left_alone, question.global_batch):
+    for words in best_words.question_lines(question.vary, question.left_alone, question.global_batch):
         print_notice(words)
-    for words in busy_lines(plan.plan.device):
+    for words in best_words.busy_lines(plan.plan.device):
         print_notice(words)
     with caught_signals() as signals:
         printer = SearchPrinter(BestSoFar(tuple(lines)))
@@ -199,12 +184,12 @@ def _print_continued(directory: Path, trial_words: str) -> None:
     print_notice(f"continuing {directory.name}, {trial_words}; --fresh starts over")
 
 
-def _batch_plan(arguments: argparse.Namespace) -> BatchPlan:
+def _batch_plan(arguments: argparse.Namespace) -> batch_conductor.BatchPlan:
     """Return the checked plan, with a notice if the preset's variants are not searched. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
+        return batch_conductor.plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    batch_plan = plan_spec_batch(spec, arguments.python)
+    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python)
     if spec.variant is None and (variants := presets.load(arguments.preset)[0].variants):
         print_notice(
             f"{spec.preset} itself is searched, not its {counted(len(variants), 'variant')};"
@@ -241,7 +226,7 @@ def _report_best(directory: Path, as_json: bool, record: Path | None) -> None:
     if as_json:
         print_json(report)
     else:
-        print_lines(answer_lines(BestSoFar(tuple(lines)), directory.name))
+        print_lines(best_words.answer_lines(BestSoFar(tuple(lines)), directory.name))
     if record is not None:
         write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
 
@@ -255,7 +240,12 @@ def _print_estimate(plan: BestPlan, as_json: bool) -> None:
             {**fields_of(question, "vary", "left_alone", "global_batch"), **counts, "seconds": question.budget_s}
         )
     else:
-        print_lines([*question_lines(question.vary, question.left_alone, question.global_batch), *estimate_lines(plan)])
+        print_lines(
+            [
+                *best_words.question_lines(question.vary, question.left_alone, question.global_batch),
+                *best_words.estimate_lines(plan),
+            ]
+        )
 
 
 TICK_S = 2.0
@@ -311,7 +301,7 @@ class SearchPrinter:
                 self._begin(f"{verb} {fmt.count(line.batch_size)}")
                 self._step_work = self._work
             case BestStep() if self._so_far is not None:
-                self._begin(doing_words(self._so_far))
+                self._begin(best_words.doing_words(self._so_far))
                 self._step_work = self._work
 
     def tick(self) -> None:
@@ -322,8 +312,8 @@ class SearchPrinter:
         self._printed_at_s = now_s
         parts = [f"{self._work}… {fmt.duration(int(now_s - self._work_began_s))}"]
         if self._so_far is not None:
-            best = best_words(self._so_far)
-            parts += [f"best so far {best}" if best else "", chance_words(self._so_far)]
+            best = best_words.best_words(self._so_far)
+            parts += [f"best so far {best}" if best else "", best_words.chance_words(self._so_far)]
         self._progress.show_activity("; ".join(part for part in parts if part))
 
     def _begin(self, work: str) -> None:
@@ -368,13 +358,15 @@ def line_words(line: BatchLine | BestLine, so_far: BestSoFar | None) -> str:
         case BestStep() if so_far is not None and line.candidate_number is not None:
             knob = f" {line.knob} of" if line.knob else ""
             is_first = so_far.space is None
-            tried = "the baseline" if is_first else typed_knobs(so_far.candidates[line.candidate_number].knobs)
+            tried = (
+                "the baseline" if is_first else best_words.typed_knobs(so_far.candidates[line.candidate_number].knobs)
+            )
             return f"{role_of(line.action).noun}{knob} {tried}: {line.why}"
         case Trial() | ColdRun() if so_far is not None:
             run = f": {line.run_id}" if isinstance(line, ColdRun) else ""
             return f"  {_attempt_words(line, so_far)}{run}"
         case Instruction() if so_far is not None:
-            return f"your instruction: {instruction_words(line, so_far.space)}"
+            return f"your instruction: {best_words.instruction_words(line, so_far.space)}"
     return ""
 
 
@@ -387,7 +379,7 @@ def _attempt_words(line: Trial | ColdRun, so_far: BestSoFar) -> str:
     if line.outcome != "measured" or value is None:
         words = outcome_of(line.outcome).verb
         return f"{words}: {fmt.with_sizes(line.reason)}" if line.reason else words
-    words = objective_words(so_far.objective, so_far.for_steps, value)
+    words = best_words.objective_words(so_far.objective, so_far.for_steps, value)
     steps = f", {len(line.step_ms)} steps" if isinstance(line, Trial) else ""
     doubt = f" ({line.reason})" if line.reason else ""
     return f"{words}, {peak}{steps}, {fmt.duration(line.seconds)}{doubt}"

@@ -45,19 +45,9 @@ from trainfast_tui.charts.charted import cpu_charts, device_charts, has_gpu_samp
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.report.blocks import Block, Document, code, grid, heading, listing, pairs_grid, prose
 from trainfast_tui.report.pictures import strip_picture, throttled_sentences
+from trainfast_tui.text import best_words, memory_words
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text import memory_words
 from trainfast_tui.text.batch_words import batch_answer_rows
-from trainfast_tui.text.best_words import (
-    EFFECT_HEADER,
-    PARETO_HEADER,
-    best_answer_rows,
-    candidate_text,
-    count_rows,
-    effect_rows,
-    objective_of,
-    pareto_rows,
-)
 from trainfast_tui.text.diagnosis_words import no_bottleneck_in_result
 from trainfast_tui.text.format import ABSENT, FigureHeading
 from trainfast_tui.text.next_run_words import few_steps_note, typed_overrides
@@ -178,7 +168,7 @@ def _attempt_row(attempt: Probe | ConfirmationRun, search: BatchSnapshot) -> lis
 
 def _best_blocks(so_far: BestSoFar, question: BestQuestion) -> Iterator[Block]:
     """Yield the question of a best-fit search, its answer and the verdict on every setting."""
-    limit, objective = question.lowest_limit_bytes, objective_of(question.objective)
+    limit, objective = question.lowest_limit_bytes, best_words.objective_of(question.objective)
     fits = f" within {fmt.size(limit)} a rank" if limit is not None else ""
     names = f" ({', '.join(question.device_names)})" if question.device_names else ""
     yield prose(f"Which settings train {question.name} {objective.best} on {question.device}{names} and fit{fits}?")
@@ -198,15 +188,15 @@ def _best_blocks(so_far: BestSoFar, question: BestQuestion) -> Iterator[Block]:
     verdicts = answer.verdicts if answer is not None else verdicts_without_answer(so_far.lines)
     rows: list[tuple[str, str]] = []
     if answer is not None and so_far.space is not None:
-        rows = [*best_answer_rows(so_far, answer), *count_rows(so_far, verdicts)]
+        rows = [*best_words.best_answer_rows(so_far, answer), *best_words.count_rows(so_far, verdicts)]
     yield from _answer(so_far.ended, rows)
     if answer is not None:
         yield prose("Intervals are confidence intervals of 95 %.")
         if answer.pareto_numbers:
-            yield grid(PARETO_HEADER, pareto_rows(so_far, answer))
+            yield grid(best_words.PARETO_HEADER, best_words.pareto_rows(so_far, answer))
         if answer.effects:
             yield heading("Gain of each knob")
-            yield grid(EFFECT_HEADER, effect_rows(answer))
+            yield grid(best_words.EFFECT_HEADER, best_words.effect_rows(answer))
     if verdicts:
         figures = fmt.figure_headings("samples/s", "predicted", "peak")
         yield heading("Every setting")
@@ -230,7 +220,7 @@ def _verdict_row(so_far: BestSoFar, verdict: CandidateVerdict) -> list[str]:
     if verdict.rate is not None:
         rate = f"{fmt.number(verdict.rate.median)} (95 % CI: {fmt.interval(verdict.rate.low, verdict.rate.high)})"
     memory = [fmt.size(so_far.candidate(candidate).predicted_bytes), fmt.size(so_far.peak_bytes(candidate))]
-    words = [candidate_text(so_far, candidate), verdict.verdict.replace("_", " "), rate]
+    words = [best_words.candidate_text(so_far, candidate), verdict.verdict.replace("_", " "), rate]
     return [fmt.count(candidate), *words, *memory, fmt.with_sizes(verdict.reason)]
 
 

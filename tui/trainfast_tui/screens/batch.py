@@ -239,7 +239,7 @@ def _limit_line(search: BatchSnapshot) -> Line:
     if not limits:
         return []
     line: Line = [("limit ", "muted"), (limits_words(limits), "text")]
-    if fit is not None and len(search.memory_fits) > 1:
+    if fit is not None and len(search.fits) > 1:
         line.append((f", the tightest is rank {fit.rank}", "text"))
     if question is not None and question.limit_words:
         line.append((f" ({question.limit_words})", "muted"))
@@ -387,7 +387,7 @@ def _probe_row(probe: Probe, search: BatchSnapshot, columns: Sequence[tuple[str,
     words = "OOM" if width < WIDE_CELLS_FROM and probe.outcome == "oom" else outcome.noun
     phase_piece = f" in {phase_words(probe.phase)}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""
-    if len(search.memory_fits) > 1 and probe.rank is not None:
+    if len(search.fits) > 1 and probe.rank is not None:
         rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"
     retries = f", {counted(probe.alloc_retries, 'allocator retry', 'allocator retries')}" if probe.alloc_retries else ""
     cells = [
