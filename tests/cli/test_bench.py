@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.command import SMALL
 from on_disk import put, run_file
 from plans import PLAN
 from trainfast_runner.records.home import Home
@@ -79,6 +80,67 @@ def test_a_table_of_real_runs_beside_a_measured_ceiling(cli, tmp_path):
     assert "trainfast-tui bench mine --scale-batch 0.5" in text
 
 
+TINY = ("bench", "tiny-llama", *SMALL, "--set", "steps=6", "--json")
+
+
+@pytest.mark.long
+def test_rows_are_runs_of_their_own_and_a_refused_one_keeps_its_reason(cli, tmp_path):
+    page = tmp_path / "table.html"
+    done = cli(*TINY, "--vary", "batch_size=2,4", "--vary", "strategy=single,dp", "--repeat", "2", "-o", str(page))
+    assert done.code == 0, done.err
+    assert done.json["baseline"] == "batch_size=2 strategy=single"
+    one, refused, two, also_refused = done.json["rows"]
+    assert [(row["state"], "GPU" in row["reason"]) for row in (refused, also_refused)] == [("refused", True)] * 2
+    assert [(row["state"], len(row["samples_per_s"])) for row in (one, two)] == [("finished", 2)] * 2
+    assert len(cli("runs", "list", "--json").json["runs"]) == 4
+    median = [sum(row["samples_per_s"]) / 2 for row in (one, two)]
+    assert two["vs_baseline_percent"] == pytest.approx(100 * (median[1] / median[0] - 1))
+    assert "<td>batch_size=4 strategy=single</td>" in page.read_text()
+
+
+BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 2048}
+GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 2048}
+
+
+@pytest.mark.longest
+@pytest.mark.parametrize(
+    ("row", "model"),
+    [
+        ("benchmarks-bert/bert_6", BERT),
+        ("benchmarks-gpt2/gpt_2", GPT2),
+        ("benchmarks-multi-gpu/mgpt_1 (zero2)", BERT),
+        ("guide-dp-ddp-nvlink/dp", GPT2),
+        ("guide-fp16-batch/b64-fp16", BERT),
+        ("guide-single-gpu/all+adam8bit", {**BERT, "vocab_size": 32000}),
+    ],
+)
+def test_a_row_of_every_table_runs_beside_its_baseline(cli, tmp_path, row, model):
+    preset, _, variant = row.partition("/")
+    settings = [f"model.{name}={value}" for name, value in model.items()]
+    settings += ["seq_len=16", "steps=4", "timing_warmup=1"]
+    report = tmp_path / "table.md"
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = cli("bench", row, "--scale-batch", "0.01", *words, "-o", str(report), "--json")
+    assert done.code == 0, done.err
+    rows = {found["id"]: found for found in done.json["rows"]}
+    assert (done.json["preset"], set(rows)) == (preset, {done.json["baseline"], variant})
+    assert rows[done.json["baseline"]]["state"] == "finished", done.err
+    mine = rows[variant]
+    # The model is another one than that of the published figures.
+    assert (mine["published"], mine["ratio"]) == ({}, None)
+    assert "model.hidden_size" in done.json["unpublished"] or "model.n_embd" in done.json["unpublished"]
+    if variant == "dp":
+        assert (mine["state"], mine["ratio"]) == ("refused", None)
+        assert "two or more GPUs" in mine["reason"]
+    else:
+        assert mine["state"] == "finished", mine["reason"]
+        rate = mine["result"]["throughput"]["samples_per_s"]["median"]
+        assert rate > 0
+        # GPT-2 stands in BERT's table, but their samples are not the same work.
+        assert (mine["vs_baseline_percent"] is None) == variant.startswith("mgpt")
+    assert f"| {variant} |" in report.read_text()
+
+
 @pytest.mark.long
 def test_ctrl_c_stops_the_run_and_the_bench(cli):
     (cli.presets / "mine.toml").write_text(TABLE)
@@ -143,7 +205,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(bench.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
     monkeypatch.setattr(bench, "predict_memory", lambda plan, home, cancelled: None)
-    monkeypatch.setattr(bench.launch, "start", start)
+    monkeypatch.setattr(launching.launch, "start", start)
     monkeypatch.setattr(bench, "follow", lambda *arguments, **options: finished)
     return busy
 

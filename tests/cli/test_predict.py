@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from layered_model import model_of
 
-from cli.command import SMALL, Done
+from cli.command import Done
 from on_disk import put
 from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling
 from trainfast_runner.machine.cpu import cpu_name
@@ -148,6 +148,9 @@ def test_speed_stands_beside_memory_once_the_device_is_calibrated(predict):
     assert 0 < speed["low"] < speed["median"] < speed["high"] < 3 * speed["low"]
     why = predict.json("single", "devices=cpu", "precision=bf16")["why"]
     assert why == "precision=bf16 is not calibrated on this device"
+    limited = predict.json("single", "devices=cpu", "memory_limit=4GiB")
+    assert limited["samples_per_s"] is None
+    assert "memory_limit" in limited["why"]
     assert "90 % interval" in predict("single", "devices=cpu").out
 
 
@@ -163,17 +166,3 @@ def test_what_does_not_fit_says_so_and_by_how_much(predict):
     assert re.search(fits, text, re.MULTILINE)
     rows = predict("ways", limit, f"batch_size={10 * most}").out.splitlines()[1:3]
     assert all("no, +" in line for line in rows)
-
-
-ROUND = Ceiling(device="cpu", name="", tflops={"fp32": 0.1}, copy_gb_per_s=10.0, operation_us=20.0, cpu_share=1.0)
-"""A calibration in round figures: a real one takes seconds, and is refused beside other work."""
-
-
-@pytest.mark.parametrize("settings", [["memory_limit=4GiB"], pytest.param(["precision=bf16"], marks=pytest.mark.long)])
-def test_a_speed_that_cannot_be_known_is_null_with_the_reason(cli, settings):
-    cli.home.mkdir()
-    (cli.home / CALIBRATION_FILE).write_bytes(msgspec.json.encode({cpu_name(): ROUND}))
-    words = [word for one in settings for word in ("--set", one)]
-    answer = cli("predict", "tiny-llama", *SMALL, "--set", "devices=cpu", *words, "--json").json
-    assert answer["samples_per_s"] is None
-    assert settings[0].partition("=")[0] in answer["why"]

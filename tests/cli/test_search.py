@@ -104,24 +104,17 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
         with (directory / JOURNAL_FILE).open("ab") as journal:
             journal.write(b'{"kind":"probe","batch_')
         if text != "confirm ":
-            # The warm process sees for itself that nobody asks any more; a confirmation goes on.
+            # The warm process sees for itself that nobody asks any more; a confirmation goes on until it is ended.
             until(lambda: not live_runs(cli), "the warm process to end")
         tried = [line.batch_size for line in read_batch_journal(directory) if isinstance(line, Probe)]
         assert tried[: len(before)] == before
         before = tried
-    # As if it had been killed before it wrote down which run proves: that one is found, and followed.
-    lines = (directory / JOURNAL_FILE).read_bytes().splitlines(keepends=True)
-    (directory / JOURNAL_FILE).write_bytes(b"".join(line for line in lines if b'"role":"proof"' not in line))
     done = cli(*command)
     assert done.code == 0, done.err
     assert directory_of(cli) == directory
     tried = [probe["batch_size"] for probe in done.json["probes"]]
     assert tried[: len(before)] == before
     assert len(tried) == len(set(tried)), "a finished probe was repeated"
-    confirmations = [
-        line for line in read_batch_journal(directory) if isinstance(line, BatchLaunched) and line.role == "proof"
-    ]
-    assert len(confirmations) == len(done.json["proofs"]), "the confirmation that went on was not followed"
     assert live_runs(cli) == []
 
 

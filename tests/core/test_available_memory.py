@@ -20,7 +20,7 @@ from trainfast_runner.memory.headroom import (
     predict_headroom,
 )
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.search import fitted_memory
+from trainfast_runner.search import searches
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import resolve
 
@@ -121,16 +121,16 @@ def a_plan(asked_bytes, device="cpu", ranks=1):
 
 
 def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothing_swaps(monkeypatch):
-    monkeypatch.setattr(fitted_memory, "read_host_free_bytes", lambda: 10 * GIB)
-    assert fitted_memory.limits_of(a_plan((9 * GIB,))) == fitted_memory.Limits((9 * GIB,), "memory_limit=9216MiB")
-    assert fitted_memory.limits_of(a_plan((2 * GIB, GIB), ranks=2)).by_rank == (2 * GIB, GIB)
-    found = fitted_memory.limits_of(a_plan(None))
-    assert found == fitted_memory.Limits((9 * GIB,), "90% of the 10.0 GiB free, set as a real limit")
-    beyond = fitted_memory.limits_of(a_plan((8 * GIB, 8 * GIB), ranks=2))
+    monkeypatch.setattr(searches, "read_host_free_bytes", lambda: 10 * GIB)
+    assert searches.limits_of(a_plan((9 * GIB,))) == searches.Limits((9 * GIB,), "memory_limit=9216MiB")
+    assert searches.limits_of(a_plan((2 * GIB, GIB), ranks=2)).by_rank == (2 * GIB, GIB)
+    found = searches.limits_of(a_plan(None))
+    assert found == searches.Limits((9 * GIB,), "90% of the 10.0 GiB free, set as a real limit")
+    beyond = searches.limits_of(a_plan((8 * GIB, 8 * GIB), ranks=2))
     assert beyond.by_rank == (4608 * MIB, 4608 * MIB)
     assert beyond.source.endswith("shared by 2 ranks, set as a real limit, less than memory_limit=8192MiB+8192MiB")
-    assert fitted_memory.limits_of(a_plan(None, "cuda")).by_rank == (), "each rank says what its GPU has"
-    assert fitted_memory.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
+    assert searches.limits_of(a_plan(None, "cuda")).by_rank == (), "each rank says what its GPU has"
+    assert searches.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
 
 
 @pytest.mark.parametrize(

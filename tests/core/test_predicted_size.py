@@ -12,7 +12,7 @@ from layered_model import model_of, spec_with
 import plans
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory import corrections
-from trainfast_runner.search.batch.decide import predicted_size, trace_size_model
+from trainfast_runner.search.batch_conductor import predicted_size, trace_size_model
 
 MIB = 1 << 20
 PLAN = replace(plans.PLAN, spec=spec_with(), memory_limit_bytes=(200 * MIB,))

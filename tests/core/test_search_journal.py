@@ -1,27 +1,26 @@
 """A batch search's journal: its lines, the time worked, how it looks from outside; and who conducts the search."""
 
 import errno
+import os
 import time
 from contextlib import ExitStack
 
 import pytest
-from begun_search import SECOND, asked, conducted, search
 from msgspec.structs import replace
 
-from on_disk import put, run_file
+from on_disk import batch_question, put, run_file
 from plans import PLAN
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes import identify
+from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.home import JOURNAL_FILE, Home, conductor_lock, is_conducted, search_directories
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import launch
-from trainfast_runner.search import control, fitted_memory
-from trainfast_runner.search.batch import conductor
-from trainfast_runner.search.batch.answer import batch_report
-from trainfast_runner.search.batch.conductor import BatchPlan, conduct_batch, confirmation_record
-from trainfast_runner.search.batch.decide import BatchDecision, state_of_batch_journal
+from trainfast_runner.search import batch_conductor as conductor
+from trainfast_runner.search import control, searches
+from trainfast_runner.search.batch_conductor import BatchPlan, conduct_batch, confirmation_record
+from trainfast_runner.search.batch_decide import BatchState
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
@@ -31,46 +30,63 @@ from trainfast_runner.search.batch_journal import (
     ConfirmationRun,
     Predicted,
     Probe,
+    RankPeaks,
+    batch_report,
     read_batch_journal,
 )
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.fitted_memory import MemoryFit, PhaseFit
-from trainfast_runner.search.journal import JournalWriter, Paused, Resumed, Waiting, worked_seconds
+from trainfast_runner.search.journal import Conducted, JournalWriter, Paused, Resumed, Waiting, worked_seconds
 from trainfast_runner.search.searches import BATCH_KIND, SearchOptions, new_search, newest_search, unfinished
 from trainfast_runner.settings.spec import resolve
+
+SECOND = 1_000_000_000
+
+
+def asked(directory, key="k"):
+    """The question of the search in this directory."""
+    return batch_question(directory.name, key, world_size=2)
+
+
+def conducted(t_ns=1):
+    """The line of a conductor that began at this time, whose process is not this one."""
+    return Conducted(t_ns=t_ns, pid=os.getpid(), start_ticks=1, boot_id=boot_id())
+
+
+def search(home, key="k"):
+    """The directory of a new search, and the writer of its journal."""
+    directory = new_search(home, "tiny-llama")
+    journal = JournalWriter(directory)
+    journal.write(asked(directory, key))
+    return directory, journal
 
 
 def test_every_line_is_read_back_and_a_half_written_one_is_left_out_and_ended(tmp_path):
     directory, journal = search(Home(tmp_path))
-    line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
-    fit = MemoryFit(rank=0, lines=[line], limit_bytes=10)
-    step = BatchStep(action="probe", batch_size=4, why="because", memory_fits=[fit], tightest_rank=0)
+    step = BatchStep(action="probe", batch_size=4, why="because")
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
     assert read_batch_journal(directory)[1:] == [step]
-    assert BatchFollower(directory).poll().memory_fits == (fit,)
     JournalWriter(directory).write(conducted())
     assert read_batch_journal(directory)[1:] == [step, conducted()], "the cut line is ended before the next"
 
 
-def test_the_fit_of_the_tightest_rank_is_known_before_the_answer_and_after_a_step_without_a_fit(tmp_path):
+def test_the_fit_of_the_tightest_rank_is_known_from_the_first_size_that_fits(tmp_path):
+    assert BatchFollower(tmp_path).poll().tightest_fit is None, "a journal without a line"
     directory, journal = search(Home(tmp_path))
     assert BatchFollower(directory).poll().tightest_fit is None
-    line = PhaseFit(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
-    fits = [MemoryFit(rank=rank, lines=[line], limit_bytes=10 - rank) for rank in (0, 1)]
-    journal.write(BatchStep(action="probe", batch_size=4, why="because", memory_fits=fits, tightest_rank=1))
-    assert BatchFollower(directory).poll().tightest_fit == fits[1]
+    ranks = [RankPeaks(rank=rank, phase_peaks={"step": 10}, available_bytes=100 - rank) for rank in range(2)]
+    journal.write(Probe(batch_size=8, outcome="fits", run_id="r", seconds=1.0, ranks=ranks))
     journal.write(BatchStep(action="end", why="it is the largest"))
-    assert BatchFollower(directory).poll().tightest_fit == fits[1]
+    assert BatchFollower(directory).poll().tightest_fit.rank == 1
 
 
 def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_path):
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
-    tried = state_of_batch_journal(read_batch_journal(directory))
+    tried = BatchState(tuple(read_batch_journal(directory)))
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
     journal.write(confirmation_record(tried, [], result, 42, 1.0))
     assert [line.refutes for line in read_batch_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
@@ -99,18 +115,6 @@ def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_
         file.write(b'{"kind":"dreamt","t_ns":1}\n')
     assert unfinished(home, "k", BATCH_KIND) is None
     assert BatchFollower(directory).poll().state == "interrupted"
-
-
-def test_a_command_continues_what_has_no_answer(tmp_path):
-    home = Home(tmp_path)
-    assert unfinished(home, "k", BATCH_KIND) is None
-    directory, journal = search(home)
-    assert unfinished(home, "k", BATCH_KIND) == directory
-    assert unfinished(home, "another", BATCH_KIND) is None
-    journal.write(BatchEnded(state="cancelled"))
-    assert unfinished(home, "k", BATCH_KIND) == directory
-    journal.write(BatchEnded(state="answered", answer=BatchAnswer(max_batch=3, recommended_batch=2)))
-    assert unfinished(home, "k", BATCH_KIND) is None
 
 
 def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path):
@@ -200,27 +204,19 @@ def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path):
 
 def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeypatch):
     home, free = Home(tmp_path), [8 << 30]
-    for module in (fitted_memory, conductor):
+    for module in (searches, conductor):
         monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
     first = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     free[0] -= 512 * MIB
     assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first, "its limit is 0.9 of what was free"
-    free[0] -= 512 * MIB
-    second = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
-    assert second != first
-    asked = read_batch_journal(second)[0]
-    assert sum(asked.limits_bytes) <= free[0]
-
-
-def test_a_search_whose_own_processes_hold_its_memory_is_followed(tmp_path, monkeypatch):
-    home, free = Home(tmp_path), [8 << 30]
-    for module in (fitted_memory, conductor):
-        monkeypatch.setattr(module, "read_host_free_bytes", lambda: free[0])
-    first = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     free[0] = 1 << 30
     with conductor_lock(first):
-        assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first
-    assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) != first
+        assert conductor.open_batch(BatchPlan(PLAN), home, SearchOptions()) == first, (
+            "its own processes hold the memory"
+        )
+    second = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
+    assert second != first
+    assert sum(read_batch_journal(second)[0].limits_bytes) <= free[0]
 
 
 def a_run(home, directory, *, role=None, steps=10, state=""):
@@ -246,35 +242,11 @@ def confirming(monkeypatch, started):
 
     def decided(state):
         if state.confirmations:
-            return BatchDecision(BatchStep(action="end", why="because"), "failed")
-        return BatchDecision(BatchStep(action="prove", batch_size=4, why="because"))
+            return BatchStep(action="end", why="because", end_state="failed")
+        return BatchStep(action="prove", batch_size=4, why="because")
 
     monkeypatch.setattr(conductor, "decide", decided)
     monkeypatch.setattr(launch, "start", started)
-
-
-@pytest.mark.parametrize("is_launch_recorded", [True, False])
-@pytest.mark.parametrize("state", ["finished", "failed"])
-def test_a_confirmation_run_that_ended_behind_a_killed_conductor_is_taken(
-    tmp_path, monkeypatch, state, is_launch_recorded
-):
-    home = Home(tmp_path).create()
-    directory, journal = search(home)
-    journal.write(Predicted(reason="nothing is predicted"))
-    left = a_run(home, directory, role="proof", state=state)
-    a_run(home, directory, role="proof", state="stopped")
-    a_run(home, directory, role="proof", steps=50, state="finished")
-    if is_launch_recorded:
-        journal.write(BatchLaunched(run_id=left.name, role="proof"))
-
-    def started(plan, home, on_wait):
-        raise AssertionError("it is measured a second time")
-
-    confirming(monkeypatch, started)
-    conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
-    lines = read_batch_journal(directory)
-    assert [line.run_id for line in lines if isinstance(line, ConfirmationRun)] == [left.name]
-    assert [line.run_id for line in lines if isinstance(line, BatchLaunched)] == [left.name]
 
 
 def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, monkeypatch):
@@ -307,37 +279,31 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, mo
     assert waiting.run_id == other.name
 
 
-def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path, monkeypatch):
-    home = Home(tmp_path)
-    directory, journal = search(home)
+@pytest.mark.parametrize(
+    ("error", "raised", "state", "reason"),
+    [
+        (ZeroDivisionError("division by zero"), ZeroDivisionError, "failed", "ZeroDivisionError: division by zero"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),
+            UserError,
+            "cancelled",
+            "cannot use /tmp/x: the disk is full",
+        ),
+    ],
+    ids=["an error of our own", "a full disk"],
+)
+def test_an_error_ends_the_search_in_its_journal(tmp_path, monkeypatch, error, raised, state, reason):
+    directory, journal = search(Home(tmp_path))
     journal.write(Predicted(reason="nothing is predicted"))
 
-    def broken(state):
-        raise ZeroDivisionError("division by zero")
+    def broken(_state):
+        raise error
 
     monkeypatch.setattr(conductor, "decide", broken)
-    with pytest.raises(ZeroDivisionError):
-        conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
+    with pytest.raises(raised):
+        conduct_batch(directory, BatchPlan(PLAN), Home(tmp_path), SearchOptions(), SearchCaller())
     seen = BatchFollower(directory).poll()
-    assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
-    assert not seen.is_live
-
-
-def test_a_full_disk_ends_the_search_with_its_reason(tmp_path, monkeypatch):
-    home = Home(tmp_path)
-    directory, journal = search(home)
-    journal.write(Predicted(reason="nothing is predicted"))
-
-    def full(state):
-        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
-
-    monkeypatch.setattr(conductor, "decide", full)
-    reason = "cannot use /tmp/x: the disk is full"
-    with pytest.raises(UserError, match=reason):
-        conduct_batch(directory, BatchPlan(PLAN), home, SearchOptions(), SearchCaller())
-    seen = BatchFollower(directory).poll()
-    assert seen.state == "cancelled"
-    assert seen.ended is not None
+    assert (seen.state, seen.is_live) == (state, False)
     assert seen.ended.reason.startswith(reason)
 
 

@@ -11,8 +11,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.tracing import WarmTracer, trace_model
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
-from trainfast_runner.search.batch import conductor
-from trainfast_runner.search.batch.conductor import BatchPlan, conduct_batch, open_batch
+from trainfast_runner.search import batch_conductor as conductor
+from trainfast_runner.search.batch_conductor import BatchPlan, conduct_batch, open_batch
 from trainfast_runner.search.conductor import SearchCaller
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve

@@ -9,10 +9,8 @@ import psutil
 import pytest
 
 from cli.command import Started, until
-from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of, script
-from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.search.batch_journal import BatchLaunched, ConfirmationRun, Probe, read_batch_journal
+from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of
+from trainfast_runner.search.batch_journal import ConfirmationRun, Probe, read_batch_journal
 from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
 
 pytestmark = pytest.mark.long
@@ -90,8 +88,6 @@ def test_batch_search_of_a_killed_script_tries_no_size_twice(cli, work):
     assert len(tried) == len(set(tried)), "a size was measured twice"
     confirmed = [line.run_id for line in lines if isinstance(line, ConfirmationRun)]
     assert len(confirmed) == len(set(confirmed)), "a run was recorded twice"
-    launched = [line.run_id for line in lines if isinstance(line, BatchLaunched) and line.role == "proof"]
-    assert set(finished(cli, launched)) <= set(confirmed), "a finished run was not taken"
 
 
 def test_best_fit_of_a_killed_script_goes_on_and_confirms_its_answer(cli, work):
@@ -103,33 +99,3 @@ def test_best_fit_of_a_killed_script_goes_on_and_confirms_its_answer(cli, work):
     assert len(measured) == len(set(measured)), "a setting was measured twice"
     cold_runs = [line.run_id for line in lines if isinstance(line, ColdRun)]
     assert len(cold_runs) == len(set(cold_runs)), "a run was recorded twice"
-
-
-@pytest.mark.ci
-def test_trial_that_ended_after_its_search_was_killed_is_taken(cli):
-    preset_of(cli, *script("plain_torch.py"))
-    command = ("search", "max-batch", "mine", "--set", "memory_limit=512MiB")
-    started = Started(cli, command)
-    (left,) = until(lambda: runs_in_journals(cli, BatchLaunched), "the first trial")
-    started.signal(signal.SIGKILL)
-    started.end()
-    until(lambda: read_result(Home(cli.home).directory(left)) is not None, "the end of the trial")
-    assert not runs_in_journals(cli, Probe), "the search was killed too late"
-    again = Started(cli, command)
-    recorded = until(lambda: runs_in_journals(cli, Probe), "the trial in the journal")
-    again.signal(signal.SIGINT)
-    again.end()
-    assert recorded[0] == left
-
-
-def runs_in_journals(cli, *kinds):
-    """The runs of all lines of these kinds in the journal of the only search."""
-    folders = [journal.parent for journal in cli.home.glob("searches/*/journal.jsonl")]
-    lines = [line for folder in folders for line in read_batch_journal(folder)]
-    return [line.run_id for line in lines if isinstance(line, kinds)]
-
-
-def finished(cli, run_ids):
-    """Those of the runs that finished."""
-    results = [read_result(Home(cli.home).directory(run_id)) for run_id in run_ids]
-    return [one.run_id for one in results if one is not None and one.state == "finished"]

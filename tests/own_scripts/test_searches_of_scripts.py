@@ -11,7 +11,7 @@ from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
 from trainfast_runner.running.script_plan import plan_script
-from trainfast_runner.search.batch.conductor import conduct_batch, open_batch, plan_script_batch
+from trainfast_runner.search.batch_conductor import conduct_batch, open_batch, plan_script_batch
 from trainfast_runner.search.conductor import SearchCaller, end_if_live
 from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import SearchOptions

@@ -14,10 +14,12 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch import conductor
-from trainfast_runner.search.batch.conductor import (
+from trainfast_runner.search import batch_conductor as conductor
+from trainfast_runner.search.batch_conductor import (
+    CONTEXT_WITHOUT_KERNELS_BYTES,
     BatchConductor,
     BatchPlan,
+    free_gpu_bytes,
     on_gpus,
     open_batch,
     plan_script_batch,
@@ -25,26 +27,9 @@ from trainfast_runner.search.batch.conductor import (
 )
 from trainfast_runner.search.batch_journal import BatchLaunched, BatchQuestion, Predicted, Probe, read_batch_journal
 from trainfast_runner.search.conductor import SearchCaller, SearchRuns, WarmProcess
-from trainfast_runner.search.fitted_memory import CONTEXT_WITHOUT_KERNELS_BYTES, free_gpu_bytes
-from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import resolve
-
-
-def test_only_a_continued_batch_search_lists_the_runs_of_the_home(tmp_path, monkeypatch):
-    home, options = Home(tmp_path), SearchOptions()
-    batch_plan = plan_spec_batch(resolve("tiny-llama", ()), None)
-    directory = open_batch(batch_plan, home, options)
-    listed: list[Home] = []
-    monkeypatch.setattr(Home, "run_ids", lambda home: listed.append(home) or [])
-    BatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
-    assert listed == [], "a new search has no runs, and a home may have thousands"
-    journal = JournalWriter(directory)
-    journal.write(Conducted(pid=1, start_ticks=1, boot_id="an earlier conductor"))
-    journal.close()
-    BatchConductor(directory, batch_plan, home, options, SearchCaller()).close()
-    assert listed == [home]
 
 
 def untraced(_plan: RunPlan, _cancelled: threading.Event) -> NoReturn:
@@ -60,9 +45,14 @@ def conductor_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     monkeypatch.setattr(conductor, "trace_size_model", untraced)
 
     def make(state: str) -> BatchConductor:
-        process = SimpleNamespace(directory=tmp_path / "r1", ready=lambda: None)
-        monkeypatch.setattr(SearchRuns, "start_process", lambda *_: cast("WarmProcess", process))
-        monkeypatch.setattr(SearchRuns, "wait_for_process_end", lambda _: Result(run_id="r1", state=state))
+        result = Result(run_id="r1", state=state)
+        process = SimpleNamespace(directory=tmp_path / "r1", ready=lambda: None, wait_for_end=lambda: result)
+
+        def start_process(runs: SearchRuns, *_: object) -> WarmProcess:
+            runs.process = cast("WarmProcess", process)
+            return runs.process
+
+        monkeypatch.setattr(SearchRuns, "start_process", start_process)
         return BatchConductor(open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
 
     return make

@@ -19,8 +19,7 @@ from trainfast_runner.results.distributions import percentile, spread
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.summary import read_joined_steps
 from trainfast_runner.running.settling import recover_result
-from trainfast_runner.search.batch.conductor import probe_of_run
-from trainfast_runner.search.batch.decide import BatchState
+from trainfast_runner.search.batch_conductor import probe_of_run
 
 GPU = "GPU-0001"
 
@@ -58,7 +57,7 @@ def test_the_rate_of_a_scripts_trial_agrees_with_its_step(tmp_path):
     lines = [step(n, ms, peak_allocated_bytes=99) for n, ms in ((1, 400), (2, 1400))]
     record(tmp_path, steps=lines)
     result = result_of(tmp_path)
-    probe = probe_of_run(BatchState("cpu", 1), tmp_path, result, 8, 1.0, None)
+    probe = probe_of_run(tmp_path, result, 8, 1.0, None)
     assert (probe.step_ms, probe.samples_per_s) == (900, pytest.approx(8 / 0.9))
     assert result.throughput.samples_per_s.median == probe.samples_per_s, "one rate in the search and in the run"
     assert result.throughput.steps_per_s.median == pytest.approx(1 / 0.9)

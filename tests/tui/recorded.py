@@ -70,7 +70,6 @@ from trainfast_runner.search.best_journal import (
     Space,
     Trial,
 )
-from trainfast_runner.search.fitted_memory import MemoryFit, PhaseFit
 from trainfast_runner.search.journal import Conducted
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import resolve
@@ -462,22 +461,10 @@ RUN_ID = "20261121-070002-tiny-llama-b001"
 CONFIRMATION_ID = "20261121-070044-tiny-llama-b002"
 
 
-def memory_fit(rank: int = 0, limit: int = GIB) -> MemoryFit:
-    """118 MiB and 21.5 MiB a sample before the step, 190 MiB in it."""
-    return MemoryFit(
-        rank=rank,
-        lines=[
-            PhaseFit(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB),
-            PhaseFit(phase="optimizer", fixed_bytes=190 * MIB, bytes_per_sample=0.0),
-        ],
-        limit_bytes=limit,
-        error_bytes=8 * MIB,
-    )
-
-
 def a_probe(batch: int, *, outcome: str = "fits", at: int = 0, **changes: Any) -> Probe:
-    """A probe on the line of `memory_fit`."""
+    """A probe of 118 MiB and 21.5 MiB a sample before the step, 190 MiB in it."""
     peak = int((118 + 21.5 * batch) * MIB)
+    phase_peaks = {"forward_backward": peak, "optimizer": 190 * MIB}
     fields: dict[str, Any] = {
         "t_ns": START_NS + at * S,
         "batch_size": batch,
@@ -486,12 +473,12 @@ def a_probe(batch: int, *, outcome: str = "fits", at: int = 0, **changes: Any) -
         "seconds": 2.5 + batch / 8,
         "rank": 0,
         "phase": "forward_backward",
-        "phase_peaks": {"forward_backward": peak, "optimizer": 190 * MIB},
+        "phase_peaks": phase_peaks,
         "peak_allocated_bytes": peak,
         "peak_reserved_bytes": peak,
         "samples_per_s": 17.0 - batch / 20,
         "step_ms": batch / (17.0 - batch / 20) * 1e3,
-        "ranks": [RankPeaks(rank=0, phase_peaks={"forward_backward": peak}, limit_peak_bytes=peak + 2 * MIB)],
+        "ranks": [RankPeaks(rank=0, phase_peaks=phase_peaks, limit_peak_bytes=peak + 2 * MIB)],
     }
     if outcome == "oom":
         fields |= {"phase": "backward", "samples_per_s": None, "step_ms": None, "phase_peaks": {}, "ranks": []}
@@ -554,8 +541,6 @@ def going_on() -> list[Any]:
             action="probe",
             batch_size=32,
             why="a second point",
-            memory_fits=[memory_fit()],
-            tightest_rank=0,
         ),
         a_probe(32, at=13),
         BatchStep(
@@ -563,17 +548,13 @@ def going_on() -> list[Any]:
             action="probe",
             batch_size=42,
             why="the fit of 2 probes reaches the limit at 42.1",
-            memory_fits=[memory_fit()],
-            tightest_rank=0,
         ),
     ]
 
 
 def answered(**changes: Any) -> list[Any]:
     """An answered search: four probes, of which one ran out of memory, and the confirmation run."""
-    last = BatchStep(
-        t_ns=START_NS + 40 * S, action="end", why="42 is confirmed", memory_fits=[memory_fit()], tightest_rank=0
-    )
+    last = BatchStep(t_ns=START_NS + 40 * S, action="end", why="42 is confirmed")
     return [
         *going_on(),
         a_probe(42, at=20),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, memory_fit, seen
+from recorded import CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
 from still import MIDDLE, SMALL, Conducted, has, running
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import BatchWidths
-from trainfast_runner.search.batch_journal import BatchStep, Predicted
+from trainfast_runner.search.batch_journal import BatchStep, Predicted, RankPeaks
 from trainfast_runner.search.journal import Resumed, Waiting
 from trainfast_tui.screens.batch import batch_page
 from trainfast_tui.text.format import line_text
@@ -16,15 +16,13 @@ from trainfast_tui.text.search_states import state_words
 
 
 async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(home: Home, conducted: Conducted) -> None:
-    fits = [memory_fit(0, 2 * GIB), memory_fit(1, 1536 * MIB)]
+    ranks = [RankPeaks(rank=rank, phase_peaks={"forward_backward": 290 * MIB}) for rank in range(2)]
     lines = [
         asked(limits_bytes=[2 * GIB, 1536 * MIB], world_size=2),
         CONDUCTED,
         a_probe(8, outcome="void", reason="python 4711 of another user took 2.00 GiB"),
-        a_probe(8, rank=1),
-        BatchStep(
-            t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", memory_fits=fits, tightest_rank=1
-        ),
+        a_probe(8, rank=1, ranks=ranks),
+        BatchStep(t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point"),
     ]
     search = conducted(lines)
     async with running(home, size=MIDDLE) as (_, pilot):

@@ -32,7 +32,7 @@ from trainfast_tui.charts.charted import throttled_spans
 from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.charts.strip_chart import StripChart, paint
 from trainfast_tui.painting import TONES
-from trainfast_tui.report.run_blocks import charts_of, read_run
+from trainfast_tui.report.document import charts_of, read_run
 from trainfast_tui.terminal.cells import SentCells
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import SHADES

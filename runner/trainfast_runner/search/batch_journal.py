@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from trainfast_runner.errors import lowest
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.result import OomChange
+from trainfast_runner.records.result import STRICT_SPEED, Doubt, OomChange
+from trainfast_runner.records.run_directory import read_result
 from trainfast_runner.records.run_file import BatchWidths
-from trainfast_runner.search.fitted_memory import MemoryFit
+from trainfast_runner.results.doubts import doubts
 from trainfast_runner.search.journal import (
     Conducted,
     JournalFollower,
@@ -25,11 +27,25 @@ from trainfast_runner.search.journal import (
     SearchQuestion,
     Waiting,
     current_end,
+    fields_of,
+    first_fields,
     read_journal,
 )
+from trainfast_runner.units import mebibytes
+from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 CONFIRM_STEP: Final = "prove"
 """The action of a step that starts a confirmation run; best-fit has its own role `CONFIRM`."""
+NOISE_BYTES = {"cpu": 4 << 20, "cuda": 48 << 20}
+"""Scatter of a measured peak, in bytes: a CPU's C library keeps small blocks, a GPU's allocator works in large ones."""
+SLOPE_SHARE = {"cpu": 0.015, "cuda": 0.03}
+"""Error of a slope between two sizes, as a share: on a CPU small sizes were 0 to 2 % steeper than large ones."""
+PREDICTED_SHARE = 0.15
+"""Error of a predicted slope, as a share."""
+CONSTANT_PHASE = "optimizer"
+"""The phase whose peak does not grow with the batch: weights, gradients and states."""
+MAX_SIZE_RATIO = 0.75
+"""Two sizes give a slope if the smaller is at most this share of the larger."""
 
 
 class BatchQuestion(SearchQuestion, frozen=True, kw_only=True, tag="asked"):
@@ -41,6 +57,11 @@ class BatchQuestion(SearchQuestion, frozen=True, kw_only=True, tag="asked"):
     world_size: int = 1
     limit_words: str = ""
     """The source of the limits, in words."""
+
+    @property
+    def measured_under(self) -> str | None:
+        """The condition under which the search measures speed; None if the condition does not change speed."""
+        return STRICT_SPEED if self.device == "cpu" else None
 
 
 class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
@@ -68,9 +89,8 @@ class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
     """probe, prove (a confirmation run) or end; a journal of another version may have other words."""
     batch_size: int | None = None
     why: str
-    memory_fits: list[MemoryFit] = msgspec.field(default_factory=list, name="fits")
-    """The current fit of each rank."""
-    tightest_rank: int | None = None
+    end_state: str | None = None
+    """An `EndState`: that of the search which this step ends; None for another step."""
 
 
 class BatchLaunched(Line, frozen=True, kw_only=True, tag="launched"):
@@ -98,47 +118,43 @@ class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
     """Widths of a script's batches; None for a preset, whose longest samples always come first."""
 
 
-class Probe(Line, frozen=True, kw_only=True, tag="probe"):
-    """A batch size that was tried. The peaks are those of `rank`: after an oom, as far as reached by then."""
+class Tried(Line, frozen=True, kw_only=True):
+    """A batch size that was tried, and its figures."""
 
     batch_size: int
+    run_id: str
+    seconds: float
+    reason: str = ""
+    """The reason that there are no figures."""
+    peak_allocated_bytes: int | None = None
+    ranks: list[RankPeaks] = []
+    """The peaks of each rank; a rank without a finished step is left out."""
+    samples_per_s: float | None = None
+    """The rate of all ranks together."""
+    step_ms: float | None = None
+
+
+class Probe(Tried, frozen=True, kw_only=True, tag="probe"):
+    """A size tried in a few steps. The peaks are those of `rank`: after an oom, as far as reached by then."""
+
     outcome: str
     """fits, oom, or void: another process took memory, and the probe is repeated."""
     fills_data: bool = False
     """True for the largest size that a script's data fills."""
-    run_id: str
-    seconds: float
-    reason: str = ""
-    """The reason for an oom or a void probe."""
     rank: int | None = None
-    """The rank that came closest to its limit; after an oom the one that ran out of memory."""
+    """The rank of the highest peak; after an oom the one that ran out of memory."""
     phase: str | None = None
     """The phase of the highest peak; after an oom the one in which memory ran out."""
     phase_peaks: dict[str, int] = {}
-    peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     alloc_retries: int | None = None
-    samples_per_s: float | None = None
-    """The rate of all ranks together."""
-    step_ms: float | None = None
-    ranks: list[RankPeaks] = []
 
 
-class ConfirmationRun(Line, frozen=True, kw_only=True, tag="proof"):
-    """A confirmation run: a normal run of a fresh process."""
+class ConfirmationRun(Tried, frozen=True, kw_only=True, tag="proof"):
+    """A confirmation run: a normal run of a fresh process, with its peaks over all steps, warm-up included."""
 
-    batch_size: int
-    run_id: str
     state: str
     """The end state of the run."""
-    reason: str = ""
-    peak_allocated_bytes: int | None = None
-    ranks: list[RankPeaks] = []
-    """Peaks of each rank over all its steps, warm-up included; a rank without a finished step is left out."""
-    samples_per_s: float | None = None
-    step_ms: float | None = None
-    """The median of the run's result."""
-    seconds: float
     refutes: list[int] = []
     """The sizes that fitted in a probe but no longer count, because this run ran out of memory."""
 
@@ -220,10 +236,100 @@ BatchLine = (
 """A line of a batch search's journal."""
 
 
-def refuted_by(probe: Probe, confirmations: Iterable[ConfirmationRun]) -> ConfirmationRun | None:
-    """The confirmation run that ran out of memory at this size or a smaller one; None if this probe still counts."""
-    refuting = (run for run in confirmations if probe.batch_size in run.refutes)
-    return next(refuting, None) if probe.outcome == "fits" else None
+@dataclass(frozen=True)
+class PhaseFit:
+    """`fixed_bytes + batch_size * bytes_per_sample` of one phase."""
+
+    phase: str
+    fixed_bytes: float
+    bytes_per_sample: float
+
+    def at(self, batch_size: float) -> float:
+        """Return the bytes at the peak of this phase."""
+        return self.fixed_bytes + batch_size * self.bytes_per_sample
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """Memory that one rank needs by batch size, as its limit counts it: a line a phase, and the error of the peak."""
+
+    rank: int
+    limit_bytes: int
+    lines: list[PhaseFit]
+    error_bytes: float = 0.0
+    """The largest error at the batch size `anchor`."""
+    error_per_sample: float = 0.0
+    """Growth of the error with every sample away from `anchor`."""
+    anchor: int = 0
+    """The largest batch size that was measured."""
+
+    def need_bytes(self, batch_size: float) -> float:
+        """Return the peak of the step: that of the highest phase at this batch size."""
+        return max(line.at(batch_size) for line in self.lines)
+
+    def error_at(self, batch_size: float) -> float:
+        """Return the largest error of `need_bytes`, in bytes."""
+        return self.error_bytes + self.error_per_sample * abs(batch_size - self.anchor)
+
+    def need_text(self, batch_size: int) -> str:
+        """Return the need at this batch size and the limit: `60 MiB of 64 MiB`."""
+        return f"{mebibytes(self.need_bytes(batch_size))} of {mebibytes(self.limit_bytes)}"
+
+    def surely_fits(self, batch_size: int) -> bool:
+        """True if the batch fits even if the need is too low by its whole error."""
+        return self.need_bytes(batch_size) + self.error_at(batch_size) <= self.limit_bytes
+
+
+def fit_lines(
+    points: Mapping[int, Mapping[str, int]], device: str, predicted_slope: float | None, rank: int, limit_bytes: int
+) -> MemoryFit:
+    """Fit a line per phase to the peaks of a rank, `points`: bytes by phase, by batch size.
+
+    Peak memory is affine in the batch size per phase, not overall (`max(optimizer step, F + k * batch)`). Each line
+    goes through the largest size; its slope is the secant from the largest size well below. With one size the slope is
+    the predicted one; without a prediction all memory is assumed to grow with the batch.
+    """
+    *smaller_sizes, largest_size = sorted(points)
+    sizes_below = [size for size in smaller_sizes if size <= MAX_SIZE_RATIO * largest_size] or smaller_sizes[:1]
+    peaks = points[largest_size]
+    if sizes_below:
+        base, distance = points[sizes_below[-1]], largest_size - sizes_below[-1]
+        slopes = {phase: max(0.0, (peak - base.get(phase, peak)) / distance) for phase, peak in peaks.items()}
+        error = _secant_error(device, distance, max(slopes.values()), predicted_slope, is_first=len(points) == 2)
+    else:
+        assumed = {
+            phase: predicted_slope if predicted_slope is not None else peaks[phase] / largest_size for phase in peaks
+        }
+        slopes = {phase: 0.0 if phase == CONSTANT_PHASE else slope for phase, slope in assumed.items()}
+        error = PREDICTED_SHARE * (predicted_slope or 0.0)
+    return MemoryFit(
+        rank=rank,
+        limit_bytes=limit_bytes,
+        lines=[
+            PhaseFit(phase=phase, fixed_bytes=peak - slopes[phase] * largest_size, bytes_per_sample=slopes[phase])
+            for phase, peak in peaks.items()
+        ],
+        error_bytes=NOISE_BYTES[device],
+        error_per_sample=error,
+        anchor=largest_size,
+    )
+
+
+def _secant_error(
+    device: str, size_distance: int, slope: float, predicted_slope: float | None, *, is_first: bool
+) -> float:
+    """Error of a slope between sizes `size_distance` apart, in bytes per sample.
+
+    On a CPU a prediction that agrees leaves half of the scatter. If the prediction is clearly steeper, the first secant
+    may be too flat by the difference: a peak is convex in the batch.
+    """
+    scatter = NOISE_BYTES[device] / size_distance
+    measured_error = 2 * scatter + SLOPE_SHARE[device] * slope
+    if predicted_slope is None:
+        return measured_error
+    if abs(predicted_slope - slope) <= PREDICTED_SHARE * predicted_slope:
+        return scatter / 2 if device == "cpu" else measured_error
+    return max(measured_error, predicted_slope - slope) if is_first else measured_error
 
 
 @dataclass(frozen=True)
@@ -253,9 +359,19 @@ class BatchSnapshot(JournalLines):
         return self.all_of(Probe)
 
     @cached_property
+    def probes_that_fit(self) -> list[Probe]:
+        """Probes that fitted, the smallest first."""
+        return sorted((probe for probe in self.probes if probe.outcome == "fits"), key=lambda probe: probe.batch_size)
+
+    @cached_property
     def confirmations(self) -> tuple[ConfirmationRun, ...]:
         """Confirmation runs in the order they were made."""
         return self.all_of(ConfirmationRun)
+
+    def refuted_by(self, probe: Probe) -> ConfirmationRun | None:
+        """Return the confirmation run that ran out of memory at this size or a smaller one; None if it counts."""
+        refuting = (run for run in self.confirmations if probe.batch_size in run.refutes)
+        return next(refuting, None) if probe.outcome == "fits" else None
 
     @cached_property
     def ended(self) -> BatchEnded | None:
@@ -274,22 +390,73 @@ class BatchSnapshot(JournalLines):
         return isinstance(next(steps, None), BatchStep | None)
 
     @property
-    def memory_fits(self) -> tuple[MemoryFit, ...]:
-        """The newest fits, one for each rank; empty before the first probe."""
-        return () if self._fitted_step is None else tuple(self._fitted_step.memory_fits)
+    def asked(self) -> BatchQuestion:
+        """The question, with which a journal begins."""
+        assert self.question is not None
+        return self.question
+
+    @cached_property
+    def too_large(self) -> int | None:
+        """The smallest size that ran out of memory in a probe."""
+        return min((probe.batch_size for probe in self.probes if probe.outcome == "oom"), default=None)
+
+    @cached_property
+    def fits(self) -> tuple[MemoryFit, ...]:
+        """The fit of each rank; empty before any size fitted, and without a readable question."""
+        if self.question is None:
+            return ()
+        fits = self._fits_with_slope(None if self.prediction is None else self.prediction.bytes_per_sample)
+        if self.too_large is None or len(self.probes_that_fit) != 1:
+            return fits
+        # By a wrong prediction's slope the size that ran out would fit.
+        is_refuted = all(fit.surely_fits(self.too_large) for fit in fits)
+        return self._fits_with_slope(None) if is_refuted else fits
+
+    def _fits_with_slope(self, slope: float | None) -> tuple[MemoryFit, ...]:
+        fits = []
+        for rank in range(self.asked.world_size):
+            points = {
+                batch_size: {name: peak + uncounted_bytes for name, peak in peaks.phase_peaks.items()}
+                for batch_size, peaks, uncounted_bytes in self._peaks_of(rank)
+            }
+            limit_bytes = self.limit_bytes(rank)
+            if points and limit_bytes is not None:
+                fits.append(fit_lines(points, self.asked.device, slope, rank, limit_bytes))
+        return tuple(fits)
+
+    def _peaks_of(self, rank: int) -> Iterator[tuple[int, RankPeaks, int]]:
+        """Yield each size that fitted, a rank's peaks, and the bytes that its limit counts beyond them.
+
+        The smallest size comes first. Unknown bytes beyond the peaks are those of the size before.
+        """
+        uncounted_bytes = 0
+        for probe in self.probes_that_fit:
+            for peaks in probe.ranks:
+                if peaks.rank == rank and peaks.phase_peaks:
+                    if peaks.limit_peak_bytes is not None:
+                        uncounted_bytes = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
+                    yield probe.batch_size, peaks, uncounted_bytes
+
+    def uncounted_bytes(self, rank: int) -> int:
+        """Return the bytes that the rank's limit counts beyond its peak, at the largest size where both are known."""
+        return max(self._peaks_of(rank), default=(0, None, 0), key=lambda seen: seen[0])[2]
+
+    def limit_bytes(self, rank: int) -> int | None:
+        """Return the rank's limit in bytes, or its last reported available memory if that is less; None without."""
+        seen = [peaks.available_bytes for probe in self.probes for peaks in probe.ranks if peaks.rank == rank]
+        available_bytes = [size_bytes for size_bytes in seen if size_bytes is not None]
+        return lowest((limit_of_rank(self.asked.limits_bytes, rank), *available_bytes[-1:]))
+
+    def tightest(self, batch_size: int) -> MemoryFit:
+        """Return the fit that leaves the least at this batch size."""
+        return min(self.fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
 
     @cached_property
     def tightest_fit(self) -> MemoryFit | None:
-        """The newest fit of the rank with the least memory left; None before the first probe."""
-        if self._fitted_step is None:
-            return None
-        rank = self._fitted_step.tightest_rank if self.answer is None else self.answer.tightest_rank
-        return next((fit for fit in self.memory_fits if fit.rank == rank), self.memory_fits[0])
-
-    @cached_property
-    def _fitted_step(self) -> BatchStep | None:
-        """The newest step that was decided by a fit."""
-        return next((line for line in reversed(self.lines) if isinstance(line, BatchStep) and line.memory_fits), None)
+        """The fit that leaves the least at the answer, else at the size of the newest step; None before any."""
+        size = self.answer.max_batch if self.answer is not None else None
+        size = size or (self.newest_step.batch_size if self.newest_step is not None else None)
+        return self.tightest(size or self.probes_that_fit[-1].batch_size) if self.fits else None
 
     @cached_property
     def run_id(self) -> str | None:
@@ -321,3 +488,68 @@ class BatchFollower(JournalFollower[BatchSnapshot]):
 def read_batch_journal(directory: Path) -> list[BatchLine]:
     """Read every readable line, oldest first, without a half-written last one."""
     return read_journal(directory, BatchLine)
+
+
+PROBE_FIELDS = (
+    *("batch_size", "outcome", "peak_allocated_bytes", "peak_reserved_bytes", "phase_peaks", "samples_per_s"),
+    *("step_ms", "seconds", "phase", "rank", "reason", "run_id"),
+)
+"""Fields of a `Probe` in the report."""
+CONFIRMATION_FIELDS = (
+    *("batch_size", "state", "peak_allocated_bytes", "samples_per_s", "step_ms", "seconds", "reason", "run_id"),
+    "refutes",
+)
+"""Fields of a `ConfirmationRun` in the report."""
+PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "reason")
+"""Fields of a `Predicted` line in the report."""
+
+
+def batch_report(directory: Path) -> dict[str, Any]:
+    """Return the whole search as one object; absent figures are None."""
+    journal = BatchSnapshot(tuple(read_batch_journal(directory)), directory)
+    question, prediction, end = journal.question, journal.prediction, newest(journal.lines, BatchEnded)
+    assert question is not None, "a journal begins with its question"
+    answer = end.answer if end is not None else None
+    fastest = widths = None
+    if answer is not None and answer.fastest_batch is not None:
+        fastest = {"batch_size": answer.fastest_batch, "samples_per_s": answer.fastest_samples_per_s}
+    if answer is not None and answer.widths is not None:
+        widths = {**msgspec.structs.asdict(answer.widths), "note": answer.widths_note or None}
+    return {
+        **first_fields(question, end),
+        **fields_of(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
+        "measured_under": question.measured_under,
+        "doubts": _doubts(directory, question, answer),
+        "recommended_reason": answer.recommended_why if answer else None,
+        "margins": answer.margins if answer else [],
+        "fastest": fastest,
+        "probes": [_probe(probe, journal) for probe in journal.probes],
+        "model": fields_of(answer, "fixed_bytes", "bytes_per_sample", "phase"),
+        "predicted": None if prediction is None else fields_of(prediction, *PREDICTED_FIELDS),
+        "limit": question.limit_words,
+        "limit_bytes": answer.limit_bytes if answer else question.lowest_limit_bytes,
+        **fields_of(question, "limits_bytes", "world_size"),
+        **fields_of(answer, "tightest_rank"),
+        "proof_run_id": answer.confirmation_run_id if answer else None,
+        "proofs": [fields_of(confirmation, *CONFIRMATION_FIELDS) for confirmation in journal.confirmations],
+        **fields_of(answer, "headroom_bytes", "certainty", "too_large"),
+        "widths": widths,
+        "changes": end.changes if end is not None else [],
+        **fields_of(end, "missing_bytes", "seconds"),
+    }
+
+
+def _doubts(directory: Path, question: BatchQuestion, answer: BatchAnswer | None) -> list[Doubt]:
+    """The doubts about the speeds: the condition of all of them, then those of the confirmation run."""
+    run_id = None if answer is None else answer.confirmation_run_id
+    result = None if run_id is None else read_result(directory.parent.parent / "runs" / run_id)
+    found = {doubt.kind: doubt for doubt in (doubts(result) if result is not None else ())}
+    if (condition := question.measured_under) is not None:
+        found["strict_malloc"] = Doubt(kind="strict_malloc", text=f"speeds were measured under {condition}")
+    return [*found.values()]
+
+
+def _probe(probe: Probe, journal: BatchSnapshot) -> dict[str, Any]:
+    """One probe; `refuted_by` is the confirmation run that ran out of memory although this size had fitted."""
+    refuting_run = journal.refuted_by(probe)
+    return {**fields_of(probe, *PROBE_FIELDS), "refuted_by": None if refuting_run is None else refuting_run.run_id}

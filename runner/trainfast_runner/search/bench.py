@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -95,14 +95,12 @@ def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1
             spec = spec.with_overrides(batch_size=max(1, batch_size))
         prefix = base.id if base is not None and (len(bases) > 1 or not vary) else ""
         own_knobs = {name: spec.knobs[name] for name in vary}
-        combinations = list(combinations_of(vary))
         if base is baseline:
             baseline_id = _row_id(prefix, own_knobs)
-            combinations = _with_own(own_knobs, combinations)
         # Published figures are of the variant's own settings.
         published, reason = ({}, "") if base is None else published_for(preset, base, spec)
         unpublished = unpublished or reason
-        for combination in combinations:
+        for combination in _combinations(vary, own_knobs if base is baseline else None):
             figures = published if combination == own_knobs else {}
             planned_rows.append(PlannedRow(_row_id(prefix, combination), with_knobs(spec, combination), figures))
     return Bench(preset.name, preset.title, baseline_id, tuple(planned_rows), unpublished, tuple(vary))
@@ -120,7 +118,7 @@ def prepare_script(preset: ScriptPreset, vary: Vary, settings: Sequence[str], py
     own_knobs = {name: base[name] for name in vary if name in base}
     plan_script_run = script_planner(preset, settings, python, SET_BY_A_BATCH_SEARCH)
     rows = []
-    for combination in _with_own(own_knobs, list(combinations_of(vary))):
+    for combination in _combinations(vary, own_knobs):
         knobs = {**base, **combination}
         spec = RunSpec(preset.name, None, preset.title, model={}, data={}, knobs=knobs, overrides=tuple(knobs))
         rows.append(PlannedRow(_row_id("", combination), spec, {}, partial(plan_script_run, knobs)))
@@ -131,9 +129,10 @@ def _nothing_to_compare(words: str, key: str, name: str) -> UserError:
     return UserError(words, key=key, advice=f"trainfast-tui bench {name} --vary batch_size=8,16")
 
 
-def _with_own(own_knobs: KnobValues, combinations: list[KnobValues]) -> list[KnobValues]:
-    """Return the combinations, after the baseline's own knobs unless those are one of them."""
-    return combinations if own_knobs in combinations else [own_knobs, *combinations]
+def _combinations(vary: Vary, own_knobs: KnobValues | None) -> list[KnobValues]:
+    """Return the combinations of the varied values, after the baseline's own knobs unless those are one of them."""
+    combinations = list(combinations_of(vary))
+    return combinations if own_knobs is None or own_knobs in combinations else [own_knobs, *combinations]
 
 
 def _row_id(prefix: str, combination: Mapping[str, KnobValue]) -> str:
@@ -165,28 +164,28 @@ class Row:
     reason: str
     result: Result | None
     """The result of the middle run by throughput; None without a run."""
-    vs_baseline_percent: float | None
-    """The gain in samples/s over the baseline, for a row of the same model and samples of the same length."""
+    samples_per_s: list[float]
+    """Those of every finished run."""
     published: Mapping[str, Any]
     ratio: float | None
     """The measured over the published samples/s."""
-    diagnosis: str | None = None
+    diagnosis: str | None
     """The rule of the first diagnosis of `result`: what holds the row back; None without any."""
+    knobs: KnobValues
+    """Every knob as asked for."""
+    vs_baseline_percent: float | None = None
+    """The gain in samples/s over the baseline, for a row of the same model and samples of the same length."""
     verdict: str | None = None
-    samples_per_s: list[float] = field(default_factory=list)
-    """Those of every finished run."""
     interval_percent: tuple[float, float] | None = None
     """95 % CI of the difference from the baseline: from pairs of runs if there are enough repetitions, else from the
     steps of the middle runs."""
     published_vs_baseline_percent: float | None = None
     """The gain of the published figures over the baseline's."""
-    knobs: KnobValues = field(default_factory=dict)
-    """Every knob as asked for."""
 
     @property
     def rate(self) -> float | None:
         """Median samples/s of the finished runs; None when none finished."""
-        return _median(self.samples_per_s)
+        return statistics.median(self.samples_per_s) if self.samples_per_s else None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -199,25 +198,19 @@ class Row:
 class Table:
     """The rows of a bench, as far as they were run."""
 
-    preset: str
-    baseline_id: str
+    bench: Bench
     rows: list[Row]
-    unpublished: str = ""
-    """Why the published figures are left out; empty if they are not."""
 
     @property
     def baseline_state(self) -> str:
         """The end state of the baseline."""
-        return next(row.state for row in self.rows if row.id == self.baseline_id)
+        return next(row.state for row in self.rows if row.id == self.bench.baseline_id)
 
     def fields(self) -> dict[str, Any]:
         """Return the object that `bench --json` prints."""
-        return {
-            "preset": self.preset,
-            "baseline": self.baseline_id,
-            "rows": self.rows,
-            "unpublished": self.unpublished or None,
-        }
+        bench = self.bench
+        unpublished = bench.unpublished or None
+        return {"preset": bench.preset, "baseline": bench.baseline_id, "rows": self.rows, "unpublished": unpublished}
 
 
 def needs_no_repeat(row_results: Iterable[RowResult]) -> bool:
@@ -230,43 +223,42 @@ def needs_no_repeat(row_results: Iterable[RowResult]) -> bool:
 
 def tabulate(bench: Bench, results_by_row: Mapping[str, Sequence[RowResult]]) -> Table:
     """Return the table of the runs made so far; their results by row id."""
-    baseline = next(row for row in bench.rows if row.id == bench.baseline_id)
-    rows = [_row(row, baseline, results_by_row) for row in bench.rows]
-    return Table(bench.preset, bench.baseline_id, rows, bench.unpublished)
+    rows = {planned.id: _row(planned, results_by_row.get(planned.id, ())) for planned in bench.rows}
+    works = {planned.id: _work(planned.spec) for planned in bench.rows}
+    baseline = rows[bench.baseline_id]
+    rows[baseline.id] = replace(
+        baseline,
+        vs_baseline_percent=0.0 if baseline.rate else None,
+        published_vs_baseline_percent=0.0 if _published_rate(baseline) else None,
+    )
+    for row in rows.values():
+        # A sample of another model, data or length is another amount of work.
+        if row.id != baseline.id and works[row.id] == works[baseline.id]:
+            # The n-th results of all rows come from one repetition, run back to back.
+            repetitions = zip(*(map(_rate, results_by_row.get(one, ())) for one in (baseline.id, row.id)), strict=False)
+            rows[row.id] = _compared(row, baseline, [(base, rate) for base, rate in repetitions if base and rate])
+    return Table(bench, list(rows.values()))
 
 
-def _row(planned: PlannedRow, baseline: PlannedRow, results_by_row: Mapping[str, Sequence[RowResult]]) -> Row:
-    row_results, baseline_results = (results_by_row.get(row.id, ()) for row in (planned, baseline))
+def _row(planned: PlannedRow, row_results: Sequence[RowResult]) -> Row:
+    """Return a row that is compared with no other. Its result is the finished run of middle rate, the slower of two."""
+    results = [result for result in row_results if isinstance(result, Result)]
+    finished = sorted((result for result in results if _rate(result)), key=lambda result: _rate(result) or 0.0)
+    result = finished[(len(finished) - 1) // 2] if finished else results[-1] if results else None
     state, reason = _ending(row_results)
-    result, rates = _middle(row_results), _rates(row_results)
-    rate, published_rate = _median(rates), _published_rate(planned)
-    baseline_published_rate = _published_rate(baseline)
-    # A sample of another model, data or length is another amount of work.
-    if _work(planned.spec) != _work(baseline.spec):
-        baseline_results, baseline_published_rate = (), None
-    baseline_middle = _middle(baseline_results)
-    gain, verdict, interval = None, None, None
-    if planned is baseline:
-        gain = 0.0 if rate else None
-    elif baseline_middle is not None and result is not None:
-        if speeds_rank(baseline_middle, result):
-            gain = _percent(rate, _median(_rates(baseline_results)))
-        verdict, interval = _compared(baseline_middle, result, baseline_results, row_results)
-    return Row(
+    row = Row(
         id=planned.id,
         state=state,
         reason=reason,
         result=result,
-        vs_baseline_percent=gain,
+        samples_per_s=[rate for rate in map(_rate, row_results) if rate is not None],
         published=planned.published,
-        ratio=rate / published_rate if rate and published_rate else None,
+        ratio=None,
         diagnosis=result.diagnosis[0].rule if result is not None and result.diagnosis else None,
-        verdict=verdict,
-        samples_per_s=rates,
-        interval_percent=interval,
-        published_vs_baseline_percent=_percent(published_rate, baseline_published_rate),
         knobs=planned.spec.knobs,
     )
+    published_rate = _published_rate(row)
+    return replace(row, ratio=row.rate / published_rate if row.rate and published_rate else None)
 
 
 def _work(spec: RunSpec) -> tuple[object, ...]:
@@ -274,25 +266,22 @@ def _work(spec: RunSpec) -> tuple[object, ...]:
     return spec.model, spec.data, spec.knobs.get("seq_len")
 
 
-def _compared(
-    baseline: Result, result: Result, baseline_results: Sequence[RowResult], row_results: Sequence[RowResult]
-) -> tuple[str | None, tuple[float, float] | None]:
-    """The verdict on a row's throughput and its interval, from the middle runs and from all."""
-    if not speeds_rank(baseline, result):
-        return STRICT_THRESHOLDS, None
-    # The n-th results of all rows come from one repetition, run back to back.
-    pairs = [
-        (baseline_rate, rate)
-        for baseline_run, run in zip(baseline_results, row_results, strict=False)
-        if (baseline_rate := _rate(baseline_run)) and (rate := _rate(run))
-    ]
+def _compared(row: Row, baseline: Row, pairs: Sequence[tuple[float, float]]) -> Row:
+    """Return the row with its gain over the baseline; `pairs` are their rates in each repetition."""
+    row = replace(row, published_vs_baseline_percent=_gain(_published_rate(row), _published_rate(baseline)))
+    if baseline.result is None or row.result is None:
+        return row
+    if not speeds_rank(baseline.result, row.result):
+        return replace(row, verdict=STRICT_THRESHOLDS)
     interval = paired_interval(pairs)
     if interval is None:
-        row = compare(baseline, result).rows[0]
-        return row.verdict, row.interval_percent
-    low, high = interval
-    # Runs side by side share their conditions, and the pairs show what differed: the interval holds it.
-    return (NOISE if low <= 0 <= high else BETTER if low > 0 else WORSE), interval
+        compared = compare(baseline.result, row.result).rows[0]
+        verdict, interval = compared.verdict, compared.interval_percent
+    else:
+        # Runs side by side share their conditions, and the pairs show what differed: the interval holds it.
+        verdict = NOISE if interval[0] <= 0 <= interval[1] else BETTER if interval[0] > 0 else WORSE
+    gain = _gain(row.rate, baseline.rate)
+    return replace(row, vs_baseline_percent=gain, verdict=verdict, interval_percent=interval)
 
 
 def _ending(row_results: Sequence[RowResult]) -> tuple[str, str]:
@@ -310,15 +299,6 @@ def _ending(row_results: Sequence[RowResult]) -> tuple[str, str]:
     return NOT_RUN, busy[-1].line() if busy else "the bench was stopped before it"
 
 
-def _middle(row_results: Sequence[RowResult]) -> Result | None:
-    """The finished run of middle throughput, the slower of two; if none finished, the last other result; else None."""
-    results = [result for result in row_results if isinstance(result, Result)]
-    finished = sorted((result for result in results if _rate(result)), key=lambda result: _rate(result) or 0.0)
-    if finished:
-        return finished[(len(finished) - 1) // 2]
-    return results[-1] if results else None
-
-
 def _rate(result: RowResult) -> float | None:
     """The samples/s of a finished run; None for any other result."""
     if isinstance(result, UserError) or result.state != "finished":
@@ -326,20 +306,12 @@ def _rate(result: RowResult) -> float | None:
     return result.throughput.samples_per_s.typical
 
 
-def _rates(row_results: Sequence[RowResult]) -> list[float]:
-    """The samples/s of each finished run."""
-    return [rate for rate in map(_rate, row_results) if rate is not None]
-
-
-def _median(rates: Sequence[float]) -> float | None:
-    return statistics.median(rates) if rates else None
-
-
-def _published_rate(planned: PlannedRow) -> float | None:
+def _published_rate(row: Row) -> float | None:
     """The samples/s among a row's published figures; None when there are none."""
-    rate = planned.published.get("samples_per_s")
+    rate = row.published.get("samples_per_s")
     return float(rate) if isinstance(rate, int | float) else None
 
 
-def _percent(rate: float | None, base: float | None) -> float | None:
+def _gain(rate: float | None, base: float | None) -> float | None:
+    """The gain of a rate over another, in percent."""
     return 100 * (rate / base - 1) if rate and base else None

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,11 +23,10 @@ import msgspec
 
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
-from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error, reason_of
-from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, reason_of
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
-from trainfast_runner.records.run_file import RecordedKnobs, RunFile
+from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.records.worker_lines import (
     EndOrder,
     ProbeLine,
@@ -100,7 +100,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
 
     @abstractmethod
     def open(self) -> None:
-        """Prepare the first decision, and end or take over the runs that an earlier conductor left."""
+        """Prepare the first decision."""
 
     @abstractmethod
     def step(self) -> EndedT | None:
@@ -124,6 +124,7 @@ class Conductor(ABC, Generic[LineT, EndedT]):
             )
         )
         try:
+            end_runs_of(self._home, self._directory.name)
             self.open()
             while True:
                 self._wait_while_paused()
@@ -257,10 +258,11 @@ class SearchRuns:
             self._live_run = self.process = None
 
     def wait_for_process_end(self) -> Result:
-        """Wait for the end of the warm process, which ends by itself, and return its result."""
+        """Wait for the end of the warm process, which ends by itself, as `wait_for_end` does."""
         assert self.process is not None
         result = self.process.wait_for_end()
         self._live_run = self.process = None
+        raise_if_stopped(result)
         return result
 
     def stop(self) -> None:
@@ -381,20 +383,19 @@ class WarmProcess:
         """True once a rank answered that an exception ended its process: no further order is taken."""
         self._raise_if_cancelled = raise_if_cancelled
         self._tails = [WarmTail(rank_file(directory, "worker", rank)) for rank in range(world_size)]
-        self._control = Appender(directory / CONTROL_FILE)
+        self._control = JournalWriter(directory, CONTROL_FILE)
         self._orders_written = 0
-        self._ready: dict[int, WarmLine] = {}
-        self._answers: dict[int, dict[int, Any]] = {}
-        """The answers to each order, by its number and by rank."""
+        self._answers: dict[int, dict[int, Any]] = defaultdict(dict)
+        """The answers to each order, by its number from 1 on and by rank; under 0 the lines of ranks that are ready."""
 
     @property
     def available_bytes(self) -> int | None:
         """The least available memory of a rank when it was ready; None if no ready rank knows its own."""
-        return lowest(line.available_bytes for line in self._ready.values())
+        return lowest(line.available_bytes for line in self._answers[0].values())
 
     def ready(self) -> dict[int, WarmLine] | None:
         """Wait until every rank is ready; return their lines by rank."""
-        return self._ready if self._wait(lambda: len(self._ready) == len(self._tails)) else None
+        return self._wait_for_answers(0)
 
     def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
@@ -413,7 +414,7 @@ class WarmProcess:
     def end(self) -> None:
         """Order the end and wait until the run is over."""
         if self.result is None:
-            self._give(EndOrder())
+            self._control.write(EndOrder())
             self.wait_for_end()
         self.close()
 
@@ -428,18 +429,19 @@ class WarmProcess:
         """Close the file of orders."""
         self._control.close()
 
-    def _give(self, order: ProbeOrder | TrialOrder | EndOrder) -> None:
-        try:
-            self._control.write(order)
-        except OSError as error:
-            raise home_error(self.directory, error) from None
-
     def _answers_to(self, order: ProbeOrder | TrialOrder) -> dict[int, Any] | None:
-        """Give an order and return its answers by rank; one suffices if an exception ended its process."""
         self._orders_written += 1
-        answers = self._answers.setdefault(self._orders_written, {})
-        self._give(order)
-        return answers if self._wait(lambda: len(answers) == len(self._tails) or self.ended_by_error) else None
+        self._control.write(order)
+        return self._wait_for_answers(self._orders_written)
+
+    def _wait_for_answers(self, number: int) -> dict[int, Any] | None:
+        """Return the answers to an order by rank; one suffices if an exception ended its process."""
+        answers = self._answers[number]
+
+        def is_over() -> bool:
+            return len(answers) == len(self._tails) or (number > 0 and self.ended_by_error)
+
+        return answers if self._wait(is_over) else None
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
         """Wait until `is_over()`; return False if the run ended before."""
@@ -459,15 +461,9 @@ class WarmProcess:
             for line in tail.new():
                 self.ended_by_error |= line.ended_process
                 if line.kind == "ready":
-                    self._ready[rank] = line
+                    self._answers[0][rank] = line
                 elif line.number is not None and isinstance(line, ProbeLine | TrialLine):
-                    self._answers.setdefault(line.number, {})[rank] = line
-
-
-def is_usable(directory: Path) -> bool:
-    """True if the run lives, or ended by itself: a stopped run has no figures."""
-    result = read_result(directory)
-    return is_alive(directory) if result is None else result.state in ("finished", "oom", "failed")
+                    self._answers[line.number][rank] = line
 
 
 def end_if_live(directory: Path) -> None:
@@ -476,59 +472,10 @@ def end_if_live(directory: Path) -> None:
         end_run(directory)
 
 
-class OrphanedRuns:
-    """The runs of earlier conductors of a search; `recorded` are the ids of those whose outcome its journal has.
-
-    A trying run is a probe or a trial, or the warm process that takes them; a measuring run confirms, or is cold.
-    """
-
-    def __init__(
-        self, home: Home, search_id: str, recorded: set[str], trying_role: str, measuring_role: str, *, is_new: bool
-    ) -> None:
-        self._home = home
-        # A new search has no runs: its home is not listed. Ids begin with their time; no run is older than its search.
-        run_ids = [] if is_new else [id for id in home.run_ids() if id >= search_id[:STAMP_CHARACTERS]]
-        run_files = {run_id: read_run_file(home.directory(run_id)) for run_id in run_ids}
-        runs = {id: run for id, run in run_files.items() if run is not None and run.search_id == search_id}
-        unrecorded = {run_id: run for run_id, run in runs.items() if run_id not in recorded}
-        self._all_trying = [run_id for run_id, run in runs.items() if run.role == trying_role]
-        self._trying = {run_id: run for run_id, run in unrecorded.items() if run.role == trying_role}
-        self._measuring = {run_id: run for run_id, run in unrecorded.items() if run.role == measuring_role}
-
-    @staticmethod
-    def _has_settings(run: RunFile, plan: RunPlan) -> bool:
-        """True if the run was started with the plan's model, data and knobs."""
-        return (run.model, run.data, run.knobs) == (plan.spec.model, plan.spec.data, plan.spec.knobs)
-
-    def end_trying_runs(self) -> None:
-        """End the live trying runs, recorded or not; one under way is lost."""
-        for run_id in self._all_trying:
-            end_if_live(self._home.directory(run_id))
-
-    def adopt_trying_run(self, plan: RunPlan) -> Path | None:
-        """Return a script's ended trying run of the plan's settings that the journal lacks; None without one.
-
-        A failed run is not adopted: the conductor's end may have killed a process of the run.
-        """
-        for run_id, run in self._trying.items():
-            result = read_result(self._home.directory(run_id))
-            if self._has_settings(run, plan) and result is not None and result.state in ("finished", "oom"):
-                del self._trying[run_id]
-                return self._home.directory(run_id)
-        return None
-
-    def adopt_measuring_run(self, plan: RunPlan) -> Path | None:
-        """Return the newest usable measuring run of the plan's settings, if the journal lacks its outcome; else None.
-
-        All other measuring runs are ended.
-        """
-        adopted_directory: Path | None = None
-        for run_id, run in reversed(self._measuring.items()):
-            directory = self._home.directory(run_id)
-            if adopted_directory is None and self._has_settings(run, plan) and is_usable(directory):
-                adopted_directory = directory
-            else:
-                end_if_live(directory)
-        if adopted_directory is not None:
-            del self._measuring[adopted_directory.name]
-        return adopted_directory
+def end_runs_of(home: Home, search_id: str) -> None:
+    """End the runs that a killed conductor of the search left; their settings are tried again."""
+    for run_id in home.run_ids():
+        # Ids begin with their time; no run is older than its search.
+        run = read_run_file(home.directory(run_id)) if run_id >= search_id[:STAMP_CHARACTERS] else None
+        if run is not None and run.search_id == search_id:
+            end_if_live(home.directory(run_id))

@@ -120,8 +120,7 @@ def conductor_of(directory: Path) -> Identity | None:
 
 def main() -> None:
     """Conduct one search to its end; exit code 0 for any outcome, 1 after an error."""
-    is_cancelled = has_answered = False
-    began_ns = time.monotonic_ns()
+    is_cancelled, began_ns = False, time.monotonic_ns()
 
     def cancel_search(_number: int, _frame: object) -> None:
         nonlocal is_cancelled
@@ -131,27 +130,24 @@ def main() -> None:
         signal.signal(number, cancel_search)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    def answer(value: object) -> None:
-        nonlocal has_answered
-        if not has_answered:
-            has_answered = True
-            with suppress(BrokenPipeError):  # the starter has gone, the search goes on
-                sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
-                sys.stdout.flush()
-            # No more output: the starter may close its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
     def report_held(directory: Path) -> None:
         os.dup2(os.open(directory / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), sys.stderr.fileno())
-        answer({"search_dir": str(directory)})
+        _answer({"search_dir": str(directory)})
 
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=SearchRequest)
         conduct_request(request, report_held, is_cancelled=lambda: is_cancelled, began_ns=began_ns)
     except UserError as error:
-        answer({"error": error.parts()})
+        _answer({"error": error.parts()})
         print(error.line(), file=sys.stderr)
         sys.exit(1)
+
+
+def _answer(value: object) -> None:
+    """Print the only answer: the starter may close its end, and a later answer goes nowhere."""
+    with suppress(BrokenPipeError):  # the starter has gone, the search goes on
+        os.write(1, msgspec.json.encode(value) + b"\n")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def conduct_request(
@@ -162,7 +158,7 @@ def conduct_request(
     `report_held` is called once the lock of the search is held.
     """
     # Imported late: the app starts searches without them.
-    from trainfast_runner.search.batch.conductor import conduct_batch, open_batch, plan_spec_batch
+    from trainfast_runner.search.batch_conductor import conduct_batch, open_batch, plan_spec_batch
     from trainfast_runner.search.best.conductor import conduct_best
     from trainfast_runner.search.best.question import open_best, plan_spec_best
     from trainfast_runner.search.conductor import AlreadyConducted, SearchCaller

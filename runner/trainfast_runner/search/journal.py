@@ -206,14 +206,14 @@ def worked_seconds(lines: Iterable[Any]) -> float:
 
 
 class JournalWriter:
-    """The journal of one search of either kind, open for appending by the holder of its lock."""
+    """The journal of one search of either kind, open for appending by the holder of its lock; or another such file."""
 
-    def __init__(self, directory: Path) -> None:
-        """Open the journal. Raises UserError when it cannot be written."""
+    def __init__(self, directory: Path, name: str = JOURNAL_FILE) -> None:
+        """Open the file. Raises UserError when it cannot be written."""
         self.directory = directory
         try:
-            _end_cut_line(directory / JOURNAL_FILE)
-            self._file = Appender(directory / JOURNAL_FILE)
+            _end_cut_line(directory / name)
+            self._file = Appender(directory / name)
         except OSError as error:
             raise home_error(directory, error) from None
 

@@ -15,6 +15,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices_knob import CPU, asks_for_cpu
 from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import (
     JOURNAL_FILE,
     STAMP_FORMAT,
@@ -37,6 +38,7 @@ from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import RunSpec, strategy_of
+from trainfast_runner.units import gibibytes
 from trainfast_runner.worker.catalog import allows_warm_trials
 from trainfast_runner.worker.shared.host import make_private
 
@@ -48,18 +50,15 @@ SEARCHES_CHECKED_FOR_LIVE = 20
 """Number of newest searches that are checked for a live one."""
 
 
-class FirstLine(msgspec.Struct, frozen=True):
-    """The parts of a journal's first line that identify a search: `kind` is BATCH_KIND or BEST_KIND."""
+class LineHead(msgspec.Struct, frozen=True):
+    """The parts of a journal's first line that identify a search, and the end state of its last one.
+
+    `kind` is the tag of the line: BATCH_KIND or BEST_KIND for the first one.
+    """
 
     kind: str = ""
     key: str = ""
     schema: int = SCHEMA
-
-
-class LineHead(msgspec.Struct, frozen=True):
-    """The tag of a journal's line, and the end state of a search's last one."""
-
-    kind: str = ""
     state: str = ""
 
 
@@ -78,13 +77,13 @@ def unfinished(home: Home, key: str, kind: str) -> Path | None:
     return None
 
 
-def first_line(directory: Path) -> FirstLine:
+def first_line(directory: Path) -> LineHead:
     """Return the first line of a search's journal; an empty kind and key if it is unreadable."""
     try:
         with os.fdopen(open_regular(directory / JOURNAL_FILE), "rb") as file:
-            return msgspec.json.decode(file.readline(), type=FirstLine)
+            return msgspec.json.decode(file.readline(), type=LineHead)
     except (OSError, *DAMAGE):
-        return FirstLine()
+        return LineHead()
 
 
 def newest_search(home: Home, kind: str = BATCH_KIND) -> Path | None:
@@ -232,7 +231,37 @@ class SearchOptions:
     confirmation_steps: int = 10
     """Steps of the confirmation run."""
 
-    def __post_init__(self) -> None:
-        """Raise UserError for a confirmation run that is too short."""
-        if self.confirmation_steps < 2:
-            raise UserError(f"--proof-steps {self.confirmation_steps}: at least 2", key="--proof-steps")
+
+FREE_SHARE = 0.9
+"""Share of the free host memory that a search may use; the rest is left to other processes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes by rank, empty on a GPU without memory_limit, and the source of the limit in words."""
+
+    by_rank: tuple[int, ...]
+    source: str
+
+
+def limits_of(plan: RunPlan) -> Limits:
+    """Return the limits of a search of this plan: never beyond the free memory, or the machine would swap."""
+    limits_bytes, ranks = plan.memory_limit_bytes, plan.world_size
+    source = f"memory_limit={plan.spec.knobs.get('memory_limit')}"
+    if plan.device == "cuda":
+        # A GPU allocates no more than its memory: each rank reports its own limit.
+        if limits_bytes is None:
+            return Limits((), "the GPU's free memory, without its context")
+        return Limits(limits_bytes, source)
+    free_bytes = read_host_free_bytes()
+    if limits_bytes is not None and sum(limits_bytes) <= free_bytes:
+        return Limits(limits_bytes, source)
+    sharing_text = f", shared by {ranks} ranks" if ranks > 1 else ""
+    limit_text = f", less than {source}" if limits_bytes is not None else ""
+    source = f"{FREE_SHARE:.0%} of the {gibibytes(free_bytes)} free{sharing_text}, set as a real limit{limit_text}"
+    return Limits((share_of_free(free_bytes, ranks),) * ranks, source)
+
+
+def share_of_free(free_bytes: int, ranks: int) -> int:
+    """Return the bytes of each rank where all of them share the free host memory, a whole number of MiB."""
+    return int(FREE_SHARE * free_bytes / max(1, ranks)) >> 20 << 20

@@ -65,6 +65,7 @@ def home(tmp_path) -> Home:
 
 
 def test_a_screen_and_a_key_of_one_kind_do_not_find_a_search_of_the_other(home):
+    assert unfinished(home, "k", BATCH_KIND) is None
     batch, best = batch_search(home), best_search(home)
     assert (first_line(batch).kind, first_line(best).kind) == (BATCH_KIND, BEST_KIND)
     assert (newest_search(home), newest_search(home, BEST_KIND)) == (batch, best)

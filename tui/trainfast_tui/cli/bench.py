@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 
 import msgspec
 
@@ -17,7 +16,7 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import exit_code_of, state_text
 from trainfast_runner.results.comparison import DOUBTFUL, NOISE
 from trainfast_runner.results.doubts import doubts
-from trainfast_runner.running import launch, planning
+from trainfast_runner.running import planning
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
 from trainfast_runner.search.bench import (
     REFUSED,
@@ -38,7 +37,6 @@ from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, read_vary
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import escaped
-from trainfast_runner.worker.shared.host import print_holder
 from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
 from trainfast_tui.cli.launching import follow, predict_memory, start_when_free
@@ -52,7 +50,7 @@ from trainfast_tui.cli.printing import (
     write_output,
 )
 from trainfast_tui.cli.signals import Signals, caught_signals
-from trainfast_tui.report.blocks import Block, Code, Document, Prose, as_html, as_markdown, filled_grid
+from trainfast_tui.report.blocks import Document, as_html, as_markdown, code, grid, prose
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import DOUBT_SIGN, FigureHeading, doubt_words, with_sizes, without_empty_columns
 
@@ -105,10 +103,9 @@ def bench(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(table.fields())
     else:
-        _print_table(bench, table)
+        _print_table(table)
     if output is not None:
-        command = shlex.join(["trainfast-tui", *sys.argv[1:]])
-        write_output(output, WRITERS[output.suffix.lower()](bench, table, command))
+        write_output(output, WRITERS[output.suffix.lower()](table, shlex.join(["trainfast-tui", *sys.argv[1:]])))
     return exit_code_of(table.baseline_state) if is_complete else EXIT_INTERRUPTED
 
 
@@ -133,13 +130,12 @@ DROPPED = (
 """The columns that a narrow terminal leaves out, the first ones first."""
 
 
-def _print_table(bench: Bench, table: Table) -> None:
+def _print_table(table: Table) -> None:
     """Print the table, on a narrow terminal without settings, then why rows did not finish, then notes."""
-    columns = bench_columns(bench, table)
+    columns = bench_columns(table)
     # Why a row did not finish stands below the table.
     columns["state"] = [state_text(row.state) for row in table.rows]
-    rows = list(zip(*columns.values(), strict=True))
-    header, cells = without_empty_columns(list(columns), rows)
+    header, cells = without_empty_columns(list(columns), zip(*columns.values(), strict=True))
     print_table(header, cells, drop=(*DROPPED, "state"))
     for row in table.rows:
         if row.state != "finished":
@@ -158,29 +154,22 @@ def _run_rows(
 
     A row whose device another run has taken is not run. Raises DevicesBusy if no row was measured before.
     """
-
-    def raise_if_ended() -> None:
-        if signals.interrupts or signals.must_leave:
-            raise Cancelled
-
     runs = run_order(bench, arguments.repeat)
     for number, planned in enumerate(runs, start=1):
         if needs_no_repeat(results_by_row[planned.id]):
             continue
+        print_notice(f"{bench.preset} {number}/{len(runs)}: {planned.id}")
         try:
-            raise_if_ended()
-            print_notice(f"{bench.preset} {number}/{len(runs)}: {planned.id}")
-            result = run_row(planned, home, signals, raise_if_ended, python=arguments.python, wait=arguments.wait)
-        except DevicesBusy as busy:
-            if not any(isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values())):
-                raise
-            result = busy
+            result = _run_row(planned, home, signals, arguments)
         except Cancelled:
             return False
-        if result is None:
-            return False
-        if planned.plan is not None and isinstance(result, Result):
-            result = _refused_if_overridden(result, bench.varied)
+        if isinstance(result, DevicesBusy) and not any(
+            isinstance(ran, Result) for ran in chain.from_iterable(results_by_row.values())
+        ):
+            raise result
+        why = incompatible_reason(result, bench.varied) if isinstance(result, Result) else None
+        if planned.plan is not None and isinstance(result, Result) and why is not None:
+            result = UserError(why, key=result.run_id)  # a value that the script overrode was not tried
         results_by_row[planned.id].append(result)
         _print_row_result(result)
         state = result.state if isinstance(result, Result) else REFUSED
@@ -190,35 +179,33 @@ def _run_rows(
     return True
 
 
-def run_row(
-    planned: PlannedRow,
-    home: Home,
-    signals: Signals,
-    raise_if_ended: Callable[[], None],
-    *,
-    python: str | None,
-    wait: bool,
-) -> RowResult | None:
-    """Run one row to its end; return the UserError if it cannot run here, None if the terminal has gone.
+def _run_row(planned: PlannedRow, home: Home, signals: Signals, arguments: argparse.Namespace) -> RowResult:
+    """Run one row to its end; return the UserError if it cannot run here, or if another run uses its device.
 
-    `python` trains a preset's rows. Raises DevicesBusy if another run uses the row's device, without `wait`.
+    Raises Cancelled after a signal. `--python` trains a preset's rows.
     """
+
+    def raise_if_ended() -> None:
+        if signals.interrupts or signals.must_leave:
+            raise Cancelled
+
+    def prepare_start(plan: RunPlan) -> RunPlan:
+        predict_memory(plan, home, signals.received)
+        return plan
+
+    raise_if_ended()
     try:
-        plan = planning.plan_run(planned.spec, python) if planned.plan is None else planned.plan()
+        plan = planning.plan_run(planned.spec, arguments.python) if planned.plan is None else planned.plan()
     except UserError as error:
         return error
-
-    def on_wait(holder: str) -> None:
-        raise_if_ended()
-        print_holder(holder)
-
-    def start(plan: RunPlan) -> Path:
-        predict_memory(plan, home, signals.received)
-        raise_if_ended()
-        return launch.start(plan, home, on_wait)
-
-    directory = start_when_free(plan, home, start, wait=wait, raise_if_ended=raise_if_ended)
-    return follow(directory, signals, interrupt_stops=True)
+    try:
+        directory = start_when_free(plan, home, prepare_start, wait=arguments.wait, raise_if_ended=raise_if_ended)
+    except DevicesBusy as busy:
+        return busy
+    result = follow(directory, signals, interrupt_stops=True)
+    if result is None:
+        raise Cancelled  # the terminal has gone
+    return result
 
 
 def _print_row_result(result: RowResult) -> None:
@@ -230,39 +217,28 @@ def _print_row_result(result: RowResult) -> None:
         print_notice(f"{state_text(result.state)}: {with_sizes(result.reason)}")
 
 
-def _refused_if_overridden(result: Result, varied: tuple[str, ...]) -> RowResult:
-    """Return the result of a script's row, or the UserError for a value that the script overrode."""
-    why = incompatible_reason(result, varied)
-    return result if why is None else UserError(why, key=result.run_id)
+def _document(table: Table, command_block: str) -> Document:
+    columns = bench_columns(table)
+    table_block = grid(list(columns), zip(*columns.values(), strict=True))
+    return Document(table.bench.title, (command_block, table_block, *map(prose, table_notes(table))))
 
 
-def bench_markdown(bench: Bench, table: Table, command: str) -> str:
-    """Return the table as Markdown, with the command that makes it again and notes for the reader."""
-    return as_markdown(_document(bench, table, Code("The command of this table:", command)))
-
-
-def _document(bench: Bench, table: Table, command: Block) -> Document:
-    columns = bench_columns(bench, table)
-    grid = filled_grid(list(columns), zip(*columns.values(), strict=True))
-    return Document(bench.title, (command, grid, *map(Prose, table_notes(table))))
-
-
-WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {
-    ".md": bench_markdown,
-    ".json": lambda bench, table, command: escaped(msgspec.json.encode(table.fields()).decode()) + "\n",
-    ".html": lambda bench, table, command: as_html(_document(bench, table, Prose(command))),
+WRITERS: dict[str, Callable[[Table, str], str]] = {
+    ".md": lambda table, command: as_markdown(_document(table, code("The command of this table:", command))),
+    ".json": lambda table, command: escaped(msgspec.json.encode(table.fields()).decode()) + "\n",
+    ".html": lambda table, command: as_html(_document(table, prose(command))),
 }
-"""The writer for each ending of a file name."""
+"""The writer for each ending of a file name: of the table, the command that makes it again, and the notes."""
 
 
 BASELINE_SETTINGS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show the settings that differ."""
 
 
-def bench_columns(bench: Bench, table: Table) -> dict[str, list[str]]:
+def bench_columns(table: Table) -> dict[str, list[str]]:
     """Return the columns as text by heading; the column of a figure that no row has is empty."""
+    bench, rows = table.bench, table.rows
     specs = {planned.id: planned.spec for planned in bench.rows}
-    rows = table.rows
     columns = {
         "variant": [row.id + (" (baseline)" if row.id == bench.baseline_id else "") for row in rows],
         "settings": [" ".join(_settings(bench, specs[row.id], specs[bench.baseline_id])) for row in rows],
@@ -332,11 +308,9 @@ def table_notes(table: Table) -> Iterator[str]:
     results = [row.result for row in table.rows if row.result is not None]
     if any(row.published for row in table.rows):
         yield "Published figures were measured on other hardware and software; they are facts to compare with."
-    if table.unpublished:
-        yield table.unpublished
+    if table.bench.unpublished:
+        yield table.bench.unpublished
     if any(result.memory.device_peak_used_bytes is None for result in results):
         yield "Peak MiB is the worst rank's allocations; no device memory could be read."
     if any(result.synthetic_data for result in results):
         yield "Some rows trained on synthetic data: their losses say nothing."
-    if any(not result.conditions.clean for result in results):
-        yield "Some runs started before their device had freed the last run's memory; see `trainfast-tui runs show`."

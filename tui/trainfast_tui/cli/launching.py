@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom import OutOfMemory, out_of_memory_of, trace_changes, with_newer_explanation
@@ -107,26 +106,30 @@ def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, kill
         progress.close()
 
 
-StartedT = TypeVar("StartedT")
-
-
 def start_when_free(
     plan: RunPlan,
     home: Home,
-    start: Callable[[RunPlan], StartedT],
+    prepare: Callable[[RunPlan], RunPlan],
     *,
     wait: bool,
     raise_if_ended: Callable[[], None],
-) -> StartedT:
-    """Call `start` with the plan and return its result; with `wait`, once no other run uses the plan's devices.
+) -> Path:
+    """Start the run of the prepared plan and return its directory; with `wait`, once its devices are free.
 
     Raises DevicesBusy without `wait`. `raise_if_ended` is called during the wait; it may raise to end it.
     """
+
+    def on_wait(holder: str) -> None:
+        raise_if_ended()
+        print_holder(holder)
+
     while True:
         if wait:
             await_devices(plan, home, raise_if_ended)
         try:
-            return start(plan)
+            ready = prepare(plan)
+            raise_if_ended()
+            return launch.start(ready, home, on_wait)
         except DevicesBusy:
             if not wait:
                 raise
@@ -152,17 +155,13 @@ def run_started_when_free(
         if signals.interrupts:
             raise KeyboardInterrupt
 
-    def on_wait(holder: str) -> None:
-        raise_if_ended()
-        print_holder(holder)
-
-    def start(plan: RunPlan) -> Path:
-        ready = prepare(plan, signals.received)
-        raise_if_ended()
-        return launch.start(ready, home, on_wait)
-
     with caught_signals() as signals:
-        yield start_when_free(plan, home, start, wait=wait, raise_if_ended=raise_if_ended), signals
+        yield (
+            start_when_free(
+                plan, home, lambda plan: prepare(plan, signals.received), wait=wait, raise_if_ended=raise_if_ended
+            ),
+            signals,
+        )
 
 
 def predict_memory(plan: RunPlan, home: Home, cancelled: threading.Event | None = None) -> None:

@@ -4,41 +4,62 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
 import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.search.batch.answer import batch_report
-from trainfast_runner.search.batch.conductor import (
-    BatchPlan,
-    conduct_batch,
-    open_batch,
-    plan_script_batch,
-    plan_spec_batch,
+from trainfast_runner.records.run_directory import state_text
+from trainfast_runner.search import batch_conductor
+from trainfast_runner.search.batch_journal import (
+    CONFIRM_STEP,
+    BatchFollower,
+    BatchLine,
+    BatchStep,
+    ConfirmationRun,
+    Predicted,
+    Probe,
+    batch_report,
+    read_batch_journal,
 )
-from trainfast_runner.search.batch_journal import BatchFollower, Probe, read_batch_journal
 from trainfast_runner.search.best.answer import BestSoFar, best_report
 from trainfast_runner.search.best.conductor import conduct_best
 from trainfast_runner.search.best.question import BestPlan, open_best, plan_preset_best, plan_script_best
-from trainfast_runner.search.best_journal import BestRequest, ColdRun, Trial, read_best_journal, read_budget
-from trainfast_runner.search.journal import fields_of
+from trainfast_runner.search.best_journal import (
+    UNDER_LIMIT,
+    BestLine,
+    BestRequest,
+    BestStep,
+    ColdRun,
+    ProcessReady,
+    Space,
+    Trial,
+    read_best_journal,
+    read_budget,
+)
+from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.journal import Paused, Resumed, Waiting, fields_of
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knobs import read_vary
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, resolve
 from trainfast_runner.units import counted
-from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, positive
+from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, positive, whole
 from trainfast_tui.cli.exit_codes import SEARCH_EXIT_CODES
 from trainfast_tui.cli.launching import await_devices
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice, refuse_unwritable, write_output
-from trainfast_tui.cli.progress import progress_when_slow
-from trainfast_tui.cli.search_progress import SearchPrinter
-from trainfast_tui.cli.signals import caught_signals
+from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.cli.signals import Signals, caught_signals
+from trainfast_tui.text import best_words
+from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_words import batch_answer_lines
-from trainfast_tui.text.best_words import answer_lines, busy_lines, estimate_lines, question_lines
+from trainfast_tui.text.memory_words import phase_words
+from trainfast_tui.text.search_words import outcome_of, role_of
 
 
 def _add_search_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +81,11 @@ def search_max_batch_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-oom", action="store_true", help="never run out of memory on purpose: stop where the fit says no more fits"
     )
     parser.add_argument(
-        "--proof-steps", type=positive, default=10, metavar="N", help="steps of the confirmation run (10)"
+        "--proof-steps",
+        type=partial(whole, minimum=2),
+        default=10,
+        metavar="N",
+        help="steps of the confirmation run (10)",
     )
     parser.epilog = "Ctrl-C cancels; the same command then continues. The search itself sets batch_size and steps."
 
@@ -109,12 +134,14 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
         if setting.partition("=")[0] in SET_BY_A_BATCH_SEARCH:
             print_notice(f"{setting} is not used: a search sets it itself")
     began_ns += await_devices(plan.plan, home) if arguments.wait else 0
-    directory = open_batch(plan, home, options)
+    directory = batch_conductor.open_batch(plan, home, options)
     sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
     if sizes:
         _print_continued(directory, f"which has tried {sizes}")
     with caught_signals() as signals:
-        ended = SearchPrinter().watch(partial(conduct_batch, directory, plan, home, options), signals, began_ns)
+        ended = SearchPrinter().watch(
+            partial(batch_conductor.conduct_batch, directory, plan, home, options), signals, began_ns
+        )
     if arguments.json:
         print_json(batch_report(directory))
     else:
@@ -140,9 +167,9 @@ def search_best(arguments: argparse.Namespace) -> int:
     if measured := sum(isinstance(line, Trial | ColdRun) for line in lines):
         _print_continued(directory, f"with {counted(measured, 'measurement')}")
     question = plan.question
-    for words in question_lines(question.vary, question.left_alone, question.global_batch):
+    for words in best_words.question_lines(question.vary, question.left_alone, question.global_batch):
         print_notice(words)
-    for words in busy_lines(plan.plan.device):
+    for words in best_words.busy_lines(plan.plan.device):
         print_notice(words)
     with caught_signals() as signals:
         printer = SearchPrinter(BestSoFar(tuple(lines)))
@@ -156,12 +183,12 @@ def _print_continued(directory: Path, trial_words: str) -> None:
     print_notice(f"continuing {directory.name}, {trial_words}; --fresh starts over")
 
 
-def _batch_plan(arguments: argparse.Namespace) -> BatchPlan:
+def _batch_plan(arguments: argparse.Namespace) -> batch_conductor.BatchPlan:
     """Return the checked plan, with a notice if the preset's variants are not searched. Raises UserError."""
     if (script := script_preset.path_of(arguments.preset)) is not None:
-        return plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
+        return batch_conductor.plan_script_batch(script_preset.load(script), arguments.settings, arguments.python)
     spec = resolve(arguments.preset, arguments.settings)
-    batch_plan = plan_spec_batch(spec, arguments.python)
+    batch_plan = batch_conductor.plan_spec_batch(spec, arguments.python)
     if spec.variant is None and (variants := presets.load(arguments.preset)[0].variants):
         print_notice(
             f"{spec.preset} itself is searched, not its {counted(len(variants), 'variant')};"
@@ -198,7 +225,7 @@ def _report_best(directory: Path, as_json: bool, record: Path | None) -> None:
     if as_json:
         print_json(report)
     else:
-        print_lines(answer_lines(BestSoFar(tuple(lines)), directory.name))
+        print_lines(best_words.answer_lines(BestSoFar(tuple(lines)), directory.name))
     if record is not None:
         write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
 
@@ -212,4 +239,144 @@ def _print_estimate(plan: BestPlan, as_json: bool) -> None:
             {**fields_of(question, "vary", "left_alone", "global_batch"), **counts, "seconds": question.budget_s}
         )
     else:
-        print_lines([*question_lines(question.vary, question.left_alone, question.global_batch), *estimate_lines(plan)])
+        print_lines(
+            [
+                *best_words.question_lines(question.vary, question.left_alone, question.global_batch),
+                *best_words.estimate_lines(plan),
+            ]
+        )
+
+
+TICK_S = 2.0
+"""Seconds between two lines about the step of a search that goes on."""
+LineT = TypeVar("LineT", BatchLine, BestLine)
+EndT = TypeVar("EndT")
+
+
+class SearchPrinter:
+    """Prints the journal of a search of either kind; `so_far` has the earlier lines of a best-fit search."""
+
+    def __init__(self, so_far: BestSoFar | None = None) -> None:
+        self._progress, self._so_far = Progress(), so_far
+        self._step_work = ""
+        """The work of the newest step, which goes on after a wait for another run."""
+        self._work = "starting"
+        self._work_began_s = self._printed_at_s = time.monotonic()
+
+    def watch(self, conduct: Callable[[SearchCaller[LineT]], EndT], signals: Signals, began_ns: int) -> EndT:
+        """Conduct a search and print each line of its journal; cancel it on Ctrl-C or when the terminal is closed.
+
+        The search's time counts from `began_ns` (CLOCK_MONOTONIC).
+        """
+
+        def is_cancelled() -> bool:
+            # Called repeatedly during every wait.
+            self.tick()
+            return bool(signals.interrupts or signals.must_leave)
+
+        try:
+            return conduct(SearchCaller(self.print_line, is_cancelled, began_ns))
+        finally:
+            self._progress.close()
+
+    def print_line(self, line: BatchLine | BestLine) -> None:
+        """Print a line of the journal, and show the work that it begins from now on."""
+        if self._so_far is not None:
+            self._so_far = BestSoFar((*self._so_far.lines, cast(BestLine, line)))
+        if words := line_words(line, self._so_far):
+            self._progress.print_line(words)
+        match line:
+            case Waiting():
+                self._begin(f"waiting for {line.run_id} to end")
+            case Paused():
+                self._step_work = ""  # a pause comes between two steps
+                self._begin("")
+            case Resumed():
+                self._begin(self._step_work)
+            case BatchStep(action="end"):
+                self._begin("")
+            case BatchStep():
+                verb = "confirming" if line.action == CONFIRM_STEP else "trying"
+                self._begin(f"{verb} {fmt.count(line.batch_size)}")
+                self._step_work = self._work
+            case BestStep() if self._so_far is not None:
+                self._begin(best_words.doing_words(self._so_far))
+                self._step_work = self._work
+
+    def tick(self) -> None:
+        """Show the time of the work under way, and what a best-fit search has found, once in two seconds."""
+        now_s = time.monotonic()
+        if not self._work or now_s - self._printed_at_s < TICK_S:
+            return
+        self._printed_at_s = now_s
+        parts = [f"{self._work}… {fmt.duration(int(now_s - self._work_began_s))}"]
+        if self._so_far is not None:
+            best = best_words.best_words(self._so_far)
+            parts += [f"best so far {best}" if best else "", best_words.chance_words(self._so_far)]
+        self._progress.show_activity("; ".join(part for part in parts if part))
+
+    def _begin(self, work: str) -> None:
+        """Begin a task and its clock; with an empty text the last line stays."""
+        self._work = work
+        self._work_began_s = self._printed_at_s = time.monotonic()
+
+
+def line_words(line: BatchLine | BestLine, so_far: BestSoFar | None) -> str:
+    """Return a line of a journal in words; empty if nothing is printed. `so_far` ends with a best-fit search's line."""
+    match line:
+        case Paused():
+            return "paused"
+        case Resumed():
+            return "resumed"
+        case Predicted():
+            found = f"up to {line.max_batch:,}" if line.max_batch else "not even 1 fits"
+            return line.reason if line.max_batch is None else f"predicted: {found} ({line.basis})"
+        case BatchStep() if line.action != "end":
+            verb = "confirm" if line.action == CONFIRM_STEP else line.action
+            return f"{verb} {fmt.count(line.batch_size)}: {line.why}"
+        case Probe(outcome="fits"):
+            rate = fmt.per_second(line.samples_per_s, "samples")
+            peak = fmt.size(line.peak_allocated_bytes)
+            return f"  {line.batch_size:,} fits: peak {peak}, {fmt.milliseconds(line.step_ms)} a step, {rate}"
+        case Probe():
+            phase = f" in {phase_words(line.phase)}" if line.phase else ""
+            return f"  {line.batch_size:,} {outcome_of(line.outcome).verb}{phase}: {fmt.with_sizes(line.reason)}"
+        case ConfirmationRun():
+            sizes = " and ".join(f"{batch:,}" for batch in line.refutes)
+            refuted_words = f", which refutes that {sizes} fitted" if sizes else ""
+            ended = f"{state_text(line.state)} in a fresh process, {fmt.duration(line.seconds)}"
+            return f"  {line.batch_size:,} {ended}{refuted_words}: {line.run_id}"
+        case Space():
+            excluded_as = Counter(candidate.excluded_as for candidate in line.candidates)
+            words = [counted(len(line.candidates), "setting")]
+            words += [f"{count:,} {name.replace('_', ' ')}" for name, count in excluded_as.items() if name is not None]
+            dropped = f"; another global batch: {counted(line.dropped, 'combination')}" if line.dropped else ""
+            return ", ".join(words) + dropped
+        case ProcessReady():
+            return f"  process {line.run_id} ready after {fmt.duration(line.start_s)}"
+        case BestStep() if so_far is not None and line.candidate_number is not None:
+            knob = f" {line.knob} of" if line.knob else ""
+            is_first = so_far.space is None
+            tried = (
+                "the baseline" if is_first else best_words.typed_knobs(so_far.candidates[line.candidate_number].knobs)
+            )
+            return f"{role_of(line.action).noun}{knob} {tried}: {line.why}"
+        case Trial() | ColdRun() if so_far is not None:
+            run = f": {line.run_id}" if isinstance(line, ColdRun) else ""
+            return f"  {_attempt_words(line, so_far)}{run}"
+    return ""
+
+
+def _attempt_words(line: Trial | ColdRun, so_far: BestSoFar) -> str:
+    """Return the outcome of the newest trial or run in words."""
+    value = so_far.values.get(len(so_far.attempts) - 1)
+    peak = f"peak {fmt.size(line.peak_allocated_bytes)}"
+    if isinstance(line, ColdRun) and (line.role, line.outcome) == (UNDER_LIMIT, "measured"):
+        return f"fits, {peak}"
+    if line.outcome != "measured" or value is None:
+        words = outcome_of(line.outcome).verb
+        return f"{words}: {fmt.with_sizes(line.reason)}" if line.reason else words
+    words = best_words.objective_words(so_far.objective, so_far.for_steps, value)
+    steps = f", {len(line.step_ms)} steps" if isinstance(line, Trial) else ""
+    doubt = f" ({line.reason})" if line.reason else ""
+    return f"{words}, {peak}{steps}, {fmt.duration(line.seconds)}{doubt}"

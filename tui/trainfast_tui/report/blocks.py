@@ -1,4 +1,4 @@
-"""A report as blocks of plain text, and its two forms. No block holds markup: each form escapes every text."""
+"""A report as blocks of Markdown, and the page that is made of them. A block escapes every text: no markup of a run."""
 
 from __future__ import annotations
 
@@ -12,46 +12,8 @@ from trainfast_tui.report import pictures
 from trainfast_tui.report.pictures import Picture
 from trainfast_tui.text.format import FigureHeading, plain, without_empty_columns
 
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A heading; `level` 1 is the title of the document."""
-
-    text: str
-    level: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Prose:
-    """A paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A list of sentences."""
-
-    items: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table; every row is as long as the header, in which a `FigureHeading` marks a column of figures."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Text to copy as it is, under a title."""
-
-    title: str
-    text: str
-
-
-Block = Heading | Prose | Listing | Grid | Picture | Code
+Block = str | Picture
+"""Markdown, whose texts are escaped; or a picture, of which Markdown has the description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +24,63 @@ class Document:
     blocks: tuple[Block, ...]
 
 
-def filled_grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
-    """Return a table without its empty columns; the first column stays."""
-    filled_header, filled_rows = without_empty_columns(header, rows)
-    return Grid(tuple(filled_header), tuple(map(tuple, filled_rows)))
+def heading(text: str, level: int = 2) -> str:
+    """Return a heading; level 1 is the title of the document."""
+    return f"{'#' * level} {_cell(text)}"
 
 
-def pairs_grid(rows: Iterable[tuple[str, str]]) -> Grid:
+def prose(text: str) -> str:
+    """Return a paragraph, which begins neither a heading nor a list."""
+    return _OPENING.sub(lambda match: f"\\{match[1]}" if match[1] else f"{match[2]}\\{match[3]}", _cell(text))
+
+
+def listing(items: Iterable[str]) -> str:
+    """Return a list of sentences."""
+    return "\n".join(f"- {prose(item)}" for item in items)
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table without its empty columns; a `FigureHeading` marks a column of figures."""
+    header, filled_rows = without_empty_columns(header, rows)
+    rule = ["---:" if isinstance(name, FigureHeading) else "---" for name in header]
+    lines = [map(_cell, header), rule, *(map(_cell, row) for row in filled_rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def pairs_grid(rows: Iterable[tuple[str, str]]) -> str:
     """Return a table of labels and values; a row without a label belongs to the row above."""
-    return Grid(("", ""), tuple(rows))
+    return grid(("", ""), rows)
+
+
+def code(title: str, text: str) -> str:
+    """Return text to copy as it is, under a title."""
+    lines = list(map(plain, text.splitlines()))
+    # The fence is longer than any in the text.
+    longest = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([prose(title), "", f"{fence}text", *lines, fence])
+
+
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
+"""Signs that begin a code span, emphasis, a link, an image, a cell or a formula; not the _ inside batch_size."""
+_OPENING = re.compile(r"^([#+=-])|^(\d+)([.)])")
+"""Signs that make a heading or a list of a line."""
+
+
+def _cell(text: str) -> str:
+    text = "".join(_ENTITIES.get(sign, sign) for sign in plain(text))
+    return _SPECIAL.sub(lambda match: f"\\{match[0]}", text)
+
+
+def as_markdown(document: Document) -> str:
+    """Return the text."""
+    blocks = [heading(document.title, 1), *map(_markdown_of, document.blocks)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_of(block: Block) -> str:
+    return block if isinstance(block, str) else f"**{_cell(block.data.title)}**: {_cell(block.description)}"
 
 
 STYLE_SHEET = """
@@ -88,15 +98,13 @@ NO_PICTURES = "Pictures need matplotlib: pip install 'trainfast-tui[report]'."
 
 
 def as_html(document: Document) -> str:
-    """Return the page: the Markdown of each block, rendered, and pictures inside the page; every text is escaped."""
+    """Return the page: the Markdown of each block, rendered, and pictures inside the page."""
     from markdown_it import MarkdownIt
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     title = escape(plain(document.title))
     body = "\n".join(
-        _figure(block)
-        if isinstance(block, Picture) and pictures.can_draw()
-        else markdown.render(_markdown_block(block))
+        _figure(block) if isinstance(block, Picture) and pictures.can_draw() else markdown.render(_markdown_of(block))
         for block in document.blocks
     )
     return f"""<!DOCTYPE html>
@@ -120,51 +128,6 @@ def as_html(document: Document) -> str:
 def _figure(picture: Picture) -> str:
     """Return the picture inside the page, with its description for who cannot see it."""
     data = b64encode(pictures.as_svg(picture).encode()).decode()
-    title, description = escape(plain(picture.title)), escape(plain(picture.description))
+    title, description = escape(plain(picture.data.title)), escape(plain(picture.description))
     image = f'<img alt="{description}" src="data:image/svg+xml;base64,{data}">'
     return f"<figure><figcaption>{title}</figcaption>{image}</figure>"
-
-
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
-"""Signs that begin a code span, emphasis, a link, an image, a cell or a formula; not the _ inside batch_size."""
-_OPENING = re.compile(r"^([#+=-])|^(\d+)([.)])")
-"""Signs that make a heading or a list of a line."""
-
-
-def as_markdown(document: Document) -> str:
-    """Return the text; markup in the names and outputs of runs is escaped."""
-    blocks = [f"# {_cell(document.title)}", *map(_markdown_block, document.blocks)]
-    return "\n\n".join(blocks) + "\n"
-
-
-def _markdown_block(block: Block) -> str:
-    match block:
-        case Heading():
-            return f"{'#' * block.level} {_cell(block.text)}"
-        case Prose():
-            return _line(block.text)
-        case Listing():
-            return "\n".join(f"- {_line(item)}" for item in block.items)
-        case Grid():
-            rule = ["---:" if isinstance(heading, FigureHeading) else "---" for heading in block.header]
-            rows = [map(_cell, block.header), rule, *(map(_cell, row) for row in block.rows)]
-            return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
-        case Picture():
-            return f"**{_cell(block.title)}**: {_cell(block.description)}"
-        case Code():
-            lines = list(map(plain, block.text.splitlines()))
-            # The fence is longer than any in the text.
-            longest = max((len(ticks) for line in lines for ticks in re.findall("`+", line)), default=0)
-            fence = "`" * max(3, longest + 1)
-            return "\n".join([_line(block.title), "", f"{fence}text", *lines, fence])
-
-
-def _cell(text: str) -> str:
-    text = "".join(_ENTITIES.get(sign, sign) for sign in plain(text))
-    return _SPECIAL.sub(lambda match: f"\\{match[0]}", text)
-
-
-def _line(text: str) -> str:
-    """Return a line that begins neither a heading nor a list."""
-    return _OPENING.sub(lambda match: f"\\{match[1]}" if match[1] else f"{match[2]}\\{match[3]}", _cell(text))

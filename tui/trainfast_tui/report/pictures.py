@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -49,12 +48,12 @@ def can_draw() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture on one pair of matplotlib's axes; Markdown, and a page without matplotlib, have its description."""
+    """A chart over the time since `origin_ns`; Markdown, and a page without matplotlib, have its description."""
 
-    title: str
+    data: ChartData
+    origin_ns: int
     description: str
     """The figures of the picture in sentences."""
-    draw: Callable[[Axes], None]
 
 
 def as_svg(picture: Picture) -> str:
@@ -65,7 +64,7 @@ def as_svg(picture: Picture) -> str:
     file = io.StringIO()
     with rc_context(STYLE):
         figure = Figure((WIDTH_IN, HEIGHT_IN), layout="constrained")
-        picture.draw(figure.subplots())
+        _draw_strip(figure.subplots(), picture.data, picture.origin_ns)
         figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(DATED))
     return file.getvalue()
 
@@ -79,7 +78,7 @@ def strip_picture(data: ChartData, origin_ns: int) -> Picture | None:
     words = " ".join(
         f"{name}: from {format_value(min(values))} to {format_value(max(values))}." for name, values in with_values
     )
-    return Picture(data.title, words, partial(_draw_strip, data=data, origin_ns=origin_ns))
+    return Picture(data, origin_ns, words)
 
 
 def _draw_strip(axes: Axes, data: ChartData, origin_ns: int) -> None:

@@ -9,10 +9,8 @@ from typing import NamedTuple
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import ANSWERED_STATES
 from trainfast_runner.records.run_directory import state_text
-from trainfast_runner.search.batch.answer import LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT, measured_under
-from trainfast_runner.search.batch.decide import ALIGNED_UNIT
-from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, Probe, refuted_by
-from trainfast_runner.search.fitted_memory import MemoryFit
+from trainfast_runner.search.batch_decide import ALIGNED_UNIT, LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT
+from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, MemoryFit, Probe
 from trainfast_runner.search.journal import SearchQuestion
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
@@ -107,7 +105,7 @@ def batch_page(search: BatchSnapshot, now_ns: int, width: int, cursor: int) -> T
     if search.prediction is not None:
         head += fmt.paragraph(search.prediction.reason, width, "warning", 2)
     # On a CPU every step of a preset's search measures memory: its speeds rank against no others.
-    is_doubtful = search.question is not None and measured_under(search.question) is not None
+    is_doubtful = search.question is not None and search.question.measured_under is not None
     rows = list(_rows(search, f"{DOUBT_SIGN} " if is_doubtful else ""))
     note = STRICT_MALLOC_NOTE if is_doubtful and search.probes else ""
     foot = [*fmt.paragraph(note, width, "warning"), *_reason_lines(search, width)]
@@ -154,7 +152,7 @@ def _limit_words(search: BatchSnapshot) -> str:
     limits = question.limits_bytes if question is not None else []
     if not limits and fit is not None:
         limits = [fit.limit_bytes]
-    tightest = f", the tightest is rank {fit.rank}" if fit is not None and len(search.memory_fits) > 1 else ""
+    tightest = f", the tightest is rank {fit.rank}" if fit is not None and len(search.fits) > 1 else ""
     source = f" ({question.limit_words})" if question is not None and question.limit_words else ""
     return f"limit {limits_words(limits)}{tightest}{source}" if limits else ""
 
@@ -250,10 +248,10 @@ def _outcome(attempt: Probe | ConfirmationRun, search: BatchSnapshot) -> tuple[O
     if isinstance(attempt, ConfirmationRun):
         outcome = outcome_of({"finished": "confirmed", "oom": "refuting"}.get(attempt.state, "failed"))
         return outcome, outcome.noun if outcome.noun != "failed" else f"confirmation run {state_text(attempt.state)}"
-    outcome = outcome_of(REFUTED if refuted_by(attempt, search.confirmations) is not None else attempt.outcome)
+    outcome = outcome_of(REFUTED if search.refuted_by(attempt) is not None else attempt.outcome)
     phase = f" in {phase_words(attempt.phase)}" if attempt.phase and attempt.outcome == "oom" else ""
     rank = ""
-    if len(search.memory_fits) > 1 and attempt.rank is not None:
+    if len(search.fits) > 1 and attempt.rank is not None:
         rank = f", rank {attempt.rank} fullest" if attempt.outcome == "fits" else f" on rank {attempt.rank}"
     retried = attempt.alloc_retries
     retries = f", {counted(retried, 'allocator retry', 'allocator retries')}" if retried else ""

@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 
 def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tuple[str, str]]:
     """Yield the labels and words of a search's answer."""
-    from trainfast_runner.search.batch.answer import measured_under
-    from trainfast_runner.search.batch_journal import refuted_by
-
     question = search.question
     assert question is not None
     confirmed = (
         f"confirmed by {answer.confirmation_run_id}" if answer.confirmation_run_id else "no confirmation run on record"
     )
     if answer.samples_per_s is not None:
-        condition = measured_under(question)
+        condition = question.measured_under
         condition_words = f" (under {condition})" if condition is not None else ""
         confirmed += f" at {per_second(answer.samples_per_s, 'samples')}{condition_words}"
     yield "largest batch", f"{count(answer.max_batch)}, {confirmed}; {answer.certainty}"
@@ -48,7 +45,7 @@ def batch_answer_rows(search: BatchSnapshot, answer: BatchAnswer) -> Iterator[tu
     if answer.fastest_batch is not None:
         rate = per_second(answer.fastest_samples_per_s, "samples")
         yield "fastest tried", f"{count(answer.fastest_batch)}, {rate}"
-    refuted = [count(probe.batch_size) for probe in search.probes if refuted_by(probe, search.confirmations)]
+    refuted = [count(probe.batch_size) for probe in search.probes if search.refuted_by(probe)]
     if refuted:
         yield "refuted", f"{' and '.join(refuted)}: fitted in a probe, ran out of memory in a confirmation run"
     assert search.ended is not None
@@ -95,7 +92,7 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free
         return ""
     if machine.used_by(spec.knobs.get("devices")).device != "cpu":
         return ""
-    from trainfast_runner.search.fitted_memory import share_of_free
+    from trainfast_runner.search.searches import share_of_free
 
     each_process = "" if ranks == 1 else f" for each of {ranks} processes"
     limit = f"{fmt.size(share_of_free(free_bytes, ranks))} of this machine's memory{each_process}"

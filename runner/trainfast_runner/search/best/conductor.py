@@ -23,7 +23,7 @@ import msgspec
 from trainfast_runner.errors import UserError, highest, lowest
 from trainfast_runner.machine import calibration
 from trainfast_runner.machine.cpu import CpuWindow, cpu_name
-from trainfast_runner.records.home import STAMP_CHARACTERS, Home
+from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt, Result, RunConditions
 from trainfast_runner.records.run_directory import read_run_file
@@ -61,8 +61,6 @@ from trainfast_runner.search.conductor import (
     SearchCaller,
     WarmProcess,
     conduct_alone,
-    end_if_live,
-    raise_if_stopped,
     wait_until,
 )
 from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
@@ -119,12 +117,11 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         return BestEnded(state=state, reason=reason, missing_bytes=missing_bytes)
 
     def open(self) -> None:
-        """End the runs of an earlier conductor, and list the candidates with their predictions.
+        """List the candidates with their predictions.
 
         A model is traced while the baseline's process starts. The candidates come before the first trial, but after
         the record of a baseline's process that ended while it started. The memory of a script is unknown.
         """
-        end_runs_of(self._home, self._directory.name)
         if any(isinstance(line, Space) for line in self._lines):
             return
         if not self._question.is_script:
@@ -189,7 +186,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
     def _record_end(self, number: int, began_s: float) -> None:
         """Record a trial whose process ended without an answer."""
         result = self._runs.wait_for_process_end()
-        raise_if_stopped(result)
         outcome, reason = outcome_of(result)
         seconds = self._runs.clock_s() - began_s
         self._write(self._trial(number, result.run_id, outcome=outcome, reason=reason, seconds=seconds))
@@ -311,15 +307,6 @@ def conduct_best(
     Raises UserError when another process conducts the search, and when its device is in use.
     """
     return conduct_alone(directory, lambda: BestConductor(directory, best_plan, home, options, caller))
-
-
-def end_runs_of(home: Home, search_id: str) -> None:
-    """End the runs that a killed conductor of the search left; their settings are tried again."""
-    for run_id in home.run_ids():
-        # Ids begin with their time; no run is older than its search.
-        run = read_run_file(home.directory(run_id)) if run_id >= search_id[:STAMP_CHARACTERS] else None
-        if run is not None and run.search_id == search_id:
-            end_if_live(home.directory(run_id))
 
 
 def take_trial(

@@ -42,7 +42,6 @@ from trainfast_runner.search.best_journal import (
     Trial,
 )
 from trainfast_runner.search.effects import MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
-from trainfast_runner.search.fitted_memory import limits_of, share_of_free
 from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KNOBS,
@@ -52,8 +51,10 @@ from trainfast_runner.search.searches import (
     SearchOptions,
     candidate_spec,
     key_of_question,
+    limits_of,
     new_search,
     script_planner,
+    share_of_free,
     takes_warm_trials,
     unfinished,
 )

@@ -6,8 +6,10 @@ A preset's sizes are tried in one warm process after another, each of a script's
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,28 +20,27 @@ import msgspec
 from trainfast_runner.errors import UserError, highest, lowest
 from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
+from trainfast_runner.machine.training_python import ProgramCancelled
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of, trace_changes
+from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.json_lines import newest
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import Result, RunError
+from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.worker_lines import ProbeLine, ScriptLine
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.batch.answer import answer_of, explain_nothing_fits
-from trainfast_runner.search.batch.decide import (
-    BatchState,
-    decide,
-    predicted_size,
-    state_of_batch_journal,
-    trace_size_model,
-)
+from trainfast_runner.search.batch_decide import BatchState, answer_of, decide, failed_runs
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
     BatchEnded,
     BatchLaunched,
     BatchLine,
     BatchQuestion,
+    Change,
     ConfirmationRun,
     Predicted,
     Probe,
@@ -48,21 +49,11 @@ from trainfast_runner.search.batch_journal import (
 )
 from trainfast_runner.search.conductor import (
     Conductor,
-    OrphanedRuns,
     SearchCaller,
     WarmProcess,
     conduct_alone,
     end_text,
-    raise_if_stopped,
     run_within,
-)
-from trainfast_runner.search.fitted_memory import (
-    SCRIPT_PHASE,
-    free_gpu_bytes,
-    limit_unknown_error,
-    limits_of,
-    smallest_limit,
-    with_limits,
 )
 from trainfast_runner.search.journal import EndState, JournalWriter, fields_of
 from trainfast_runner.search.searches import (
@@ -71,6 +62,7 @@ from trainfast_runner.search.searches import (
     SearchOptions,
     incompatible_reason,
     key_of_question,
+    limits_of,
     new_search,
     script_planner,
     unfinished,
@@ -81,6 +73,7 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, strategy_of
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
+from trainfast_runner.worker.shared.host import print_holder
 from trainfast_runner.worker.shared.memory_limit import malloc_settings
 from trainfast_runner.worker.shared.words import CONFIRMATION, PROBE
 
@@ -95,9 +88,16 @@ LATER_PROBE_STEPS = {"cpu": 1, "cuda": 4}
 """Optimizer steps of a process's later probes. A step under strict malloc thresholds is no faster the second time."""
 PREDICTION_WAIT_S = 30.0
 """A search waits for its prediction at most this long before its first process, which a trace would disturb."""
+TRACE_CHANGES_WITHIN_S = 30.0
+"""If nothing fits, changes that would help are traced for at most this long; the others are listed unpredicted."""
 VOIDING_BYTES = 64 << 20
 """Chosen, not measured: a probe is void if another process took more than this meanwhile."""
-PEAK_FIELDS = ("peak_allocated_bytes", "peak_reserved_bytes")
+CONTEXT_WITHOUT_KERNELS_BYTES = 512 << 20
+"""Chosen, not measured: about the GPU memory of a CUDA context without the kernels that are loaded on demand, which
+`memory.model_size` counts too."""
+SCRIPT_PHASE = "step"
+"""The phase of a script's peak: its hooks see no phases of memory."""
+PEAK_FIELDS = ("phase_peaks", "peak_allocated_bytes", "peak_reserved_bytes")
 """Fields of the same name in a reply, a rank's peaks and a probe."""
 
 
@@ -205,13 +205,10 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         super().__init__(directory, plan, home, lines, options, caller)
         self._plan_script_run = batch_plan.plan_script_run
         self._try = self._try_in_warm_process if batch_plan.plan_script_run is None else self._try_in_own_process
-        recorded = {line.run_id for line in lines if isinstance(line, Probe | ConfirmationRun)}
-        self._orphans = OrphanedRuns(home, directory.name, recorded, PROBE, CONFIRMATION, is_new=len(lines) == 1)
 
     def open(self) -> None:
-        """End an orphaned process and predict the largest size."""
-        self._orphans.end_trying_runs()
-        if any(isinstance(line, (Predicted, Probe)) for line in self._lines):
+        """Predict the largest size."""
+        if any(isinstance(line, Predicted | Probe) for line in self._lines):
             return
         if self._plan_script_run is None:
             self._predict()
@@ -223,37 +220,30 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def step(self) -> BatchEnded | None:
         """Decide and take one step."""
-        decision = decide(self._state())
-        step = decision.step
+        step = decide(self._state())
         self._write(step)
         if step.action == "probe" and step.batch_size is not None:
-            outcome = self._try(step.batch_size)
-            if isinstance(outcome, BatchEnded):
-                return outcome
-            self._write(outcome)
+            tried = self._try(step.batch_size)
+            if isinstance(tried, BatchEnded):
+                return tried
+            self._write(tried)
             return None
         self._runs.end_process()
         if step.action == CONFIRM_STEP and step.batch_size is not None:
             self._confirm(step.batch_size)
             return None
-        assert decision.end_state is not None, "a decision to end has its state"
-        if decision.end_state == "nothing_fits" and self._plan_script_run is None:
+        assert step.end_state is not None, "a step to the end has its state"
+        if step.end_state == "nothing_fits" and self._plan_script_run is None:
             return explain_nothing_fits(self._plan, self._home, self._state(), step.why, self._raise_if_cancelled)
-        answer = answer_of(self._state()) if decision.end_state == "answered" else None
-        return BatchEnded(state=decision.end_state, reason=step.why, answer=answer)
+        answer = answer_of(self._state()) if step.end_state == "answered" else None
+        return BatchEnded(state=step.end_state, reason=step.why, answer=answer)
 
     def end_line(self, state: EndState, reason: str) -> BatchEnded:
         """Return an end without an answer."""
         return BatchEnded(state=state, reason=reason)
 
     def _state(self) -> BatchState:
-        return state_of_batch_journal(self._lines, no_oom=self._options.no_oom)
-
-    def _record_launch(self, directory: Path, role: str) -> Path:
-        """Write, once, that a run was started or taken over, and return its directory."""
-        if not any(isinstance(line, BatchLaunched) and line.run_id == directory.name for line in self._lines):
-            self._write(BatchLaunched(run_id=directory.name, role=role))
-        return directory
+        return BatchState(tuple(self._lines), no_oom=self._options.no_oom)
 
     def _predict(self) -> None:
         """Predict the memory, and get a warm process, before the first size is chosen."""
@@ -266,17 +256,18 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         if isinstance(process, Probe):
             self._write(process)
             return
-        limit_bytes = smallest_limit(self._plan, process.available_bytes)
+        limit_bytes = min(self._plan.memory_limit_bytes or (), default=process.available_bytes)
+        if limit_bytes is None:
+            raise limit_unknown_error()
         self._write(Predicted(reason=reason) if model is None else predicted_size(model, self._plan, limit_bytes))
 
     def _ready_process(self) -> WarmProcess | Probe:
         """Start the warm process and return it once all ranks are ready, or the probe if memory ran out before."""
         process = self._runs.start_process(self._plan, PROBE)
-        self._record_launch(process.directory, PROBE)
+        self._write(BatchLaunched(run_id=process.directory.name, role=PROBE))
         if process.ready() is not None:
             return process
         result = self._runs.wait_for_process_end()
-        raise_if_stopped(result)
         if result.state != "oom":
             raise UserError(end_text(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
@@ -284,7 +275,7 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
 
     def _try_in_warm_process(self, batch_size: int) -> Probe | BatchEnded:
         """Try one size in the warm process; return its record, or the end if nothing more can be tried."""
-        earlier, run_ids = self._runs.process, {probe.run_id for probe in self._state().probes}
+        earlier, run_ids = self._runs.process, {line.run_id for line in self._lines if isinstance(line, Probe)}
         # A compiled step of another size is another program, with memory of its own.
         takes_one_size = self._plan.spec.knobs["compile"] != "off"
         if earlier is not None and (earlier.ended_by_error or (takes_one_size and earlier.directory.name in run_ids)):
@@ -297,56 +288,57 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
         began_s = time.monotonic()
         replies = process.probe(batch_size, steps)
         seconds = time.monotonic() - began_s
-        if replies is None:
-            # No rank answered: an error other than an OOM, or the run was killed, by the kernel or from outside.
-            result = self._runs.wait_for_process_end()
-            raise_if_stopped(result)
-            is_oom = result.state == "oom"
-            failure = BatchEnded(state="failed", reason=end_text(result))
-            return probe_of_oom_run(batch_size, result, seconds) if is_oom else failure
-        void_reason = void_by_others_reason(replies) if self._plan.device == "cuda" else None
-        return probe_of_replies(self._state(), batch_size, process.directory.name, seconds, replies, void_reason)
-
-    def _try_in_own_process(self, batch_size: int) -> Probe | BatchEnded:
-        """Try one size in a run of its own, or take the ended probe that a killed conductor left."""
-        began_s = self._runs.clock_s()
-        plan = self._plan_size(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS)
-        orphan = self._orphans.adopt_trying_run(plan)
-        directory = self._record_launch(orphan or self._runs.start(plan, PROBE), PROBE)
-        result = self._runs.wait_for_end(directory)
-        seconds = self._runs.clock_s() - began_s if orphan is None else result.seconds or 0.0
+        if replies is not None:
+            void_reason = void_by_others_reason(replies) if self._plan.device == "cuda" else ""
+            return probe_of_replies(batch_size, process.directory.name, seconds, replies, void_reason)
+        # No rank answered: an error other than an OOM, or the run was killed, by the kernel or from outside.
+        result = self._runs.wait_for_process_end()
         if result.state == "oom":
             return probe_of_oom_run(batch_size, result, seconds)
+        return BatchEnded(state="failed", reason=end_text(result))
+
+    def _try_in_own_process(self, batch_size: int) -> Probe | BatchEnded:
+        """Try one size in a run of its own; return its record, or the end if it has no figures."""
+        directory, result, seconds = self._run(batch_size, SCRIPT_PROBE_STEPS, UNTIMED_SCRIPT_STEPS, PROBE)
+        if result.state == "oom":
+            return probe_of_oom_run(batch_size, result, seconds)
+        if result.state != "finished":
+            return BatchEnded(state="failed", reason=end_text(result))
+        if result.steps.measured == 0 or result.memory.peak_allocated_bytes is None:
+            return BatchEnded(state="failed", reason=f"{result.run_id}: {result.reason or 'its memory is not known'}")
         filled = size_that_data_fills(result, batch_size, self._state().largest_fitted)
-        failure = unusable_reason(result) or (incompatible_reason(result, ("batch_size",)) if filled is None else None)
-        if failure is not None:
-            return BatchEnded(state="failed", reason=failure)
-        available_bytes = free_gpu_bytes(self._plan)
-        probe = probe_of_run(self._state(), directory, result, filled or batch_size, seconds, available_bytes)
+        overridden = incompatible_reason(result, ("batch_size",)) if filled is None else None
+        if overridden is not None:
+            return BatchEnded(state="failed", reason=overridden)
+        probe = probe_of_run(directory, result, filled or batch_size, seconds, free_gpu_bytes(self._plan))
         return msgspec.structs.replace(probe, fills_data=filled is not None)
 
     def _confirm(self, batch_size: int) -> None:
-        """Make the confirmation run, a normal run with data, or adopt that of a killed conductor."""
-        began_s, steps = self._runs.clock_s(), self._options.confirmation_steps
-        plan = self._plan_size(batch_size, steps, min(UNTIMED_CONFIRMATION_STEPS, steps - 1))
-        directory = self._orphans.adopt_measuring_run(plan) or self._runs.start(plan, CONFIRMATION)
-        result = self._runs.wait_for_end(self._record_launch(directory, CONFIRMATION))
-        seconds = self._runs.clock_s() - began_s
+        """Make the confirmation run, a normal run with data."""
+        steps = self._options.confirmation_steps
+        timing_warmup = min(UNTIMED_CONFIRMATION_STEPS, steps - 1)
+        directory, result, seconds = self._run(batch_size, steps, timing_warmup, CONFIRMATION)
         self._write(confirmation_record(self._state(), peaks_of_run(directory), result, batch_size, seconds))
 
-    def _plan_size(self, batch_size: int, steps: int, timing_warmup: int) -> RunPlan:
-        """Plan an ordinary run of one size, under the limit of the search."""
+    def _run(self, batch_size: int, steps: int, timing_warmup: int, role: str) -> tuple[Path, Result, float]:
+        """Make an ordinary run of one size under the limit of the search; return it, its result and its seconds."""
+        began_s, plan = self._runs.clock_s(), self._plan
         knobs: KnobValues = {"batch_size": batch_size, "steps": steps, "timing_warmup": timing_warmup}
         if self._plan_script_run is None:
-            return replace(self._plan, spec=self._plan.spec.with_overrides(**knobs))
-        plan = self._plan_script_run(knobs)
-        assert plan.script is not None
-        return replace(
-            plan,
-            script=msgspec.structs.replace(plan.script, longest_first=True),
-            search_id=self._plan.search_id,
-            memory_limit_bytes=self._plan.memory_limit_bytes or plan.memory_limit_bytes,
-        )
+            plan = replace(plan, spec=plan.spec.with_overrides(**knobs))
+        else:
+            plan = self._plan_script_run(knobs)
+            assert plan.script is not None
+            plan = replace(
+                plan,
+                script=msgspec.structs.replace(plan.script, longest_first=True),
+                search_id=self._plan.search_id,
+                memory_limit_bytes=self._plan.memory_limit_bytes or plan.memory_limit_bytes,
+            )
+        directory = self._runs.start(plan, role)
+        self._write(BatchLaunched(run_id=directory.name, role=role))
+        result = self._runs.wait_for_end(directory)
+        return directory, result, self._runs.clock_s() - began_s
 
 
 def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
@@ -370,83 +362,152 @@ def conduct_batch(
     return conduct_alone(directory, lambda: BatchConductor(directory, batch_plan, home, options, caller))
 
 
-def probe_of_replies(
-    state: BatchState,
-    batch_size: int,
-    run_id: str,
-    seconds: float,
-    replies: Mapping[int, ProbeLine],
-    void_reason: str | None,
-) -> Probe:
-    """Return the record of one size from its ranks' replies.
+def predicted_size(model: MemoryModel, plan: RunPlan, limit_bytes: int) -> Predicted:
+    """Predict the largest batch under a limit of bytes per rank."""
+    max_batch = model.max_batch(plan.spec, plan.world_size, limit_bytes)
+    # The growth below the maximum: a correction by an earlier run bends at that run's size.
+    spec = replace(plan.spec, knobs={**plan.spec.knobs, "batch_size": max(1, max_batch - 1)})
+    below = model.predict(spec, plan.world_size)
+    return Predicted(
+        fixed_bytes=below.fixed_bytes, bytes_per_sample=below.bytes_per_sample, max_batch=max_batch, basis=below.basis
+    )
 
-    `void_reason` is the reason that the probe does not count, None if it does.
+
+def trace_size_model(plan: RunPlan, cancelled: threading.Event) -> MemoryModel:
+    """Return the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace.
+
+    Raises UserError with the reason that there is none.
     """
+
+    def note(tracing: TraceProgress) -> None:
+        if tracing.waits_for:
+            print_holder(tracing.waits_for)
+
+    try:
+        model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, note)
+    except ProgramCancelled:
+        raise UserError("the trace took too long", key="model") from None
+    except OSError as error:  # as in a full temporary folder
+        raise UserError(f"the trace failed: {error.strerror}", key="model") from None
+    return model.corrected_for(next(iter(plan.device_names), None))
+
+
+def limit_unknown_error() -> UserError:
+    """The refusal of a search on a GPU that reports no free memory, without `memory_limit`."""
+    return UserError(
+        "the free memory of the GPU is unknown",
+        key="memory_limit",
+        advice="a memory_limit",
+        option="--set memory_limit=…",
+    )
+
+
+def free_gpu_bytes(plan: RunPlan) -> int | None:
+    """Return the bytes that the fullest GPU has free beside a context, by estimate; None on a CPU and if unknown."""
+    free_bytes = lowest(gpu.memory_free_bytes for gpu in plan.gpus)
+    return None if free_bytes is None else free_bytes - CONTEXT_WITHOUT_KERNELS_BYTES
+
+
+def with_limits(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
+    """Return the plan under these limits: on a CPU every run of the search gets them as its `memory_limit`."""
+    if not by_rank or plan.memory_limit_bytes == by_rank:
+        return plan
+    memory_limit = "+".join(f"{limit >> 20}MiB" for limit in by_rank)
+    return replace(plan, spec=plan.spec.with_overrides(memory_limit=memory_limit), memory_limit_bytes=by_rank)
+
+
+def explain_nothing_fits(
+    plan: RunPlan, home: Home, state: BatchState, reason: str, raise_if_cancelled: Callable[[], None]
+) -> BatchEnded:
+    """Return the end of a search without an answer. `raise_if_cancelled` is called throughout the traces."""
+    failed_run = min(failed_runs(state), key=lambda run: run.batch_size, default=None)
+    directory = home.directory(failed_run.run_id) if failed_run is not None else None
+    run = read_run_file(directory) if directory is not None else None
+    if failed_run is None or directory is None or run is None:
+        return BatchEnded(state="nothing_fits", reason=reason)
+    # No changes are explained for a probe, so the run has no role here.
+    run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
+    result = read_result(directory)
+    error = result.error if result is not None else None
+    if error is None and isinstance(failed_run, Probe):
+        error = RunError(rank=failed_run.rank, phase=failed_run.phase, message=failed_run.reason)
+    oom_run = out_of_memory_of(read_records(directory), run_of_one, failed_run.reason, error)
+    if isinstance(failed_run, Probe) and failed_run.peak_allocated_bytes is not None:
+        oom_run = replace(oom_run, held_bytes=failed_run.peak_allocated_bytes)
+
+    with suppress(UserError, OSError):  # OSError: a full temporary folder
+        run_within(
+            TRACE_CHANGES_WITHIN_S,
+            lambda cancelled: list(trace_changes(oom_run, plan.python, cancelled)),
+            raise_if_cancelled,
+        )
+    explained = explain_run(oom_run, models_of(run_of_one, plan.python))
+    changes = [
+        Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
+    ]
+    missing_bytes = explained.missing_bytes or explained.asked_bytes
+    return BatchEnded(state="nothing_fits", reason=reason, missing_bytes=missing_bytes, changes=changes)
+
+
+def probe_of_replies(
+    batch_size: int, run_id: str, seconds: float, replies: Mapping[int, ProbeLine], void_reason: str = ""
+) -> Probe:
+    """Return the record of one size from its ranks' replies; it does not count if there is a `void_reason`."""
     ranks = [
         RankPeaks(
             rank=rank,
             available_bytes=line.available_bytes if line.available_after_bytes is None else line.available_after_bytes,
-            **fields_of(line, "phase_peaks", "limit_peak_bytes", "alloc_retries", *PEAK_FIELDS),
+            **fields_of(line, "limit_peak_bytes", "alloc_retries", *PEAK_FIELDS),
         )
         for rank, line in sorted(replies.items())
     ]
     oom_rank = next((rank for rank, line in replies.items() if line.outcome == "oom"), None)
-    if oom_rank is None and void_reason is None:
+    if oom_rank is None and not void_reason:
         slowest_ms = max(line.step_ms[-1] for line in replies.values())
         samples = sum(line.samples or 0 for line in replies.values())
         rate = 1000 * samples / slowest_ms if slowest_ms > 0 else None
-        return _probe(state, batch_size, run_id, seconds, ranks, step_ms=slowest_ms, samples_per_s=rate)
-    outcome = "oom" if void_reason is None else "void"
+        return _probe(batch_size, run_id, seconds, ranks, step_ms=slowest_ms, samples_per_s=rate)
     line = replies[ranks[0].rank if oom_rank is None else oom_rank]
-    failure = {"outcome": outcome, "reason": void_reason or line.message or "", "phase": line.phase}
-    return _probe(state, batch_size, run_id, seconds, ranks, oom_rank, **failure)
+    failure = {"outcome": "void" if void_reason else "oom", "reason": void_reason or line.message or ""}
+    return _probe(batch_size, run_id, seconds, ranks, oom_rank, **failure, phase=line.phase)
 
 
 def probe_of_run(
-    state: BatchState, directory: Path, result: Result, batch_size: int, seconds: float, available_bytes: int | None
+    directory: Path, result: Result, batch_size: int, seconds: float, available_bytes: int | None
 ) -> Probe:
     """Return the record of a size that fitted in a run of its own; `available_bytes` are those of each rank."""
     ranks = [msgspec.structs.replace(peaks, available_bytes=available_bytes) for peaks in peaks_of_run(directory)]
-    rate = result.throughput.samples_per_s.typical
-    step_ms = result.step_ms.p50
-    return _probe(state, batch_size, result.run_id, seconds, ranks, step_ms=step_ms, samples_per_s=rate)
+    rate, step_ms = result.throughput.samples_per_s.typical, result.step_ms.p50
+    return _probe(batch_size, result.run_id, seconds, ranks, step_ms=step_ms, samples_per_s=rate)
 
 
 def probe_of_oom_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
     """Return the record of a size that ran out of memory before its ranks answered; `phase` if the run names none."""
-    error = result.error
+    error = result.error or RunError()
     return Probe(
         batch_size=batch_size,
         outcome="oom",
         run_id=result.run_id,
         seconds=seconds,
         reason=result.reason,
-        rank=error.rank if error else None,
-        phase=(error.phase if error else None) or phase,
+        rank=error.rank,
+        phase=error.phase or phase,
     )
 
 
 def _probe(
-    state: BatchState,
-    batch_size: int,
-    run_id: str,
-    seconds: float,
-    ranks: list[RankPeaks],
-    rank: int | None = None,
-    **fields: Any,
+    batch_size: int, run_id: str, seconds: float, ranks: list[RankPeaks], rank: int | None = None, **fields: Any
 ) -> Probe:
-    """Return the record of one size, with the peaks of `rank`, or of the rank that was nearest to its limit."""
-
-    def left_bytes(peaks: RankPeaks) -> int:
-        limit_bytes = lowest((state.limit_bytes(peaks.rank), peaks.available_bytes)) or 0
-        return limit_bytes - (peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
-
-    shown = min((peaks for peaks in ranks if rank in (None, peaks.rank)), key=left_bytes)
-    highest_phase = max(shown.phase_peaks, key=lambda phase: shown.phase_peaks[phase], default=None)
-    peaks = fields_of(shown, "rank", "phase_peaks", *PEAK_FIELDS)
-    retries = sum(peaks.alloc_retries or 0 for peaks in ranks)
-    defaults = {"outcome": "fits", "phase": highest_phase, "alloc_retries": retries}
-    return Probe(batch_size=batch_size, run_id=run_id, seconds=seconds, ranks=ranks, **{**defaults, **peaks, **fields})
+    """Return the record of one size with the peaks of `rank`, or of the fullest; `fields` override those that fit."""
+    shown_ranks = (peaks for peaks in ranks if rank in (None, peaks.rank))
+    shown = max(shown_ranks, key=lambda peaks: peaks.limit_peak_bytes or peaks.peak_allocated_bytes or 0)
+    fitting = {
+        "outcome": "fits",
+        "phase": max(shown.phase_peaks, key=lambda phase: shown.phase_peaks[phase], default=None),
+        "alloc_retries": sum(peaks.alloc_retries or 0 for peaks in ranks),
+        **fields_of(shown, "rank", *PEAK_FIELDS),
+    }
+    return Probe(batch_size=batch_size, run_id=run_id, seconds=seconds, ranks=ranks, **{**fitting, **fields})
 
 
 def peaks_of_run(directory: Path) -> list[RankPeaks]:
@@ -454,37 +515,32 @@ def peaks_of_run(directory: Path) -> list[RankPeaks]:
 
     A script's hooks see no phases: its one phase has the peak as its limit counts it.
     """
-    records = read_records(directory)
-    ranks = []
+    records, ranks = read_records(directory), []
     for rank, steps in sorted(records.steps.items()):
-        if not steps:
-            continue
         script_lines = [line for line in records.worker_lines.get(rank, []) if isinstance(line, ScriptLine)]
         allocated_bytes = highest(step.peak_allocated_bytes for step in steps)
-        phases = {phase for step in steps for phase in step.phase_peaks or ()}
-        phase_peaks = {phase: max((step.phase_peaks or {}).get(phase, 0) for step in steps) for phase in sorted(phases)}
         # malloc keeps freed blocks, so the limit counts a little more than the resident memory.
         counted_bytes = highest(line.limit_peak_bytes for line in script_lines)
-        if not phase_peaks:
-            phase_peaks = {SCRIPT_PHASE: counted_bytes or allocated_bytes or 0}
-        ranks.append(
-            RankPeaks(
-                rank=rank,
-                phase_peaks=phase_peaks,
-                peak_allocated_bytes=allocated_bytes,
-                peak_reserved_bytes=highest(step.peak_reserved_bytes for step in steps),
-                limit_peak_bytes=counted_bytes,
-                alloc_retries=steps[-1].alloc_retries,
-                widths=script_lines[-1].widths if script_lines else None,
-            )
+        phase_peaks: dict[str, int] = {}
+        for phase, peak_bytes in (peak for step in steps for peak in (step.phase_peaks or {}).items()):
+            phase_peaks[phase] = max(peak_bytes, phase_peaks.get(phase, 0))
+        peaks = RankPeaks(
+            rank=rank,
+            phase_peaks=phase_peaks or {SCRIPT_PHASE: counted_bytes or allocated_bytes or 0},
+            peak_allocated_bytes=allocated_bytes,
+            peak_reserved_bytes=highest(step.peak_reserved_bytes for step in steps),
+            limit_peak_bytes=counted_bytes,
+            alloc_retries=steps[-1].alloc_retries if steps else None,
+            widths=script_lines[-1].widths if script_lines else None,
         )
+        ranks += [peaks] if steps else []
     return ranks
 
 
 def confirmation_record(
     state: BatchState, ranks: list[RankPeaks], result: Result, batch_size: int, seconds: float
 ) -> ConfirmationRun:
-    """Return the record of a confirmation run of this size; `seconds` stands in where its result has none."""
+    """Return the record of a confirmation run of this size."""
     warm_sizes = [probe.batch_size for probe in state.probes_that_fit if probe.batch_size >= batch_size]
     return ConfirmationRun(
         batch_size=batch_size,
@@ -495,7 +551,7 @@ def confirmation_record(
         ranks=ranks,
         samples_per_s=result.throughput.samples_per_s.typical,
         step_ms=result.step_ms.p50,
-        seconds=result.seconds if result.seconds is not None else seconds,
+        seconds=seconds,
         refutes=warm_sizes if result.state == "oom" else [],
     )
 
@@ -512,19 +568,8 @@ def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -
     return None
 
 
-def unusable_reason(result: Result) -> str | None:
-    """Return why a probe has no figures for its size (it failed, or took no step); None if it has them."""
-    if result.state != "finished":
-        return end_text(result)
-    if result.steps.measured == 0:
-        return f"{result.run_id}: {result.reason}"
-    if result.memory.peak_allocated_bytes is None:
-        return f"the memory of {result.run_id} is not known"
-    return None
-
-
-def void_by_others_reason(replies: Mapping[int, ProbeLine]) -> str | None:
-    """Return the reason that another process voids a probe on a GPU; None if none is known to have taken memory.
+def void_by_others_reason(replies: Mapping[int, ProbeLine]) -> str:
+    """Return the reason that another process voids a probe on a GPU; empty if none is known to have taken memory.
 
     Available memory shrinks when another process takes some, but also when a size loads its kernels: that of a warm
     process's first size says nothing, and a later size has its kernels when repeated.
@@ -538,4 +583,4 @@ def void_by_others_reason(replies: Mapping[int, ProbeLine]) -> str | None:
                 f"rank {rank}'s GPU lost {mebibytes(lost_bytes)} of free memory during the probe: to another"
                 " process, or to kernels that this size was the first to load"
             )
-    return None
+    return ""

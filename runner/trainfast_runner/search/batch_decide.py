@@ -1,0 +1,391 @@
+"""Decide the next step of a batch search and its answer from its journal, with reasons in words. Touches nothing.
+
+Two sizes give each phase's line (the secant); after the first size the prediction's slope stands in. The search then
+tries the size that should not fit, so memory runs out once, and a fresh process confirms the largest size that fits by
+the line. A size near the boundary is tried first only while the error of the line leaves the answer open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainfast_runner.errors import highest, lowest
+from trainfast_runner.records.run_file import BatchWidths
+from trainfast_runner.search.batch_journal import (
+    CONFIRM_STEP,
+    BatchAnswer,
+    BatchSnapshot,
+    BatchStep,
+    ConfirmationRun,
+    Margin,
+    MemoryFit,
+    Predicted,
+    Probe,
+    RankPeaks,
+    Tried,
+)
+from trainfast_runner.search.journal import EndState
+from trainfast_runner.units import counted, largest_fitting, mebibytes
+
+MAX_PROBES = 16
+"""Chosen, not measured: a search that has tried this many sizes confirms the largest that fitted."""
+MAX_VOID_PROBES = 4
+"""Chosen, not measured: a search ends after this many probes in which other processes took memory."""
+LARGEST_BATCH = 1 << 20
+"""The largest batch size that is tried."""
+TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
+"""A maximum is exact when the smallest size that needs this much more runs out of memory."""
+ALIGNED_UNIT = 8
+"""Tensor cores work on multiples of 8 (NVIDIA's matrix multiplication guide)."""
+FIRST_SIZE_DIVISOR = 8
+"""The first size is this part of the predicted maximum: quick, and large enough for a slope."""
+SMALLER_SIZE_DIVISOR = 4
+"""Chosen, not measured: a first size that does not fit is divided by this until one fits."""
+
+LARGE_ALIGNED_UNIT, LARGE_ALIGNED_FROM = 64, 512
+"""From this size on an aligned batch is a multiple of 64, which is best for large sizes (NVIDIA's matrix multiplication
+guide): alignment then costs an eighth of the batch at most."""
+SPREAD_SHARE = TOLERANCE_SHARE
+"""Share by which a long run's peak may exceed the confirmation run's: other samples, another order of blocks.
+
+A maximum may be off by the same share and still be called exact."""
+
+
+@dataclass(frozen=True)
+class BatchState(BatchSnapshot):
+    """A search with the sizes that its fits allow."""
+
+    no_oom: bool = False
+
+    @cached_property
+    def largest_fitted(self) -> int:
+        """The largest size that fitted; 0 before any did."""
+        return max((probe.batch_size for probe in self.probes_that_fit), default=0)
+
+    @property
+    def counted_probes(self) -> int:
+        """Number of probes that count."""
+        return sum(probe.outcome != "void" for probe in self.probes)
+
+    def need_words(self, batch_size: int) -> str:
+        """Return the need of this batch size on the tightest rank by the fit, with the error of the fit."""
+        fit = self.tightest(batch_size)
+        rank = f" on rank {fit.rank}" if self.asked.world_size > 1 else ""
+        error = mebibytes(fit.error_at(batch_size))
+        return f"by the fit {batch_size} needs {fit.need_text(batch_size)}{rank}, give or take {error}"
+
+    def surely_fits(self, batch_size: int) -> bool:
+        """True if the size fits on every rank even if the fit is off by its whole error."""
+        return all(fit.surely_fits(batch_size) for fit in self.fits)
+
+    @cached_property
+    def largest_sure(self) -> int:
+        """The largest size that surely fits."""
+        return largest_fitting(self.surely_fits, LARGEST_BATCH)
+
+    @property
+    def largest_likely(self) -> int:
+        """The largest size that fitted, or that surely fits by a fit of two sizes or more."""
+        # A fit of a single size has no measured slope, so no other size is sure.
+        return max(self.largest_fitted, self.largest_sure if len(self.probes_that_fit) > 1 else 0)
+
+    def deciding_size(self, max_batch: int) -> int:
+        """Return the smallest size that must run out of memory for `max_batch` to be the maximum.
+
+        On a GPU the next aligned size; on a CPU the size that needs 3 % or 48 MiB more, whichever is more.
+        """
+        if self.asked.device == "cuda":
+            return (max_batch // ALIGNED_UNIT + 1) * ALIGNED_UNIT
+        fit = self.tightest(max_batch)
+        need_bytes = fit.need_bytes(max_batch)
+        needed_bytes = need_bytes + max(TOLERANCE_SHARE * need_bytes, TOLERANCE_BYTES)
+
+        def is_near(size: int) -> bool:
+            """True if a size needs less, even with the steepest growth that the error of the fit allows."""
+            return fit.need_bytes(size) + fit.error_per_sample * max(0, size - max_batch) < needed_bytes
+
+        return max(max_batch, largest_fitting(is_near, LARGEST_BATCH)) + 1
+
+    @property
+    def no_more_sizes_reason(self) -> str | None:
+        """The reason that no further size is probed; None while one may be."""
+        if self.largest_fitted >= LARGEST_BATCH:
+            return f"no size above {LARGEST_BATCH} is tried"
+        if any(probe.fills_data and probe.batch_size <= self.largest_fitted for probe in self.probes):
+            return f"the script's data fills no batch above {self.largest_fitted}"
+        return f"a search tries at most {MAX_PROBES} sizes" if self.counted_probes >= MAX_PROBES else None
+
+
+def decide(state: BatchState) -> BatchStep:
+    """Return the next step."""
+    if len(state.probes) - state.counted_probes >= MAX_VOID_PROBES:
+        return _end("failed", f"other processes took memory in {MAX_VOID_PROBES} probes: nothing can be measured here")
+    if state.confirmations:
+        return _after_confirmation(state)
+    return _towards_boundary(state) if state.fits else _before_any_fitted(state)
+
+
+def _probe(batch_size: int, reason: str) -> BatchStep:
+    return BatchStep(action="probe", batch_size=batch_size, why=reason)
+
+
+def _confirm(batch_size: int, reason: str) -> BatchStep:
+    return BatchStep(
+        action=CONFIRM_STEP, batch_size=batch_size, why=f"{reason}: confirming {batch_size} in a fresh process"
+    )
+
+
+def _end(end_state: EndState, reason: str, batch_size: int | None = None) -> BatchStep:
+    return BatchStep(action="end", batch_size=batch_size, why=reason, end_state=end_state)
+
+
+def _before_any_fitted(state: BatchState) -> BatchStep:
+    """Probe a small size by the prediction, else the start that it names; then much smaller ones, down to 1."""
+    prediction, too_large = state.prediction or Predicted(), state.too_large
+    if too_large == 1:
+        return _end("nothing_fits", "a batch of 1 does not fit")
+    if too_large is not None:
+        contrary = ", contrary to the prediction" if prediction.max_batch else ""
+        smaller_size = max(1, too_large // SMALLER_SIZE_DIVISOR)
+        return _probe(smaller_size, f"{too_large} does not fit{contrary}: trying a much smaller size")
+    if prediction.max_batch is None:
+        start_text = "a batch of 1" if prediction.start == 1 else "the script's own batch size"
+        return _probe(prediction.start, f"no prediction: starting at {start_text}")
+    small_size = max(1, min(prediction.max_batch, LARGEST_BATCH) // FIRST_SIZE_DIVISOR)
+    words = f"predicted: at most {prediction.max_batch} fits"
+    return _probe(small_size, f"{words}; trying {small_size} first, to check the prediction")
+
+
+def _towards_boundary(state: BatchState) -> BatchStep:
+    """After a size fitted: probe the next one, or confirm once the sizes on both sides are close enough."""
+    fitted, too_large = state.largest_fitted, state.too_large
+    below_too_large = (too_large or LARGEST_BATCH + 1) - 1
+    likely_size = max(fitted, min(state.largest_likely, below_too_large))
+    next_size = state.deciding_size(likely_size)
+    likely_words = f"{likely_size} fits" if likely_size == fitted else state.need_words(likely_size)
+    if too_large is not None and too_large <= next_size:
+        return _confirm(likely_size, f"{likely_words}, and {too_large} does not fit")
+    if (reason := state.no_more_sizes_reason) is not None:
+        return _confirm(fitted, f"{reason}, and {fitted} is the largest that fitted")
+    target, predicted_max = state.largest_sure, state.prediction.max_batch if state.prediction is not None else None
+    if len(state.probes_that_fit) == 1 and predicted_max:
+        # Half-way to the predicted maximum is enough for a first slope, and quick.
+        target = min(target, max(fitted + 1, (fitted + predicted_max) // 2))
+    if fitted < target <= below_too_large and (too_large or not _should_run_out(state, next_size)):
+        return _probe(target, f"{state.need_words(target)}, and fits even then")
+    if too_large is not None:
+        return _between(state, too_large)
+    if state.no_oom and len(state.probes_that_fit) > 1:
+        return _confirm(likely_size, f"{likely_words}, and {state.need_words(likely_size + 1)}")
+    return _probe(
+        next_size, f"{likely_size} should fit, and {state.need_words(next_size)}: running it shows whether it fits"
+    )
+
+
+def _should_run_out(state: BatchState, size: int) -> bool:
+    """True if `size` is worth trying at once, although the error of the fit leaves open whether it fits.
+
+    Running out of memory takes a part of a step. A size near the maximum would make the fit surer, but takes two steps.
+    """
+    if state.no_oom or len(state.probes_that_fit) < 2 or size > LARGEST_BATCH:
+        return False
+    return any(fit.need_bytes(size) > fit.limit_bytes for fit in state.fits)
+
+
+def _between(state: BatchState, too_large: int) -> BatchStep:
+    """Probe between a size that fitted and a size that was too large, further apart than the tolerance."""
+    fitted = state.largest_fitted
+    if sum(probe.outcome == "oom" for probe in state.probes) == 1:
+        size = largest_fitting(lambda size: state.deciding_size(size) < too_large, too_large - 1) + 1
+        size = min(max(size, fitted + 1), too_large - 1)
+        return _probe(size, f"{too_large} does not fit: if {size} fits, the maximum is known within the tolerance")
+    middle = (fitted + too_large) // 2
+    return _probe(middle, f"{too_large} does not fit either; trying half-way to {fitted}, which fits")
+
+
+def _after_confirmation(state: BatchState) -> BatchStep:
+    """End the search if the last confirmation run finished; if memory ran out, confirm or probe a smaller size."""
+    last_run = state.confirmations[-1]
+    last_size = last_run.batch_size
+    if last_run.state == "finished":
+        return _end("answered", f"a fresh process finished with {last_size}", last_size)
+    if last_run.state != "oom":
+        return _end("failed", f"the confirmation run of {last_size} ended {last_run.state}: {last_run.reason}")
+    if last_size == 1:
+        return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
+    failed_size = min(last_size, state.too_large or last_size)
+    if _is_refuted(state, failed_size):
+        # Without this probe a convex curve took up to 54 failed confirmation runs.
+        middle = (state.largest_fitted + failed_size) // 2
+        reason = f"{failed_size} ran out of memory, contrary to the fit"
+        return _probe(middle, f"{reason}: trying half-way to {state.largest_fitted}, which fits")
+    # With small samples, half the tolerance is more samples than the batch has.
+    step_down = min(max(1, (state.deciding_size(last_size) - last_size) // 2), (last_size + 1) // 2)
+    # Sizes that were tried since then may have corrected the fit.
+    smaller_size = max(1, min(failed_size - 1, last_size - step_down, state.largest_likely))
+    words = f"{last_size} ran out of memory in a fresh process"
+    if any(probe.batch_size == last_size for probe in state.probes_that_fit):
+        words += ", whose data and allocations differ from those of the probe in which it fitted"
+    return _confirm(smaller_size, f"{words}; {smaller_size} should fit")
+
+
+def _is_refuted(state: BatchState, batch_size: int) -> bool:
+    """True if the fit is wrong by more than the little that a fresh process needs beyond a warm one.
+
+    By the fit the size that ran out left more than the tolerance, or an earlier confirmation run ran out too.
+    """
+    if state.largest_fitted + 1 >= batch_size or state.counted_probes >= MAX_PROBES:
+        return False
+    if not state.surely_fits(batch_size):
+        return False  # a size tried since then has corrected the fit
+    left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in state.fits)
+    return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
+
+
+def answer_of(state: BatchState) -> BatchAnswer:
+    """Return the answer of a journal whose last confirmation run finished."""
+    confirmation = state.confirmations[-1]
+    max_batch = confirmation.batch_size
+    tight_fit = state.tightest(max_batch)
+    limiting_line = max(tight_fit.lines, key=lambda phase_line: phase_line.at(max_batch))
+    margins = list(_margins(state, tight_fit, max_batch))
+    recommended, recommended_why = _recommended(state, max_batch, margins)
+    fastest = _fastest(state)
+    too_large = min((run.batch_size for run in failed_runs(state) if run.batch_size > max_batch), default=None)
+    certainty = state.no_more_sizes_reason or state.need_words(max_batch + 1)
+    if too_large is not None:
+        between = counted(too_large - max_batch - 1, "size")
+        certainty = f"{too_large} ran out of memory"
+        certainty += f"; {between} between them not confirmed" if too_large > max_batch + 1 else ""
+    widths = _widths(state)
+    return BatchAnswer(
+        max_batch=max_batch,
+        samples_per_s=confirmation.samples_per_s,
+        aligned_batch=aligned(max_batch),
+        recommended_batch=recommended,
+        recommended_why=recommended_why,
+        margins=margins,
+        fastest_batch=fastest.batch_size if fastest is not None else None,
+        fastest_samples_per_s=fastest.samples_per_s if fastest is not None else None,
+        limit_bytes=tight_fit.limit_bytes,
+        headroom_bytes=_headroom(state, tight_fit, max_batch),
+        fixed_bytes=round(limiting_line.fixed_bytes),
+        bytes_per_sample=round(limiting_line.bytes_per_sample),
+        phase=limiting_line.phase,
+        tightest_rank=tight_fit.rank,
+        confirmation_run_id=confirmation.run_id,
+        certainty=certainty,
+        too_large=too_large,
+        widths=widths,
+        widths_note=_widths_note(widths),
+    )
+
+
+def _widths(state: BatchState) -> BatchWidths | None:
+    """Return the widths of the batches that the confirmation run took, over all ranks; None if none was seen."""
+    confirmed_ranks = state.confirmations[-1].ranks
+    ranks = [*confirmed_ranks, *(rank for probe in state.probes_that_fit for rank in probe.ranks)]
+    confirmed = [rank.widths for rank in confirmed_ranks if rank.widths is not None]
+    if not confirmed:
+        return None
+    return BatchWidths(
+        narrowest=lowest(rank.widths.narrowest for rank in ranks if rank.widths is not None),
+        widest=highest(widths.widest for widths in confirmed),
+        longest_first=all(widths.longest_first for widths in confirmed),
+        looked_at=min(widths.looked_at for widths in confirmed),
+        samples=max(widths.samples for widths in confirmed),
+    )
+
+
+def _widths_note(widths: BatchWidths | None) -> str:
+    if widths is None or not widths.differ:
+        return ""
+    seen = f"batches of {widths.narrowest:,} to {widths.widest:,} values a sample were seen"
+    if widths.has_widest:
+        return f"each size was tried with the longest of all {widths.samples:,} samples; {seen}"
+    tried = "the data set tells no lengths"
+    if widths.longest_first:
+        tried = f"each size was tried with the longest of {widths.looked_at:,} of {widths.samples:,} samples"
+    return f"{tried}: {seen}, and a wider batch needs more memory"
+
+
+def failed_runs(state: BatchState) -> list[Probe | ConfirmationRun]:
+    """Return the probes and confirmation runs that ran out of memory."""
+    failed_probes: list[Probe | ConfirmationRun] = [probe for probe in state.probes if probe.outcome == "oom"]
+    return failed_probes + [confirmation for confirmation in state.confirmations if confirmation.state == "oom"]
+
+
+def aligned(batch_size: int) -> int | None:
+    """Return the largest aligned batch within a batch size; None below 8."""
+    unit = LARGE_ALIGNED_UNIT if batch_size >= LARGE_ALIGNED_FROM else ALIGNED_UNIT
+    return batch_size // unit * unit or None
+
+
+def _margins(state: BatchState, fit: MemoryFit, max_batch: int) -> Iterator[Margin]:
+    """Yield the parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
+    spread_bytes = round(SPREAD_SHARE * fit.need_bytes(max_batch))
+    yield Margin(
+        margin_bytes=spread_bytes, why=f"a long run, whose samples and allocations differ ({SPREAD_SHARE:.0%})"
+    )
+    if state.asked.device != "cuda":
+        return
+    peaks = [peaks for probe in state.probes for peaks in probe.ranks if peaks.rank == fit.rank]
+    last = next((peaks for peaks in state.probes_that_fit[-1].ranks if peaks.rank == fit.rank), RankPeaks(rank=0))
+    kept_bytes = (last.peak_reserved_bytes or 0) - (last.peak_allocated_bytes or 0)
+    yield Margin(margin_bytes=kept_bytes, why="fragmentation (memory reserved beyond the peak)")
+    available_bytes = [rank.available_bytes for rank in peaks if rank.available_bytes is not None] or [0]
+    change_bytes = max(available_bytes) - min(available_bytes)
+    yield Margin(margin_bytes=change_bytes, why="other users of the GPU, whose share changed while searching")
+
+
+def _recommended(state: BatchState, max_batch: int, margins: list[Margin]) -> tuple[int | None, str]:
+    """Return the largest batch that leaves the margins on every rank and made no allocator retry, and why it does.
+
+    None without one. A rank's limit is left as measured at the largest batch, and more below it by the fit.
+    """
+
+    def left_bytes(size: int) -> float:
+        return min(
+            _headroom(state, fit, max_batch) + fit.need_bytes(max_batch) - fit.need_bytes(size) for fit in state.fits
+        )
+
+    margin_bytes = sum(margin.margin_bytes for margin in margins)
+    reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
+    size = largest_fitting(lambda size: left_bytes(size) >= margin_bytes, min(max_batch, LARGEST_BATCH))
+    retried = [probe.batch_size for probe in state.probes_that_fit if probe.alloc_retries]
+    retries = f"; from {retried[0]} on the allocator had to retry, which is slow" if retried else ""
+    size = min([size, *(batch_size - 1 for batch_size in retried)])
+    if size == 0:
+        return None, f"no size leaves {mebibytes(margin_bytes)} for {reasons}{retries}"
+    if state.asked.device == "cuda":
+        size = aligned(size) or size
+    # The largest batch was run, and its headroom measured.
+    left = f"{mebibytes(left_bytes(size))}{'' if size == max_batch else ' by the fit'}"
+    return size, f"leaves {left}, of which {mebibytes(margin_bytes)} are for {reasons}{retries}"
+
+
+def _fastest(state: BatchState) -> Tried | None:
+    """Return the probe or confirmation run of the highest rate; None on a CPU.
+
+    A search measures memory in every step on a CPU, and such speeds do not rank.
+    """
+    if state.asked.device != "cuda":
+        return None
+    fitted = [probe for probe in state.probes_that_fit if state.refuted_by(probe) is None]
+    timed = [run for run in (*state.confirmations, *fitted) if run.samples_per_s is not None]
+    return max(timed, key=lambda run: (run.samples_per_s or 0.0, run.batch_size), default=None)
+
+
+def _headroom(state: BatchState, fit: MemoryFit, max_batch: int) -> int:
+    """Return the bytes that a rank's limit had left at this batch: the least that was measured, else by the fit."""
+    tried = [probe for probe in state.probes_that_fit if probe.batch_size == max_batch]
+    peaks = [rank.limit_peak_bytes for probe in tried for rank in probe.ranks if rank.rank == fit.rank]
+    for rank in state.confirmations[-1].ranks:
+        if rank.rank == fit.rank and rank.limit_peak_bytes is None and rank.peak_allocated_bytes is not None:
+            peaks.append(rank.peak_allocated_bytes + state.uncounted_bytes(rank.rank))
+        elif rank.rank == fit.rank:
+            peaks.append(rank.limit_peak_bytes)
+    peak_bytes = highest(peaks)
+    return round(fit.limit_bytes - (fit.need_bytes(max_batch) if peak_bytes is None else peak_bytes))
