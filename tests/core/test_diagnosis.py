@@ -89,8 +89,8 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule):
     assert finding.line
     assert finding.advice
     assert matching_rule(rule, finding.figures) in RULES
-    for condition in next(r for r in RULES if r.name == rule).when[:1]:
-        assert finding.figures[condition.figure] is not None, "a verdict opens to the figures it rests on"
+    for figure, _, _ in next(r for r in RULES if r.name == rule).when[:1]:
+        assert finding.figures[figure] is not None, "a verdict opens to the figures it rests on"
 
 
 SECOND = {
@@ -294,7 +294,7 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
         asked = [
             *templates,
             *rule.shown_figures,
-            *(condition.figure for condition in rule.when),
+            *(figure for figure, _, _ in rule.when),
             *filter(None, [rule.cost]),
         ]
         assert set(asked) <= known, rule.name

@@ -57,9 +57,7 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.results.bottleneck import (
     MeasuredWindow,
     diagnose,
-    has_enough_steps,
     measured_window_of,
-    others_cpu_percent,
     steady_state_of,
 )
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
@@ -140,7 +138,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],
-        diagnosed=measured_window is not None and has_enough_steps(measured_window),
+        diagnosed=measured_window is not None and measured_window.is_long_enough,
         oom=explain_records(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(
             records,
@@ -352,7 +350,7 @@ def _conditions(
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
     steady = steady_state_of(run, measured_steps, records.device_samples)
-    others_percent = None if measured_window is None else others_cpu_percent(measured_window)
+    others_percent = measured_window.others_cpu_percent if measured_window else None
     return RunConditions(
         **msgspec.structs.asdict(steady),
         start_temperature_c=first_temperature_c if run.start_temperature_c is None else run.start_temperature_c,

@@ -17,7 +17,7 @@ from trainfast_tui.text.format import Line, labelled, paragraph
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis, Result
-    from trainfast_runner.results.bottleneck_rules import FigureCondition
+    from trainfast_runner.results.bottleneck_rules import Condition
     from trainfast_runner.running.follower import RunSnapshot
 
 FORMATTERS: dict[str, Callable[[float], str]] = {
@@ -48,7 +48,7 @@ def diagnosis_section(diagnosis: Diagnosis, width: int) -> tuple[str, list[Line]
     matched = matching_rule(diagnosis.rule, diagnosis.figures)
     rule_title = matched.title if matched is not None else diagnosis.rule
     title = ", ".join(filter(None, (rule_title, cost_words(diagnosis))))
-    thresholds = {condition.figure: condition for condition in matched.when} if matched is not None else {}
+    thresholds = {condition[0]: condition for condition in matched.when} if matched is not None else {}
     lines = paragraph(diagnosis.line, width, "title")
     name_width = max((cell_len(figure_name(name)) for name in diagnosis.figures), default=0)
     for name, value in diagnosis.figures.items():
@@ -85,13 +85,13 @@ def figure_text(name: str, value: float | int | str | None) -> str:
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
 
 
-def _threshold_words(condition: FigureCondition) -> str:
+def _threshold_words(condition: Condition) -> str:
     """Return a rule's threshold for a figure, with its unit."""
-    threshold = condition.threshold
-    if isinstance(threshold, tuple):
+    figure, operator, threshold = condition
+    if operator == "in":
         return f"one of {', '.join(threshold)}"
-    words = {">=": "at least ", "<": "below ", "is": "must be "}.get(condition.operator, "")
-    return f"{words}{figure_text(condition.figure, threshold)}"
+    words = {">=": "at least ", "<": "below ", "is": "must be "}[operator]
+    return f"{words}{figure_text(figure, threshold)}"
 
 
 def cost_words(diagnosis: Diagnosis) -> str:
