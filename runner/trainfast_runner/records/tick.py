@@ -15,7 +15,6 @@ import msgspec
 from trainfast_runner.records.json_lines import (
     DAMAGE,
     WINDOW_BYTES,
-    NoRecord,
     Tail,
     Thinned,
     read_regular,
@@ -237,14 +236,11 @@ class TelemetryTail(Tail[T]):
         super().__init__(path, type, window_bytes)
         self._newest_ns = -1
 
-    def decode(self, line: bytes) -> T:
-        """The tick of this line.
-
-        Raises NoRecord for a tick read before the file was thinned, and msgspec.DecodeError for damage.
-        """
+    def decode(self, line: bytes) -> T | None:
+        """The tick of this line; None for one read before the file was thinned. Raises msgspec.DecodeError."""
         tick = super().decode(line)
-        if tick.t_ns <= self._newest_ns:
-            raise NoRecord
+        if tick is None or tick.t_ns <= self._newest_ns:
+            return None
         self._newest_ns = tick.t_ns
         return tick
 

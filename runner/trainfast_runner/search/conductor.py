@@ -23,18 +23,15 @@ import msgspec
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, home_error, reason_of
-from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, RunFile
 from trainfast_runner.records.worker_lines import (
     EndOrder,
-    ProbeLine,
     ProbeOrder,
-    TrialLine,
     TrialOrder,
     WarmLine,
-    WarmTail,
 )
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
@@ -380,7 +377,7 @@ class WarmProcess:
         self.ended_by_error = False
         """True once a rank answered that an exception ended its process: no further order is taken."""
         self._raise_if_cancelled = raise_if_cancelled
-        self._tails = [WarmTail(rank_file(directory, "worker", rank)) for rank in range(world_size)]
+        self._tails = [Tail(rank_file(directory, "worker", rank), WarmLine) for rank in range(world_size)]
         self._control = Appender(directory / CONTROL_FILE)
         self._orders_written = 0
         self._ready: dict[int, WarmLine] = {}
@@ -396,13 +393,13 @@ class WarmProcess:
         """Wait until every rank is ready; return their lines by rank."""
         return self._ready if self._wait(lambda: len(self._ready) == len(self._tails)) else None
 
-    def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
+    def probe(self, batch_size: int, steps: int) -> dict[int, WarmLine] | None:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
         return self._answers_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps))
 
     def trial(
         self, knobs: RecordedKnobs, untimed: int, steps: int, *, more: bool = False
-    ) -> dict[int, TrialLine] | None:
+    ) -> dict[int, WarmLine] | None:
         """Try a candidate, or with `more` take further timed steps of the last one; return the ranks' lines.
 
         One line suffices if an exception ended its process. `knobs` override those of the process's run; every order
@@ -460,7 +457,7 @@ class WarmProcess:
                 self.ended_by_error |= line.ended_process
                 if line.kind == "ready":
                     self._ready[rank] = line
-                elif line.number is not None and isinstance(line, ProbeLine | TrialLine):
+                elif line.number is not None and line.kind in (PROBE, TRIAL):
                     self._answers.setdefault(line.number, {})[rank] = line
 
 

@@ -12,7 +12,7 @@ from trainfast_runner.records.result import Actual, Doubt, Result, RunConditions
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.worker_lines import TrialLine, TrialOrder
+from trainfast_runner.records.worker_lines import TrialOrder, WarmLine
 from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.conductor import (
@@ -44,7 +44,7 @@ def test_noisy_steps_ask_for_more_and_never_beyond_the_most():
 
 
 def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
-    compiled = TrialLine(t_ns=1, kind="trial", number=1, outcome="measured", untimed_ms=[900.0] * 6)
+    compiled = WarmLine(t_ns=1, kind="trial", number=1, outcome="measured", untimed_ms=[900.0] * 6)
     timed = msgspec.structs.replace(compiled, number=2, step_ms=[100.0] * 8, losses=[1.0] * 8)
     answers = Appender(rank_file(tmp_path, "worker", 0))
     for line in (compiled, timed):

@@ -23,7 +23,7 @@ from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.worker_lines import ProbeLine, ScriptLine
+from trainfast_runner.records.worker_lines import ScriptLine, WarmLine
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.answer import answer_of, explain_nothing_fits
@@ -375,7 +375,7 @@ def probe_of_replies(
     batch_size: int,
     run_id: str,
     seconds: float,
-    replies: Mapping[int, ProbeLine],
+    replies: Mapping[int, WarmLine],
     void_reason: str | None,
 ) -> Probe:
     """Return the record of one size from its ranks' replies.
@@ -523,7 +523,7 @@ def unusable_reason(result: Result) -> str | None:
     return None
 
 
-def void_by_others_reason(replies: Mapping[int, ProbeLine]) -> str | None:
+def void_by_others_reason(replies: Mapping[int, WarmLine]) -> str | None:
     """Return the reason that another process voids a probe on a GPU; None if none is known to have taken memory.
 
     Available memory shrinks when another process takes some, but also when a size loads its kernels: that of a warm
