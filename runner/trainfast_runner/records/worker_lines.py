@@ -206,33 +206,21 @@ class _Kind(msgspec.Struct):
 _KINDS = {line_type.__struct_config__.tag for line_type in get_args(WorkerLine)}
 
 
-class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to take `steps` optimizer steps at this batch size."""
+class WarmOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """An order to a warm process: to probe a batch size, to try the values of `knobs`, or to end."""
 
     do: str
-    """Always probe."""
+    """probe, trial or end."""
     batch_size: int = 0
-    steps: int = 0
-
-
-class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to try the values of `knobs`."""
-
-    do: str
-    """Always trial."""
+    """Of a probe alone."""
     knobs: RecordedKnobs = {}
+    """Of a trial alone, as the two below."""
     untimed: int = 2
     """First steps, whose memory is measured."""
-    steps: int = 4
-    """Steps after them, whose time is measured."""
+    steps: int = 0
+    """Steps of a probe, or steps of a trial whose time is measured."""
     more: bool = False
     """True if the last trial goes on with further timed steps, and no untimed ones."""
-
-
-class EndOrder(msgspec.Struct, frozen=True):
-    """The order to end the process."""
-
-    do: str = "end"
 
 
 def read_knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
@@ -246,13 +234,12 @@ def read_knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
     if run.script is not None:
         return [dict(run.knobs)]
     try:
-        if run.role == PROBE:
-            sizes, _ = read_all(control, ProbeOrder)
-            return [{"batch_size": order.batch_size} for order in sizes if order.do == PROBE]
-        trials, _ = read_all(control, TrialOrder)
+        orders, _ = read_all(control, WarmOrder)
     except OSError:
         return []
-    return [order.knobs for order in trials if order.do == TRIAL and not order.more]
+    if run.role == PROBE:
+        return [{"batch_size": order.batch_size} for order in orders if order.do == PROBE]
+    return [order.knobs for order in orders if order.do == TRIAL and not order.more]
 
 
 def batch_sizes(tried: Iterable[Mapping[str, Any]]) -> list[int]:

@@ -28,10 +28,8 @@ from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs, RunFile
 from trainfast_runner.records.worker_lines import (
-    EndOrder,
-    ProbeOrder,
-    TrialOrder,
     WarmLine,
+    WarmOrder,
 )
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
@@ -395,7 +393,7 @@ class WarmProcess:
 
     def probe(self, batch_size: int, steps: int) -> dict[int, WarmLine] | None:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
-        return self._answers_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps))
+        return self._answers_to(WarmOrder(do=PROBE, batch_size=batch_size, steps=steps))
 
     def trial(
         self, knobs: RecordedKnobs, untimed: int, steps: int, *, more: bool = False
@@ -405,12 +403,12 @@ class WarmProcess:
         One line suffices if an exception ended its process. `knobs` override those of the process's run; every order
         names the same ones.
         """
-        return self._answers_to(TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more))
+        return self._answers_to(WarmOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more))
 
     def end(self) -> None:
         """Order the end and wait until the run is over."""
         if self.result is None:
-            self._give(EndOrder())
+            self._give(WarmOrder(do="end"))
             self.wait_for_end()
         self.close()
 
@@ -425,13 +423,13 @@ class WarmProcess:
         """Close the file of orders."""
         self._control.close()
 
-    def _give(self, order: ProbeOrder | TrialOrder | EndOrder) -> None:
+    def _give(self, order: WarmOrder) -> None:
         try:
             self._control.write(order)
         except OSError as error:
             raise home_error(self.directory, error) from None
 
-    def _answers_to(self, order: ProbeOrder | TrialOrder) -> dict[int, Any] | None:
+    def _answers_to(self, order: WarmOrder) -> dict[int, Any] | None:
         """Give an order and return its answers by rank; one suffices if an exception ended its process."""
         self._orders_written += 1
         answers = self._answers.setdefault(self._orders_written, {})

@@ -12,7 +12,7 @@ from trainfast_runner.records.result import Actual, Doubt, Result, RunConditions
 from trainfast_runner.records.run_directory import rank_file
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.worker_lines import TrialOrder, WarmLine
+from trainfast_runner.records.worker_lines import WarmLine, WarmOrder
 from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.conductor import (
@@ -53,7 +53,7 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
     wanted = Trial(candidate_number=0, run_id="r", outcome="measured", warm=False, samples_per_step=8, seconds=0.0)
     trial = take_trial(process, wanted, {"compile": "default"}, RULE)
     assert trial.step_ms == timed.step_ms
-    orders, _ = read_all(tmp_path / CONTROL_FILE, TrialOrder)
+    orders, _ = read_all(tmp_path / CONTROL_FILE, WarmOrder)
     assert [order.more for order in orders] == [False, True]
 
 
