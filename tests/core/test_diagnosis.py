@@ -6,10 +6,9 @@ import pytest
 from diagnosed import GIB, Case, S, always
 
 from on_disk import run_file
-from trainfast_runner.records.run_directory import shared_lock
+from trainfast_runner.records.run_directory import read_records, shared_lock
 from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads, ScriptAsked
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose, figures_by_scope, foreign_processes
 from trainfast_runner.results.bottleneck_rules import RULES, matching_rule
 from trainfast_runner.results.device_conditions import Window

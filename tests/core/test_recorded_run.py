@@ -9,8 +9,7 @@ import pytest
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.run_directory import read_records, read_result
 from trainfast_runner.records.tick import read_ticks
 from trainfast_runner.results.summary import read_joined_steps
 from trainfast_runner.running.follower import Follower

@@ -37,14 +37,13 @@ from trainfast_runner.records.result import (
     XidError,
     mean_loss,
 )
-from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_directory import RunRecords, read_records, read_result, read_run_file
 from trainfast_runner.records.run_file import (
     ForeignProcess,
     LaunchThreads,
     RunFile,
 )
 from trainfast_runner.records.run_lines import Actual, Step
-from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.worker_lines import (
     WARM_ROLES,
     ActualLine,

@@ -9,9 +9,8 @@ from on_disk import put, run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.result import Actual, Doubt, Result, RunConditions, Spread, Throttle, Throughput
-from trainfast_runner.records.run_directory import rank_file
+from trainfast_runner.records.run_directory import rank_file, read_records
 from trainfast_runner.records.run_file import ForeignProcess
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.worker_lines import WarmLine, WarmOrder
 from trainfast_runner.results.device_conditions import DeviceConditions
 from trainfast_runner.results.summary import read_start_s

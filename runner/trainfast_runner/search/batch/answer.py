@@ -15,9 +15,8 @@ from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import STRICT_SPEED, Doubt, RunError
-from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
 from trainfast_runner.records.run_file import BatchWidths
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch.decide import (

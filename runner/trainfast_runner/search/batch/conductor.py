@@ -21,8 +21,8 @@ from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_directory import read_records
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.worker_lines import ScriptLine, WarmLine
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
