@@ -57,12 +57,12 @@ class BottleneckRule:
 
     name: str
     title: str
-    scope: Scope
     when: tuple[Condition, ...]
     line: str
     """A format string over figures; `figure` as a format is three significant digits. `advice` likewise."""
     advice: str
     source: str
+    scope: Scope = "run"
     severity: Literal["warning", "info"] = "warning"
     cost: str = ""
     """The figure with its milliseconds of each step; empty when not measured."""
@@ -80,7 +80,6 @@ def _data_bound(advice: str, *conditions: Condition) -> BottleneckRule:
     return BottleneckRule(
         "data-bound",
         "data-bound",
-        scope="run",
         when=(("data_percent", ">=", 10), *conditions),
         line="waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)",
         advice=advice,
@@ -97,7 +96,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "memory-thrashing",
         "memory thrashing",
-        scope="run",
         when=(("alloc_retries", ">=", 1),),
         line="memory is so full that the allocator flushed its cache and tried again ({alloc_retries} x in {steps}"
         " steps)",
@@ -226,7 +224,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "communication-bound",
         "communication-bound",
-        scope="run",
         when=(
             ("world_size", ">=", 2),
             ("strategy", "in", EXCHANGING_STRATEGIES),
@@ -244,7 +241,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "launch-bound",
         "launch-bound",
-        scope="run",
         when=(
             ("device", "is", "cuda"),
             ("strategy", "in", BUSY_STRATEGIES),
@@ -262,7 +258,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "small-batch",
         "too small a batch for tensor cores",
-        scope="run",
         when=(
             ("device", "is", "cuda"),
             ("precision", "in", TENSOR_CORE_PRECISIONS),
@@ -291,7 +286,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "host-cpu",
         "host CPU short",
-        scope="run",
         when=(("device", "is", "cpu"), ("others_cpu_percent", ">=", OTHERS_CPU_PERCENT)),
         line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_text}",
         advice="end them or wait: the CPU is this run's device",
@@ -303,7 +297,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "host-cpu",
         "host CPU short",
-        scope="run",
         when=(("device", "is", "cuda"), ("host_cpu_percent", ">=", ALL_CORES_BUSY_PERCENT)),
         line="the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
         advice="fewer workers, cheaper loading, or end other programs",
@@ -313,7 +306,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "spinning-threads",
         "threads spin on a busy CPU",
-        scope="run",
         when=(("wait_policy", "is", "default"), ("others_cores", ">=", 0.25)),
         line="the run's threads spin while they wait for each other, and other processes now use"
         " {others_cores:figure} of {cores} cores",
@@ -325,7 +317,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "host-memory",
         "host memory short",
-        scope="run",
         when=(("memory_available_percent", "<", 5),),
         line="only {memory_available_percent:.1f} % of the host's memory is left",
         advice="fewer workers, a smaller batch on a CPU run, no offload; otherwise the kernel will kill a process",
@@ -335,7 +326,6 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "host-memory",
         "host memory short",
-        scope="run",
         when=(("swap_grown_bytes", ">=", 64 << 20),),
         line="the host swaps: {swap_grown_mib:.0f} MiB more than when these steps began",
         advice="fewer workers, a smaller batch on a CPU run, no offload: a page that comes back from disk stalls its"

@@ -234,7 +234,10 @@ def _rows(a: Result, b: Result, doubtful: str | None) -> Iterator[ComparisonRow]
         sizes = [getattr(result.memory, name) for result in (a, b)]
         yield _row(label, "bytes", sizes, least=least_bytes, more_is_better=more_is_better)
     joules = a.energy.joules_per_sample, b.energy.joules_per_sample
-    verdict = unlike_samples or (DIFFERENT_DEVICES if watched_differently(a, b) else doubtful)
+    # The energy of devices that the other run did not watch is none of its own.
+    watched = [{device.uuid for device in result.throttle.devices} for result in (a, b)]
+    differ = a.knobs.get("watch") != b.knobs.get("watch") and watched[0] != watched[1]
+    verdict = unlike_samples or (DIFFERENT_DEVICES if differ else doubtful)
     yield _row("energy a sample", "J", joules, verdict=verdict)
     steps_a, steps_b = (result.steps.warmup + result.steps.measured for result in (a, b))
     verdict = None if steps_a == steps_b else DIFFERENT_STEPS
@@ -348,12 +351,6 @@ def run_knobs(result: Result) -> dict[str, Any]:
 def speeds_rank(a: Result, b: Result) -> bool:
     """True if neither run was measured under strict malloc thresholds."""
     return a.measured_under is None and b.measured_under is None
-
-
-def watched_differently(a: Result, b: Result) -> bool:
-    """True if one run counts the energy of devices that the other did not watch."""
-    devices = [{device.uuid for device in result.throttle.devices} for result in (a, b)]
-    return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
 
 
 def section_overrides(result: Result, section: str = "") -> dict[str, Any]:
