@@ -38,11 +38,7 @@ from trainfast_runner.records.result import (
     mean_loss,
 )
 from trainfast_runner.records.run_directory import RunRecords, read_records, read_result, read_run_file
-from trainfast_runner.records.run_file import (
-    ForeignProcess,
-    LaunchThreads,
-    RunFile,
-)
+from trainfast_runner.records.run_file import LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.worker_lines import (
     WARM_ROLES,
@@ -108,16 +104,10 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     join = _join_of_run(records)
     measured_window = None
     if window and run:
-        steps = {rank: [step for step in of_rank if not step.warmup] for rank, of_rank in records.steps.items()}
-        measured_window = measured_window_of(
-            run,
-            {rank: measured for rank, measured in steps.items() if measured},
-            window,
-            join,
-            records.device_samples,
-            records.host_samples,
-            records.events,
-        )
+        ranks = {rank: [step for step in steps if not step.warmup] for rank, steps in records.steps.items()}
+        steps = {rank: measured for rank, measured in ranks.items() if measured}
+        readings = records.device_samples, records.host_samples, records.events
+        measured_window = measured_window_of(run, steps, window, join, *readings)
     devices = measured_window.devices if measured_window else []
     step_ms = _step_time(measured_steps)
     result = msgspec.structs.replace(
@@ -139,13 +129,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosis=diagnose(measured_window) if measured_window else [],
         diagnosed=measured_window is not None and measured_window.is_long_enough,
         oom=explain_records(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
-        conditions=_conditions(
-            records,
-            measured_steps,
-            measured_window,
-            hottest_c(devices),
-            [_outage_row(track.index, outage, window) for track in join.tracks.values() for outage in track.outages()],
-        ),
+        conditions=_conditions(records, measured_steps, measured_window, join, window),
     )
     return with_doubts(result)
 
@@ -332,20 +316,25 @@ def _conditions(
     records: RunRecords,
     measured_steps: list[Step],
     measured_window: MeasuredWindow | None,
-    measured_from_c: float | None,
-    outages: list[RecordedOutage],
+    join: StepJoin,
+    window: Window | None,
 ) -> RunConditions:
     run = records.run
     if run is None:
         return RunConditions(clean=False)
-    first_samples = (samples[0][1] for uuid in run.watch_uuids if (samples := records.device_samples.get(uuid)))
-    first_temperature_c = highest(sample.temperature_c for sample in first_samples)
+    first_samples = [(uuid, samples[0][1]) for uuid, samples in records.device_samples.items()]
+    first_temperature_c = highest(sample.temperature_c for uuid, sample in first_samples if uuid in run.watch_uuids)
     lost = any(event.kind == "gpu_lost" for event in records.events)
-    foreign = _foreign(run, records, measured_window)
-    steady = steady_state_of(run, measured_steps, records.device_samples)
-    others_percent = measured_window.others_cpu_percent if measured_window else None
+    foreign, others_percent, measured_from_c = run.foreign_processes, None, None
+    if measured_window is not None:
+        # Only on the run's own GPUs; for a run on the CPU on the watched ones.
+        indexes = {sample.index for uuid, sample in first_samples if uuid in run.gpu_uuids}
+        foreign = [process for process in measured_window.foreign if process.device in indexes or not indexes]
+        others_percent, measured_from_c = measured_window.others_cpu_percent, hottest_c(measured_window.devices)
+    outages = [_outage_row(track.index, outage, window) for track in join.tracks.values() for outage in track.outages()]
+    xid_events = [event for event in records.events if event.kind == "xid"]
     return RunConditions(
-        **msgspec.structs.asdict(steady),
+        **msgspec.structs.asdict(steady_state_of(run, measured_steps, records.device_samples)),
         start_temperature_c=first_temperature_c if run.start_temperature_c is None else run.start_temperature_c,
         measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,
@@ -354,21 +343,8 @@ def _conditions(
         clean=run.clean and not foreign and not lost and (others_percent or 0.0) < OTHERS_CPU_PERCENT,
         started_clean=run.clean,
         outages=outages,
-        xid_errors=[
-            XidError(device=event.device, detail=event.detail) for event in records.events if event.kind == "xid"
-        ],
+        xid_errors=[XidError(device=event.device, detail=event.detail) for event in xid_events],
     )
-
-
-def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow | None) -> list[ForeignProcess]:
-    """Foreign processes at the start of the run or during its measured steps.
-
-    Only on the run's own GPUs; for a run on the CPU on the watched ones.
-    """
-    if measured_window is None:
-        return run.foreign_processes
-    indexes = {sample.index for uuid in run.gpu_uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
-    return [process for process in measured_window.foreign if process.device in indexes or not indexes]
 
 
 def _window_energy(
