@@ -18,7 +18,6 @@ from trainfast_runner.records.json_lines import (
     Tail,
     Thinned,
     read_regular,
-    remaining_records,
     write_atomically,
 )
 from trainfast_runner.records.run_lines import Count
@@ -243,12 +242,6 @@ class TelemetryTail(Tail[T]):
             return None
         self._newest_ns = tick.t_ns
         return tick
-
-
-def read_ticks(path: Path) -> tuple[list[Tick], int]:
-    """Every readable tick of a file, and how many lines could not be read."""
-    tail = TelemetryTail(path, Tick)
-    return list(remaining_records(tail)), tail.unreadable
 
 
 def thin_telemetry(path: Path) -> int:

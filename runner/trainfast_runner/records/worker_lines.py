@@ -212,9 +212,9 @@ class WarmOrder(msgspec.Struct, frozen=True, kw_only=True):
     do: str
     """probe, trial or end."""
     batch_size: int = 0
-    """Of a probe alone."""
+    """The size to probe; unused by a trial."""
     knobs: RecordedKnobs = {}
-    """Of a trial alone, as the two below."""
+    """The values to try, with `untimed` and `more`; unused by a probe."""
     untimed: int = 2
     """First steps, whose memory is measured."""
     steps: int = 0

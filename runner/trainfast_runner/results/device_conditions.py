@@ -181,7 +181,7 @@ class DeviceTrack:
         self._last: Reading | None = None
         self._temperatures: list[float | None] = []
         self._sums: dict[str, list[tuple[int, float]]] = {name: [(0, 0.0)] for name in _RATES}
-        """Of each rate, up to each answer: the nanoseconds in which it is known, and the rate summed over them."""
+        """The nanoseconds in which each rate is known up to each answer, and the rate summed over them."""
         self._counts_energy = False
         """True if a counter was seen. Power times time never replaces a silent counter."""
         self._silent_ns: int | None = None
