@@ -114,15 +114,10 @@ def save_script_preset(preset: ScriptPreset, reasons: Mapping[str, str], *, over
 
 def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
     """A whole preset of a script as TOML; `reasons` as in `save_script_preset`."""
-    document = tomlkit.document()
-    document["schema"] = SCHEMA
-    document["title"] = preset.title
-    script = tomlkit.table()
-    script["command"] = list(preset.command)
-    script["cwd"] = preset.cwd
+    script: dict[str, Any] = {"command": list(preset.command), "cwd": preset.cwd}
     if preset.framework:
         script["framework"] = preset.framework
-    by_knob = tomlkit.table()
+    by_knob = script["knobs"] = tomlkit.table()
     for name, flag_words in preset.flag_words.items():
         words = tomlkit.item(flag_words)
         if isinstance(flag_words, dict):
@@ -131,10 +126,7 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
         if name in reasons:
             words.comment(comments([reasons[name]])[0])
         by_knob.append(name, words)
-    script["knobs"] = by_knob
-    document["script"] = script
-    knobs = tomlkit.table()
-    for name, value in preset.knobs.items():
-        knobs[name] = knob(name).toml_value(value)
-    document["knobs"] = knobs
+    knobs = {name: knob(name).toml_value(value) for name, value in preset.knobs.items()}
+    document = tomlkit.document()
+    document.update({"schema": SCHEMA, "title": preset.title, "script": script, "knobs": knobs})
     return escaped(tomlkit.dumps(document))
