@@ -53,20 +53,17 @@ def preset_text(
     baseline: str | None = None,
 ) -> str:
     """A whole preset of a model as TOML; a knob without a value is left out."""
-    document = tomlkit.document()
-    document["schema"] = SCHEMA
-    document["title"] = title
+    head: dict[str, Any] = {"schema": SCHEMA, "title": title}
     if variants and baseline is not None:
-        document["baseline"] = baseline
-    document["model"] = model
-    document["data"] = data
-    document["knobs"] = {name: value for name, value in knobs.items() if value is not None}
+        head["baseline"] = baseline
+    set_knobs = {name: value for name, value in knobs.items() if value is not None}
+    tables: dict[str, Any] = {"model": model, "data": data, "knobs": set_knobs}
     if variants:
-        document["variants"] = [
+        tables["variants"] = [
             {"id": row.id} | {key: table for key in presets.VARIANT_KEYS[1:] if (table := getattr(row, key))}
             for row in variants
         ]
-    return escaped(tomlkit.dumps(document).strip()) + "\n"
+    return escaped(tomlkit.dumps(head | tables).strip()) + "\n"
 
 
 def new_preset_path(name: str, *, overwrite: bool) -> Path:
