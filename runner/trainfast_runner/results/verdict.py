@@ -278,22 +278,20 @@ def _ended_from_outside(facts: EndFacts) -> Verdict | None:
 def _raised(facts: EndFacts) -> Verdict | None:
     """The verdict on the first exception that a rank recorded; one that only reports a lost rank does not count."""
     exceptions = list(_lines_before_stop(facts, ExceptionLine))
-    for rank, line in exceptions:
-        if line.is_oom or is_out_of_memory(_chain_texts(line)):
-            reason = f"{one_line(_oom_message(line))} ({_failure_point(facts, rank, line)})"
-            return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
-    lost, _ = _lost_rank(facts)
-    if lost is not None:
+    ooms = [(rank, line) for rank, line in exceptions if line.is_oom or is_out_of_memory(_chain_texts(line))]
+    if _lost_rank(facts)[0] is not None:
         exceptions = [(rank, line) for rank, line in exceptions if not any(map(_PEER_LOST.search, _chain_texts(line)))]
-    for rank, line in exceptions:
-        if facts.end.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
-            point = _failure_point(facts, rank, line)
-            reason = f"{KERNEL_KILLER} ended a data loader process: host memory was full ({point})"
-            return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
+    for rank, line in (*ooms, *exceptions):
         point = _failure_point(facts, rank, line)
-        text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
-        state = "failed" if _in_training(facts) else "failed_to_start"
-        return Verdict(state, f"{text} ({point}){_hint(facts, line)}", error_of(line, rank, _phase(facts, rank)))
+        if ooms:
+            state, reason = "oom", f"{one_line(_oom_message(line))} ({point})"
+        elif facts.end.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
+            state, reason = "oom", f"{KERNEL_KILLER} ended a data loader process: host memory was full ({point})"
+        else:
+            state = "failed" if _in_training(facts) else "failed_to_start"
+            text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
+            reason = f"{text} ({point}){_hint(facts, line)}"
+        return Verdict(state, reason, error_of(line, rank, _phase(facts, rank)))
     return None
 
 
