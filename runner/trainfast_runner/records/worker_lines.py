@@ -167,20 +167,11 @@ def newest_of_first_rank(worker_lines: Mapping[int, Sequence[WorkerLine]], kind:
 
 def error_of(line: ExceptionLine | InvalidLine, rank: int, phase: str | None = None) -> RunError:
     """The failure that a rank recorded; in the `phase` that it had entered, if the line names none."""
-    match line:
-        case ExceptionLine():
-            phase, chain = line.phase or phase, line.chain or []
-            return RunError(rank=rank, phase=phase, type=line.type, message=line.message, chain=chain)
-        case InvalidLine(key=key, allowed=allowed, nearest=nearest):
-            return RunError(
-                rank=rank,
-                phase=phase,
-                type="InvalidInput",
-                message=line.message,
-                key=key,
-                allowed=allowed,
-                nearest=nearest,
-            )
+    if isinstance(line, ExceptionLine):
+        phase, chain = line.phase or phase, line.chain or []
+        return RunError(rank=rank, phase=phase, type=line.type, message=line.message, chain=chain)
+    fields = {name: getattr(line, name) for name in ("message", "key", "allowed", "nearest")}
+    return RunError(rank=rank, phase=phase, type="InvalidInput", **fields)
 
 
 class WorkerTail(Tail[WorkerLine]):

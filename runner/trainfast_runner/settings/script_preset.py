@@ -339,7 +339,8 @@ def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
     by_precision: dict[str, tuple[Flag, str]] = {}
     for precision, names in HALF_FLAGS.items():
         for flag, word in _flags_named((*names, EITHER_HALF_FLAG), flags):
-            is_meant = _bare_name(word) != EITHER_HALF_FLAG or _half_meant(flag) == precision
+            says_bf16 = BF16_WORD.search(flag.help) and not FP16_WORD.search(flag.help)
+            is_meant = _bare_name(word) != EITHER_HALF_FLAG or precision == ("bf16" if says_bf16 else "fp16")
             if flag.type in SWITCH_TYPES and is_meant:
                 # The surest flag comes first.
                 by_precision.setdefault(precision, (flag, word))
@@ -355,24 +356,15 @@ def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
     return FlagMapping("precision", flag_words, value_now, _reason("precision", flag, word))
 
 
-def _half_meant(flag: Flag) -> str:
-    return "bf16" if BF16_WORD.search(flag.help) and not FP16_WORD.search(flag.help) else "fp16"
-
-
 def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
     """The flags of these names, each with the name as it is typed; the surest first."""
     for name in names:
-        named_flags = [
-            (flag, word) for flag in flags for word in flag.names if _bare_name(word) == name and _is_for_training(word)
-        ]
+        named_flags = [(flag, word) for flag in flags for word in flag.names if _bare_name(word) == name]
+        training_flags = [(flag, word) for flag, word in named_flags if NOT_TRAINING_WORDS.isdisjoint(_parts(word))]
         # A configuration may have the name twice, for training and for something else.
         yield from sorted(
-            named_flags,
-            key=lambda named_flag: (
-                "train" not in named_flag[1],
-                not named_flag[1].startswith("--"),
-                len(named_flag[1]),
-            ),
+            training_flags,
+            key=lambda named: ("train" not in named[1], not named[1].startswith("--"), len(named[1])),
         )
 
 
@@ -381,8 +373,9 @@ def _bare_name(word: str) -> str:
     return word.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
 
 
-def _is_for_training(word: str) -> bool:
-    return not NOT_TRAINING_WORDS & set(word.lstrip("-").lower().replace("-", "_").replace(".", "_").split("_"))
+def _parts(word: str) -> list[str]:
+    """The words that a flag's name is made of."""
+    return re.split(r"[-_.]", word.lstrip("-").lower())
 
 
 def _flag_words(flag: Flag, word: str) -> str:
