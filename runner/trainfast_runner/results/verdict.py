@@ -157,7 +157,11 @@ class Verdict:
 
 def judge(facts: EndFacts) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
-    verdict = _with_limit(facts, _first_verdict(facts))
+    rules = (
+        *(_not_started, _script_finished, _finished, _refused, _ended_from_outside, _raised, _kernel_killed),
+        *(_rank_lost, _stopped, _printed_oom, _by_exit_code),
+    )
+    verdict = _with_limit(facts, next(verdict for rule in rules if (verdict := rule(facts)) is not None))
     has_failed = verdict.state in ("failed", "failed_to_start") or (
         verdict.state == "killed" and facts.end.stop_ns is None
     )
@@ -182,25 +186,9 @@ def _with_limit(facts: EndFacts, verdict: Verdict) -> Verdict:
     return replace(verdict, state="failed_to_start" if in_vain else verdict.state, reason=verdict.reason + words)
 
 
-def _first_verdict(facts: EndFacts) -> Verdict:
-    """The verdict of the first rule that has one, else the verdict by the exit code."""
-    if facts.end.spawn_error is not None:
-        return Verdict("failed_to_start", facts.end.spawn_error, RunError(message=facts.end.spawn_error))
-    for rule in (
-        _script_finished,
-        _finished,
-        _refused,
-        _ended_from_outside,
-        _raised,
-        _kernel_killed,
-        _rank_lost,
-        _stopped,
-        _printed_oom,
-    ):
-        verdict = rule(facts)
-        if verdict is not None:
-            return verdict
-    return _by_exit_code(facts)
+def _not_started(facts: EndFacts) -> Verdict | None:
+    reason = facts.end.spawn_error
+    return None if reason is None else Verdict("failed_to_start", reason, RunError(message=reason))
 
 
 def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
