@@ -15,6 +15,7 @@ batch_size = 16
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -167,19 +168,19 @@ def _flag_groups(words: list[str]) -> list[list[str]]:
 def _with_flag(command: list[str], flag: list[str]) -> list[str]:
     """`command` with the flag: in place of the same one, else at the end."""
     name, equals, _ = flag[0].partition("=")
-    index = _index_of_flag(command, name)
-    if index is None:
+    place = _place_of(command, name, 1 if equals else len(flag) - 1)
+    if place is None:
         return [*command, *flag]
-    if command[index] != name and not equals and len(flag) == 2:
+    begin, end = place
+    if command[begin] != name and not equals and len(flag) == 2:
         flag = [f"{name}={flag[1]}"]
-    takes = 1 if equals else len(flag) - 1
-    return [*command[:index], *flag, *command[_end_of_flag(command, index, takes) :]]
+    return [*command[:begin], *flag, *command[end:]]
 
 
 def _without_flag(command: list[str], flag: list[str]) -> list[str]:
     """`command` without the flag, however often it stands there, and as many values as it takes."""
-    while (index := _index_of_flag(command, _flag_name(flag))) is not None:
-        command = [*command[:index], *command[_end_of_flag(command, index, len(flag) - 1) :]]
+    while (place := _place_of(command, _flag_name(flag), len(flag) - 1)) is not None:
+        command = [*command[: place[0]], *command[place[1] :]]
     return command
 
 
@@ -187,19 +188,17 @@ def _flag_name(flag: list[str]) -> str:
     return flag[0].partition("=")[0]
 
 
-def _index_of_flag(command: list[str], name: str) -> int | None:
-    """Index of the last such flag after the script, which argparse takes; a launcher before it may have one too."""
-    script = script_index(command) or 0
-    indexes = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
-    return max(indexes, default=None)
+def _place_of(command: list[str], name: str, values: int) -> tuple[int, int] | None:
+    """The begin and end of the last such flag after the script, which argparse takes, with at most so many values.
 
-
-def _end_of_flag(command: list[str], index: int, values: int) -> int:
-    """Index after a flag and at most `values` values of its own."""
-    end = index + 1
-    while "=" not in command[index] and end < len(command) and end - index <= values and not FLAG.match(command[end]):
-        end += 1
-    return end
+    A launcher before the script may have a flag of that name too.
+    """
+    for begin in range(len(command) - 1, (script_index(command) or 0) - 1, -1):
+        if command[begin] == name or command[begin].startswith(f"{name}="):
+            own = 0 if "=" in command[begin] else values
+            following = itertools.takewhile(lambda word: not FLAG.match(word), command[begin + 1 : begin + 1 + own])
+            return begin, begin + 1 + len(list(following))
+    return None
 
 
 def _check_flag_words(name: str, flag_words: object) -> None:
