@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from benchmarks.meter import Json, cli, options, settings_of
 
 from trainfast_runner.records.home import Home, home_directory
-from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.run_directory import read_records
 from trainfast_runner.worker.catalog import STRATEGIES
 
 STEPS = 20

@@ -15,9 +15,9 @@ from on_disk import A, B, ended, put, result, run_file
 from on_disk import A as RUN
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import STRICT_SPEED, RunConditions, Spread, Throttle, Throughput
+from trainfast_runner.records.run_directory import read_records
 from trainfast_runner.records.run_file import ForeignProcess
 from trainfast_runner.records.run_lines import Actual
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.history import iter_rows

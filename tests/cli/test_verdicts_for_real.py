@@ -7,8 +7,8 @@ from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, SYNC_BOO
 
 from cli.command import SMALL, until
 from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_directory import read_records
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.run_records import read_records
 
 pytestmark = pytest.mark.long
 GPU = "GPU-00000000-0000-0000-0000-000000000000"

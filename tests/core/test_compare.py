@@ -141,11 +141,7 @@ def test_a_page_or_two_of_memory_is_no_difference():
 def test_equal_conditions_are_shown_and_not_blamed():
     alike = RunConditions(start_temperature_c=41, driver="580", still_warming=False)
     found = compare(result(conditions=alike), result(conditions=RunConditions(start_temperature_c=44, driver="580")))
-    assert [row.label for row in found.conditions] == [
-        "start temperature",
-        "driver",
-        "steady",
-    ]
+    assert [row.label for row in found.conditions] == ["start temperature", "driver", "steady"]
     assert not any(row.differs for row in found.conditions)
     assert not found.notes
     assert not found.doubts

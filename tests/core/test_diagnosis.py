@@ -6,10 +6,9 @@ import pytest
 from diagnosed import GIB, Case, S, always
 
 from on_disk import run_file
-from trainfast_runner.records.run_directory import shared_lock
+from trainfast_runner.records.run_directory import read_records, shared_lock
 from trainfast_runner.records.run_file import ForeignProcess, LaunchThreads, ScriptAsked
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose, figures_by_scope, foreign_processes
 from trainfast_runner.results.bottleneck_rules import RULES, matching_rule
 from trainfast_runner.results.device_conditions import Window
@@ -89,8 +88,8 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule):
     assert finding.line
     assert finding.advice
     assert matching_rule(rule, finding.figures) in RULES
-    for condition in next(r for r in RULES if r.name == rule).when[:1]:
-        assert finding.figures[condition.figure] is not None, "a verdict opens to the figures it rests on"
+    for figure, _, _ in next(r for r in RULES if r.name == rule).when[:1]:
+        assert finding.figures[figure] is not None, "a verdict opens to the figures it rests on"
 
 
 SECOND = {
@@ -294,7 +293,7 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
         asked = [
             *templates,
             *rule.shown_figures,
-            *(condition.figure for condition in rule.when),
+            *(figure for figure, _, _ in rule.when),
             *filter(None, [rule.cost]),
         ]
         assert set(asked) <= known, rule.name

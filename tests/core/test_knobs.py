@@ -7,17 +7,13 @@ from hypothesis import strategies as st
 from texts import any_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import BYTE_UNITS, parse_bytes, parse_bytes_per_rank
-from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, defaults, knob
+from trainfast_runner.settings.knobs import KNOBS, KNOBS_BY_NAME, knob
 
 
 def test_every_default_is_a_value_of_its_knob():
     for entry in KNOBS:
         assert entry.read(entry.default if entry.default is not None else "auto") == entry.default
         assert entry.default in list(entry.values.ladder(entry.default))
-
-
-def test_every_knob_says_what_it_does():
-    for entry in KNOBS:
         assert len(entry.what) > 15, entry.name
 
 
@@ -72,10 +68,19 @@ def test_bad_values_are_refused_by_name(name, raw, expected):
     assert refused.value.allowed
 
 
-def test_a_misspelt_knob_gets_the_nearest():
+@pytest.mark.parametrize(
+    ("ask", "nearest"),
+    [
+        (lambda: knob("batchsize"), "batch_size"),
+        (lambda: knob("strategy").read("tp+ddp"), "ddp+tp"),
+        (lambda: parse_bytes_per_rank("600MiB, 700MiB"), "600MiB+700MiB"),
+    ],
+)
+def test_what_is_close_to_a_name_or_value_gets_it(ask, nearest):
     with pytest.raises(UserError) as refused:
-        knob("batchsize")
-    assert refused.value.nearest == "batch_size"
+        ask()
+    assert refused.value.nearest == nearest
+    assert "do not work together" not in refused.value.line()
 
 
 def test_arrows_stop_at_the_ends_and_find_back_from_an_odd_value():
@@ -117,17 +122,6 @@ def test_no_text_breaks_a_knob(text):
             assert entry.read(answer) == answer, "what was taken once is taken again, when a record of it is read"
 
 
-def test_defaults_name_every_knob():
-    assert list(defaults()) == [entry.name for entry in KNOBS]
-
-
-def test_figures_of_several_ranks_are_joined_by_a_plus():
-    with pytest.raises(UserError) as caught:
-        parse_bytes_per_rank("600MiB, 700MiB")
-    assert caught.value.nearest == "600MiB+700MiB"
-    assert "joined by +" in caught.value.line()
-
-
 def test_arrows_reach_the_neighbours_of_a_memory_limit_that_is_no_stop():
     values = knob("memory_limit").values
     assert list(values.ladder("3GiB"))[3:6] == ["2GiB", "3GiB", "4GiB"]
@@ -159,12 +153,6 @@ def test_a_warm_process_turns_a_batch_size_and_no_strategy():
     assert not KNOBS_BY_NAME["precision"].needs_process("bf16")
     assert KNOBS_BY_NAME["precision"].needs_process("fp16")
     assert KNOBS_BY_NAME["strategy"].needs_process("ddp")
-
-
-def test_a_strategy_in_another_order_is_named_by_its_own():
-    with pytest.raises(UserError, match=r"did you mean ddp\+tp\?") as refused:
-        knob("strategy").read("tp+ddp")
-    assert "do not work together" not in refused.value.line()
 
 
 def test_a_number_of_many_digits_is_typed_whole():

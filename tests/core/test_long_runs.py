@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from on_disk import put, run_file
-from trainfast_runner.records import run_records
+from trainfast_runner.records import run_directory
 from trainfast_runner.records.capped_file import capped_step_file
 from trainfast_runner.records.json_lines import ENDS, Thinned
-from trainfast_runner.records.run_directory import rank_file
+from trainfast_runner.records.run_directory import rank_file, read_records
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import RECENT_BYTES, Follower
@@ -66,8 +65,8 @@ def test_a_long_record_is_read_in_bounded_memory(tmp_path, monkeypatch):
     whole, _ = result_of(tmp_path)
     assert whole.thinning is None
 
-    monkeypatch.setattr(run_records, "MAX_STEPS", 2_000)
-    monkeypatch.setattr(run_records, "MAX_SAMPLES", 400)
+    monkeypatch.setattr(run_directory, "MAX_STEPS", 2_000)
+    monkeypatch.setattr(run_directory, "MAX_SAMPLES", 400)
     result, records = result_of(tmp_path)
     kept = [len(steps) for steps in records.steps.values()]
     assert all(1_000 / 2 <= of_rank <= 1_000 + 2 * ENDS for of_rank in kept)

@@ -11,8 +11,8 @@ from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.corrections import record_correction
 from trainfast_runner.memory.oom import models_of
 from trainfast_runner.records.result import MemoryFigures, Result, RunConditions
+from trainfast_runner.records.run_directory import RunRecords
 from trainfast_runner.records.run_lines import Step, StepTotals
-from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.tick import DeviceSample
 
 MODEL = msgspec.structs.replace(model_of(12), trace="t")

@@ -25,7 +25,7 @@ from trainfast_runner.memory.timeline import (
     WholeModel,
 )
 from trainfast_runner.memory.tracing import cached_model, cached_models
-from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.run_directory import RunRecords
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.spec import resolve

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_directory import read_result
-from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.tick import read_ticks
+from trainfast_runner.records.json_lines import read_all, write_atomically
+from trainfast_runner.records.run_directory import read_records, read_result
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.summary import read_joined_steps
 from trainfast_runner.running.follower import Follower
 
@@ -34,7 +33,7 @@ def test_its_records_are_all_readable(directory):
     assert len(records.steps[0]) == 24
     assert [len(samples) for samples in records.device_samples.values()] == [11]
     assert len(records.host_samples) == 11
-    ticks, unreadable = read_ticks(directory / "telemetry.jsonl")
+    ticks, unreadable = read_all(directory / "telemetry.jsonl", Tick)
     assert (len(ticks), unreadable) == (11, 0)
     assert all(tick.devices[0].temperature_c for tick in ticks)
 

@@ -24,25 +24,29 @@ def run(times_ms, temperature=None):
     return steady_state(steps, [[(t * S, c) for t, c in enumerate(temperature)]] if temperature else [])
 
 
-def test_equal_steps_are_steady():
+DRAW = random.Random(3)
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "temperatures_c"),
+    [
+        pytest.param([DRAW.gauss(100, 8) for _ in range(300)], None, id="a scatter without a trend"),
+        pytest.param([100.0] * 30 + [5000.0] + [100.0] * 30, None, id="one slow step"),
+        pytest.param([100 + 60 * math.exp(-n / 10) for n in range(200)], None, id="warms up and settles"),
+        pytest.param([100.0] * 600, [min(80, 50 + 3 * t) for t in range(61)], id="heats and then stays"),
+        *(
+            pytest.param([100 + 20 * math.sin(2 * math.pi * n / period + 1) for n in range(200)], None, id=f"{period}")
+            for period in (4, 10, 37, 100)
+        ),
+    ],
+)
+def test_what_does_not_drift_is_steady(times_ms, temperatures_c):
+    assert run(times_ms, temperatures_c).still_warming is False
+
+
+def test_equal_steps_have_no_drift():
     found = run([100.0] * 40, [70.0] * 5)
-    assert found.still_warming is False
-    assert (found.step_drift_percent, found.temperature_slope_c_per_min) == (0, 0)
-
-
-def test_a_scatter_without_a_trend_is_no_drift():
-    draw = random.Random(3)
-    found = run([draw.gauss(100, 8) for _ in range(300)])
-    assert found.still_warming is False
-
-
-def test_one_slow_step_is_no_drift():
-    assert run([100.0] * 30 + [5000.0] + [100.0] * 30).still_warming is False
-
-
-def test_a_run_that_warms_up_and_settles_is_steady():
-    found = run([100 + 60 * math.exp(-n / 10) for n in range(200)])
-    assert found.still_warming is False
+    assert (found.still_warming, found.step_drift_percent, found.temperature_slope_c_per_min) == (False, 0, 0)
 
 
 def test_a_gpu_that_still_heats_is_still_warming_though_its_steps_do_not_change():
@@ -51,21 +55,10 @@ def test_a_gpu_that_still_heats_is_still_warming_though_its_steps_do_not_change(
     assert found.temperature_slope_c_per_min == pytest.approx(60, rel=0.1)
 
 
-def test_a_gpu_that_heats_and_then_stays_is_steady():
-    found = run([100.0] * 600, [min(80, 50 + 3 * t) for t in range(61)])
-    assert found.still_warming is False
-
-
 def test_steps_that_grow_slower_all_the_time_are_never_steady():
     found = run([100 + n for n in range(100)])
     assert found.still_warming is True
     assert found.step_drift_percent > 10
-
-
-@pytest.mark.parametrize("period", [4, 10, 37, 100])
-def test_steps_that_swing_to_and_fro_do_not_drift(period):
-    found = run([100 + 20 * math.sin(2 * math.pi * n / period + 1) for n in range(200)])
-    assert found.still_warming is False
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 7])

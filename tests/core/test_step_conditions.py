@@ -31,24 +31,12 @@ def window(samples, begin_s, end_s):
 
 def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples():
     join = StepJoin([GPU], samples_factor=2)
-    join.add_tick(
-        0, [sample(thermal_violation_ns=0, energy_mj=0, temperature_c=60, sm_clock_mhz=1500, sm_clock_max_mhz=2000)]
-    )
+    clock = {"sm_clock_mhz": 1500, "sm_clock_max_mhz": 2000}
+    join.add_tick(0, [sample(thermal_violation_ns=0, energy_mj=0, temperature_c=60, **clock)])
     join.add(step(1, end_ms=600, ms=200))
     join.add(step(2, end_ms=1200, ms=600))
     assert join.joined() == []
-    join.add_tick(
-        S,
-        [
-            sample(
-                thermal_violation_ns=500 * MS,
-                energy_mj=300_000,
-                temperature_c=70,
-                sm_clock_mhz=1500,
-                sm_clock_max_mhz=2000,
-            )
-        ],
-    )
+    join.add_tick(S, [sample(thermal_violation_ns=500 * MS, energy_mj=300_000, temperature_c=70, **clock)])
     (first,) = join.joined()
     assert (first.step, first.throttled_ms["thermal"]) == (1, pytest.approx(100))
     assert first.throttled_ms["power"] is None

@@ -13,7 +13,7 @@ from cli.command import COMMAND, SMALL, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.tick import Tick, read_ticks
+from trainfast_runner.records.tick import Tick
 
 pytestmark = [needs_tmux, pytest.mark.long]
 ENDLESS = ["--set", "steps=1000000", "--set", "watch=0+1+2"]
@@ -33,13 +33,13 @@ def test_the_others_have_no_gap_two_events_are_written_and_the_app_stays(cli: Cl
         return [(event.kind, event.device) for event in events if event.kind.startswith("gpu_")]
 
     def while_lost() -> list[Tick]:
-        return [tick for tick in read_ticks(directory / "telemetry.jsonl")[0] if tick.devices[1].error]
+        return [tick for tick in read_all(directory / "telemetry.jsonl", Tick)[0] if tick.devices[1].error]
 
     terminal = Terminal(tmp_path, 160, 48, {**cli.environment, **machine})
     try:
         terminal.open([*COMMAND])
         terminal.until_shows("samples/s")
-        until(lambda: read_ticks(directory / "telemetry.jsonl")[0], "a tick")
+        until(lambda: read_all(directory / "telemetry.jsonl", Tick)[0], "a tick")
         now_s = scenario.now_s()
         scenario.also = [f"lost 1 {now_s:.3f} 1e9"]
         scenario.write(script)
@@ -55,6 +55,6 @@ def test_the_others_have_no_gap_two_events_are_written_and_the_app_stays(cli: Cl
     finally:
         terminal.close()
     assert changes() == [("gpu_lost", 1), ("gpu_back", 1)]
-    ticks = read_ticks(directory / "telemetry.jsonl")[0]
+    ticks = read_all(directory / "telemetry.jsonl", Tick)[0]
     for gpu in (0, 2):
         assert all(tick.devices[gpu].temperature_c is not None for tick in ticks)

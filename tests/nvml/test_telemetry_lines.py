@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.records.json_lines import ENDS
+from trainfast_runner.records.json_lines import ENDS, read_all
 from trainfast_runner.records.tick import (
     DeviceProcess,
     DeviceReading,
@@ -18,7 +18,6 @@ from trainfast_runner.records.tick import (
     RunReading,
     TelemetryTail,
     Tick,
-    read_ticks,
     thin_evenly,
     thin_telemetry,
 )
@@ -87,7 +86,7 @@ def path(tmp_path):
 def test_every_tick_comes_back_as_it_was(tmp_path_factory, ticks):
     path = tmp_path_factory.getbasetemp() / "telemetry.jsonl"
     path.write_bytes(b"".join(lines_of(ticks)))
-    assert read_ticks(path) == (ticks, 0)
+    assert read_all(path, Tick) == (ticks, 0)
 
 
 def plain(seconds):
@@ -103,7 +102,7 @@ def test_a_damaged_line_loses_its_tick_alone(path, damage):
     lines = lines_of(ticks)
     path.write_bytes(b"".join([*lines[:4], damage, *lines[5:]]))
     # Zeros are a hole in the file, which is counted apart.
-    assert read_ticks(path) == (ticks[:4] + ticks[5:], bool(damage.strip(b"\0\n")))
+    assert read_all(path, Tick) == (ticks[:4] + ticks[5:], bool(damage.strip(b"\0\n")))
 
 
 def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path):
@@ -119,7 +118,7 @@ def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path):
 
 
 def seconds_of(path):
-    return [tick.t_ns // SECOND_NS for tick in read_ticks(path)[0]]
+    return [tick.t_ns // SECOND_NS for tick in read_all(path, Tick)[0]]
 
 
 def write(path, seconds):
@@ -194,7 +193,7 @@ def test_a_full_disk_while_thinning_leaves_the_file_as_it_was(tmp_path, monkeypa
 
 
 def ticks(directory):
-    return read_ticks(directory / "telemetry.jsonl")[0]
+    return read_all(directory / "telemetry.jsonl", Tick)[0]
 
 
 def test_a_gpu_lost_and_back_leaves_two_events_and_no_gap_in_the_others(tmp_path):

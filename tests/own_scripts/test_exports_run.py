@@ -9,8 +9,7 @@ import pytest
 
 from cli.command import SMALL
 from own_scripts.conftest import PYTHON, SCRIPTS, TORCHRUN, run_script
-from trainfast_runner.records.run_directory import read_run_file
-from trainfast_runner.records.run_records import read_worker_lines
+from trainfast_runner.records.run_directory import read_run_file, read_worker_lines
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 
 STEPS = 10

@@ -1,8 +1,8 @@
 """Records of a run by hand, and the result that is made of them."""
 
 from on_disk import put
+from trainfast_runner.records.run_directory import read_records
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 

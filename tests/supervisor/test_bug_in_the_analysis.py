@@ -39,9 +39,9 @@ def test_a_bug_in_the_analysis_leaves_state_and_reason(run, tmp_path):
 
 def test_a_bug_in_reading_the_records_leaves_state_and_reason(run, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
-        "try:\n    from trainfast_runner.records import run_records\n"
+        "try:\n    from trainfast_runner.records import run_directory\n"
         "    def wrong(*of):\n        raise ZeroDivisionError('of a test')\n"
-        "    run_records._read_steps = wrong\nexcept ImportError:\n    pass\n"
+        "    run_directory._read_steps = wrong\nexcept ImportError:\n    pass\n"
     )
     run.prepare(TRAINING)
     run.supervise(env={**os.environ, "PYTHONPATH": str(tmp_path)})

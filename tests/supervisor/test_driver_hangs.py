@@ -7,7 +7,8 @@ import shared_object
 from scenario import Scenario
 
 from cli.command import until
-from trainfast_runner.records.tick import read_ticks
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.tick import Tick
 
 pytestmark = pytest.mark.long
 NEVER_S = 600
@@ -30,14 +31,14 @@ def test_the_result_comes_while_a_call_hangs(run, tmp_path, hanging):
     telemetry = run.directory / "telemetry.jsonl"
 
     def hangs():
-        missing = [reason for tick in read_ticks(telemetry)[0] for reason in tick.missing.values()]
+        missing = [reason for tick in read_all(telemetry, Tick)[0] for reason in tick.missing.values()]
         return any("has not answered for" in reason for reason in missing)
 
     until(hangs, "a tick that says so")
     go.touch()
     result = run.end()
     assert result.state == "finished"
-    seen = read_ticks(telemetry)[0]
+    seen = read_all(telemetry, Tick)[0]
     assert all(tick.host.memory_used_bytes is not None for tick in seen)
     # The training's own end, and the sampler's: not the ten minutes of the call, nor the patience for it.
     finished_ns = run.worker("finished")[0]["t_ns"]

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from trainfast_runner.records import capped_file
 from trainfast_runner.records.capped_file import CappedFile, GrowingLog, read_log
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_directory import rank_file, read_run_file
+from trainfast_runner.records.run_directory import rank_file, read_records, read_run_file
 from trainfast_runner.records.run_file import ScriptAsked
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running.ranks import ScriptWatch
 from trainfast_runner.running.supervisor import SupervisorBounds
 

@@ -44,12 +44,21 @@ def test_medians_leave_the_warm_up_out(tmp_path):
     assert (result.seconds, result.started_wall_ns) == (60, 7)
 
 
-def test_a_training_that_diverged_has_no_last_loss(tmp_path):
-    """JSON has no NaN: such a loss is null and marked, and the mean of the finite ones before it would be a lie."""
-    lines = [step(n, 100, loss=float(n)) if n <= 5 else step(n, 100, loss_not_finite=True) for n in range(1, 8)]
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # JSON has no NaN: such a loss is null and marked, and the mean of the finite ones before it would be a lie.
+        (
+            [step(n, 100, loss=float(n)) if n <= 5 else step(n, 100, loss_not_finite=True) for n in range(1, 8)],
+            (3, None, 2, 7),
+        ),
+        ([step(n, 100, loss=float(n)) for n in (1, 2)], (1.5, 1.5, 0, 2)),
+    ],
+)
+def test_losses_are_means_of_five_or_of_fewer_and_none_if_one_is_not_finite(tmp_path, lines, expected):
     record(tmp_path, steps=lines)
     loss = result_of(tmp_path).loss
-    assert (loss.first, loss.last, loss.not_finite) == (3, None, 2)
+    assert (loss.first, loss.last, loss.not_finite, loss.recorded) == expected
 
 
 def test_the_rate_of_a_scripts_trial_agrees_with_its_step(tmp_path):
@@ -61,12 +70,6 @@ def test_the_rate_of_a_scripts_trial_agrees_with_its_step(tmp_path):
     assert (probe.step_ms, probe.samples_per_s) == (900, pytest.approx(8 / 0.9))
     assert result.throughput.samples_per_s.median == probe.samples_per_s, "one rate in the search and in the run"
     assert result.throughput.steps_per_s.median == pytest.approx(1 / 0.9)
-
-
-def test_fewer_than_five_losses_are_their_own_mean(tmp_path):
-    record(tmp_path, steps=[step(n, 100, loss=float(n)) for n in (1, 2)])
-    loss = result_of(tmp_path).loss
-    assert (loss.first, loss.last, loss.not_finite, loss.recorded) == (1.5, 1.5, 0, 2)
 
 
 def test_ranks_that_share_a_batch_are_counted_once(tmp_path):

@@ -8,10 +8,9 @@ import signal
 import pytest
 
 from cli.command import until
-from trainfast_runner.records.run_directory import is_unfinished
+from trainfast_runner.records.run_directory import RunRecords, is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import TrainingEnd, UnendedProcess
-from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.running.settling import unended_reason
 from trainfast_runner.running.supervisor import SupervisorBounds

@@ -140,19 +140,16 @@ def test_kernel_oom_killer_took_a_loader():
     assert judged(worker_lines=worker_lines).state == "failed"
 
 
-def test_lost_rank_is_blamed_and_not_the_one_that_noticed():
-    worker_lines = {0: life("exception", **PEER_LOST), 1: life()}
-    verdict = judged(worker_lines=worker_lines, lost_ranks=(1,), output_tail=TORCHRUN_REPORT.format(code=-9))
-    assert (verdict.state, verdict.reason) == ("failed", "rank 1 died of SIGKILL (phase train)")
+REPORT_OF_BOTH = TORCHRUN_REPORT.format(code=-9).replace("Root Cause", "Failures") + TORCHRUN_REPORT.replace(
+    "rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)"
+).format(code=1)
 
 
-def test_lost_rank_is_blamed_although_torchrun_saw_the_other_one_first():
-    report = TORCHRUN_REPORT.format(code=-9).replace("Root Cause", "Failures") + TORCHRUN_REPORT.replace(
-        "rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)"
-    ).format(code=1)
+@pytest.mark.parametrize("report", [TORCHRUN_REPORT.format(code=-9), REPORT_OF_BOTH])
+def test_lost_rank_is_blamed_and_not_the_one_that_noticed_or_that_torchrun_saw_first(report):
     worker_lines = {0: life("exception", **PEER_LOST), 1: life()}
     verdict = judged(worker_lines=worker_lines, lost_ranks=(1,), output_tail=report)
-    assert verdict.reason == "rank 1 died of SIGKILL (phase train)"
+    assert (verdict.state, verdict.reason) == ("failed", "rank 1 died of SIGKILL (phase train)")
 
 
 def test_ranks_that_torchrun_ended_are_not_blamed():

@@ -28,10 +28,9 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_directory import read_result
+from trainfast_runner.records.run_directory import read_records, read_result
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.records.worker_lines import (
     ActualLine,

@@ -13,7 +13,7 @@ from worker_knobs import worker_knobs
 
 from trainfast_runner.records.home import Home, conductor_lock
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.run_directory import read_records
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import plan_run
 from trainfast_runner.running.present_state import running_ranks

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.worker_lines import ProbeLine, TrialLine, WarmLine, WorkerLine
+from trainfast_runner.records.worker_lines import WarmLine, WorkerLine
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.records.record_file import WorkerLog
 
@@ -21,7 +21,7 @@ UNREAD = {
     "finished": {"steps", "seconds"},
 }
 """Fields that stand in the file for a person."""
-WARM = {"probe": ProbeLine, "trial": TrialLine, "ready": WarmLine}
+WARM = dict.fromkeys(("probe", "trial", "ready"), WarmLine)
 """The types of the lines that warm processes alone write."""
 TYPES = WARM | {line_type.__struct_config__.tag: line_type for line_type in get_args(WorkerLine)}
 

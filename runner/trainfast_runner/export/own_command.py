@@ -12,8 +12,8 @@ import tomlkit
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.export_text import ExportText, gpu_variables, head_comments, torchrun_comments
 from trainfast_runner.export.trainer_script import TRAINING_ARGS_FILE, block_text, has_field, trainer_comments
+from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import FRAMEWORKS, RunFile, ScriptAsked, script_index
-from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_values import KnobValues

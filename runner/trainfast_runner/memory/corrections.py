@@ -18,8 +18,7 @@ from trainfast_runner.machine.cpu import cpu_name
 from trainfast_runner.records.home import home_directory
 from trainfast_runner.records.json_lines import DAMAGE, read_regular, write_atomically
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import locked
-from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.run_directory import RunRecords, locked
 from trainfast_runner.records.worker_lines import WARM_ROLES
 
 CORRECTIONS_FILE = "memory_corrections.json"

@@ -20,8 +20,7 @@ from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.memory.model import MemoryModel, Prediction, batch_multiple
 from trainfast_runner.memory.timeline import FP32_BYTES
-from trainfast_runner.records.run_directory import EXIT_CODES
-from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.run_directory import EXIT_CODES, RunRecords
 from trainfast_runner.settings import device_counts, presets
 from trainfast_runner.settings.compatibility import refusal_anywhere, refusal_here
 from trainfast_runner.settings.device_counts import chosen_gpus, first_gpu_name, first_size, model_degree

@@ -42,9 +42,9 @@ from trainfast_runner.memory.oom_changes import (
 )
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange, OomExplanation, Result, RunError
+from trainfast_runner.records.run_directory import RunRecords, read_records
 from trainfast_runner.records.run_file import RunFile, ScriptAsked
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.worker_lines import WARM_ROLES, ExceptionLine
 from trainfast_runner.settings.knob_values import tightest_limit_bytes
 from trainfast_runner.settings.knobs import defaults

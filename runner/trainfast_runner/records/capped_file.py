@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.json_lines import WINDOW_BYTES, NoRecord, Tail, open_regular, write_atomically
+from trainfast_runner.records.json_lines import WINDOW_BYTES, Tail, open_regular, write_atomically
 from trainfast_runner.records.run_lines import Count, Step
 
 CAP_BYTES = 64 << 20
@@ -120,11 +120,11 @@ class StepTail(Tail[Step]):
         """Bytes of dropped step records: the hole in the file, and its marks."""
         return self.hole_bytes + self._marked_bytes
 
-    def decode(self, line: bytes) -> Step:
-        """The step of this line. Raises NoRecord for a mark, msgspec.DecodeError for damage."""
+    def decode(self, line: bytes) -> Step | None:
+        """The step of this line; None for a mark. Raises msgspec.DecodeError for damage."""
         if line.startswith(_MARK):
             self._marked_bytes += self._mark_decoder.decode(line).dropped_bytes
-            raise NoRecord
+            return None
         return super().decode(line)
 
 

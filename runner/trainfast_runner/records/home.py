@@ -169,31 +169,28 @@ class Home:
                 raise UserError("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
             return newest
         ids = [*searches, *runs]
-        if reference in ids:
-            return reference
         numbers = self.launch_numbers() if reference.isdecimal() else {}
         number = reference.lstrip("0")  # as text: Python converts no number of thousands of digits
-        numbered = next((run_id for run_id in runs if str(numbers.get(run_id)) == number), None) if numbers else None
-        if numbered is not None:
-            return numbered
-        matching_ids = [run_id for run_id in ids if run_id.startswith(reference)] if reference else []
+        matching_ids = (
+            [run_id for run_id in ids if run_id == reference]
+            or [run_id for run_id in runs if run_id in numbers and str(numbers[run_id]) == number]
+            or [run_id for run_id in ids if reference and run_id.startswith(reference)]
+        )
         if len(matching_ids) == 1:
             return matching_ids[0]
         if matching_ids:
-            kinds = "runs and searches" if searches else "runs"
-            raise UserError(
-                f"{reference!r} matches {len(matching_ids)} {kinds}",
-                key=reference,
-                allowed=matching_ids[-MATCHES_SHOWN:],
-            )
+            message = f"{reference!r} matches {len(matching_ids)} {'runs and searches' if searches else 'runs'}"
+            raise UserError(message, key=reference, allowed=matching_ids[-MATCHES_SHOWN:])
+        if not ids:
+            message = f"there is no run {reference!r}: no runs yet"
+            raise UserError(message, key=reference, advice="trainfast-tui run tiny-llama")
         containing_ids = (run_id for run_id in reversed(ids) if reference and reference in run_id)
-        kind = "run or search" if searches else "run"
         raise UserError(
-            f"there is no {kind} {reference!r}" if ids else f"there is no run {reference!r}: no runs yet",
+            f"there is no {'run or search' if searches else 'run'} {reference!r}",
             key=reference,
             nearest=next(containing_ids, None)
             or nearest(reference, [*searches[-IDS_COMPARED:], *runs[-IDS_COMPARED:]]),
-            advice="trainfast-tui runs list" if ids else "trainfast-tui run tiny-llama",
+            advice="trainfast-tui runs list",
         )
 
     def new_run(self, slug: str) -> tuple[str, Path]:
@@ -288,11 +285,6 @@ def search_directories(home: Home) -> list[Path]:
     except OSError as error:
         raise home_error(home.path, error) from None
     return [directory for search_id in sorted(ids) if has_journal(directory := home.search_directory(search_id))]
-
-
-def newest_search_directories(home: Home, count: int) -> list[Path]:
-    """The newest searches of a home, the newest first. Raises UserError when they cannot be listed."""
-    return search_directories(home)[::-1][:count]
 
 
 @contextmanager

@@ -25,10 +25,6 @@ DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of damaged JSON; the last one from brackets nested thousands deep."""
 
 
-class NoRecord(Exception):
-    """Raised by `Tail.decode` for an intact line that holds no record for this reader, such as a mark."""
-
-
 class Tail(Generic[T]):
     """Follows a file from its start; each `new()` gives the complete lines that came since the last call.
 
@@ -71,8 +67,8 @@ class Tail(Generic[T]):
         self.offset += end
         return list(self._records(chunk[:end]))
 
-    def decode(self, line: bytes) -> T:
-        """The record of the next line. Raises msgspec.DecodeError for a damaged one, NoRecord for one without a record.
+    def decode(self, line: bytes) -> T | None:
+        """The record of the next line; None if it holds none for this reader. Raises msgspec.DecodeError for damage.
 
         Override this where lines are not simply a `type` each.
         """
@@ -103,11 +99,12 @@ class Tail(Generic[T]):
             if not line.strip(b" \r\0"):
                 continue
             try:
-                yield self.decode(line)
-            except NoRecord:
-                continue
+                record = self.decode(line)
             except DAMAGE:
                 self.unreadable += 1
+            else:
+                if record is not None:
+                    yield record
 
 
 def read_all(path: Path, type: type[T]) -> tuple[list[T], int]:

@@ -15,11 +15,9 @@ import msgspec
 from trainfast_runner.records.json_lines import (
     DAMAGE,
     WINDOW_BYTES,
-    NoRecord,
     Tail,
     Thinned,
     read_regular,
-    remaining_records,
     write_atomically,
 )
 from trainfast_runner.records.run_lines import Count
@@ -232,22 +230,13 @@ class TelemetryTail(Tail[T]):
         super().__init__(path, type, window_bytes)
         self._newest_ns = -1
 
-    def decode(self, line: bytes) -> T:
-        """The tick of this line.
-
-        Raises NoRecord for a tick read before the file was thinned, and msgspec.DecodeError for damage.
-        """
+    def decode(self, line: bytes) -> T | None:
+        """The tick of this line; None for one read before the file was thinned. Raises msgspec.DecodeError."""
         tick = super().decode(line)
-        if tick.t_ns <= self._newest_ns:
-            raise NoRecord
+        if tick is None or tick.t_ns <= self._newest_ns:
+            return None
         self._newest_ns = tick.t_ns
         return tick
-
-
-def read_ticks(path: Path) -> tuple[list[Tick], int]:
-    """Every readable tick of a file, and how many lines could not be read."""
-    tail = TelemetryTail(path, Tick)
-    return list(remaining_records(tail)), tail.unreadable
 
 
 def thin_telemetry(path: Path) -> int:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from trainfast_runner.records.json_lines import NoRecord, Tail, newest, read_all
+from trainfast_runner.records.json_lines import Tail, newest, read_all
 from trainfast_runner.records.result import RunError
 from trainfast_runner.records.run_file import BatchWidths, RecordedKnobs, RunFile
 from trainfast_runner.records.run_lines import Actual, Bounded, Count
@@ -167,20 +167,11 @@ def newest_of_first_rank(worker_lines: Mapping[int, Sequence[WorkerLine]], kind:
 
 def error_of(line: ExceptionLine | InvalidLine, rank: int, phase: str | None = None) -> RunError:
     """The failure that a rank recorded; in the `phase` that it had entered, if the line names none."""
-    match line:
-        case ExceptionLine():
-            phase, chain = line.phase or phase, line.chain or []
-            return RunError(rank=rank, phase=phase, type=line.type, message=line.message, chain=chain)
-        case InvalidLine(key=key, allowed=allowed, nearest=nearest):
-            return RunError(
-                rank=rank,
-                phase=phase,
-                type="InvalidInput",
-                message=line.message,
-                key=key,
-                allowed=allowed,
-                nearest=nearest,
-            )
+    if isinstance(line, ExceptionLine):
+        phase, chain = line.phase or phase, line.chain or []
+        return RunError(rank=rank, phase=phase, type=line.type, message=line.message, chain=chain)
+    fields = {name: getattr(line, name) for name in ("message", "key", "allowed", "nearest")}
+    return RunError(rank=rank, phase=phase, type="InvalidInput", **fields)
 
 
 class WorkerTail(Tail[WorkerLine]):
@@ -189,13 +180,13 @@ class WorkerTail(Tail[WorkerLine]):
     def __init__(self, path: Path) -> None:
         super().__init__(path, WorkerLine)  # type: ignore[arg-type]
 
-    def decode(self, line: bytes) -> WorkerLine:
-        """The typed line. Raises msgspec.DecodeError for a damaged one, NoRecord for one of an unknown kind."""
+    def decode(self, line: bytes) -> WorkerLine | None:
+        """The typed line; None for one of an unknown kind. Raises msgspec.DecodeError for a damaged one."""
         try:
             return super().decode(line)
         except msgspec.ValidationError:
             if msgspec.json.decode(line, type=_Kind).kind not in _KINDS:
-                raise NoRecord from None
+                return None
             raise
 
 
@@ -206,33 +197,21 @@ class _Kind(msgspec.Struct):
 _KINDS = {line_type.__struct_config__.tag for line_type in get_args(WorkerLine)}
 
 
-class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to take `steps` optimizer steps at this batch size."""
+class WarmOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """An order to a warm process: to probe a batch size, to try the values of `knobs`, or to end."""
 
     do: str
-    """Always probe."""
+    """probe, trial or end."""
     batch_size: int = 0
-    steps: int = 0
-
-
-class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order to try the values of `knobs`."""
-
-    do: str
-    """Always trial."""
+    """The size to probe; unused by a trial."""
     knobs: RecordedKnobs = {}
+    """The values to try, with `untimed` and `more`; unused by a probe."""
     untimed: int = 2
     """First steps, whose memory is measured."""
-    steps: int = 4
-    """Steps after them, whose time is measured."""
+    steps: int = 0
+    """Steps of a probe, or steps of a trial whose time is measured."""
     more: bool = False
     """True if the last trial goes on with further timed steps, and no untimed ones."""
-
-
-class EndOrder(msgspec.Struct, frozen=True):
-    """The order to end the process."""
-
-    do: str = "end"
 
 
 def read_knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
@@ -246,13 +225,12 @@ def read_knobs_tried(control: Path, run: RunFile | None) -> list[RecordedKnobs]:
     if run.script is not None:
         return [dict(run.knobs)]
     try:
-        if run.role == PROBE:
-            sizes, _ = read_all(control, ProbeOrder)
-            return [{"batch_size": order.batch_size} for order in sizes if order.do == PROBE]
-        trials, _ = read_all(control, TrialOrder)
+        orders, _ = read_all(control, WarmOrder)
     except OSError:
         return []
-    return [order.knobs for order in trials if order.do == TRIAL and not order.more]
+    if run.role == PROBE:
+        return [{"batch_size": order.batch_size} for order in orders if order.do == PROBE]
+    return [order.knobs for order in orders if order.do == TRIAL and not order.more]
 
 
 def batch_sizes(tried: Iterable[Mapping[str, Any]]) -> list[int]:
@@ -261,7 +239,10 @@ def batch_sizes(tried: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 class WarmLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's line: of kind ready (for orders), started, or the answer to the order of this `number` (from 1)."""
+    """A rank's line: of kind ready (for orders), started, or the answer to the order of this `number` (from 1).
+
+    An answer has the kind of its order. `outcome` is fits or oom of a probe; measured, oom or failed of a trial.
+    """
 
     t_ns: Count
     kind: str
@@ -273,37 +254,24 @@ class WarmLine(msgspec.Struct, frozen=True, kw_only=True):
     """The phase in which an exception ended the process; None without one."""
     message: str | None = None
     seconds: float | None = None
+    """Time to the answer."""
     samples: Count | None = None
+    """This rank's samples in one step."""
     step_ms: list[float] = []
+    """Timed steps."""
     peak_allocated_bytes: Count | None = None
+    """Peaks of the untimed steps on a CPU, of all steps on a GPU; None for `more` steps on a CPU, and under malloc
+    settings of the user's own."""
     peak_reserved_bytes: Count | None = None
     available_bytes: Count | None = msgspec.field(default=None, name="room_bytes")
     """Available memory of the rank when it was ready, or before the probe."""
-
-    @property
-    def ended_process(self) -> bool:
-        """True if the process ended with this answer, as by an OOM: other ranks may not answer."""
-        return self.number is not None and self.phase is not None
-
-
-class ProbeLine(WarmLine, frozen=True, kw_only=True):
-    """A rank's answer to a `ProbeOrder`. `outcome` is fits or oom."""
-
+    # Of a probe alone.
     phase_peaks: dict[str, Count] = {}
     limit_peak_bytes: Count | None = None
     available_after_bytes: Count | None = msgspec.field(default=None, name="room_after_bytes")
     """Available memory of the rank after the probe."""
     alloc_retries: Count | None = None
-
-
-class TrialLine(WarmLine, frozen=True, kw_only=True):
-    """A rank's answer to a `TrialOrder`. `outcome` is measured, oom or failed.
-
-    `samples` are this rank's in one step, `step_ms` those of the timed steps, `seconds` the time to the answer. Peaks
-    are those of the untimed steps on a CPU, of all steps on a GPU; None for `more` steps on a CPU, and under malloc
-    settings of the user's own.
-    """
-
+    # Of a trial alone.
     tokens: Count | None = None
     """Mean number of this rank's tokens in one step, without padding."""
     data_ms: list[float | None] = []
@@ -315,22 +283,10 @@ class TrialLine(WarmLine, frozen=True, kw_only=True):
     """Losses of the timed steps; None for one that is not finite."""
     loss_not_finite: bool = False
 
-
-class WarmTail(Tail[WarmLine]):
-    """Follows the lines of one rank, each decoded by its kind."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, WarmLine)
-        self._answers: dict[str, msgspec.json.Decoder[ProbeLine] | msgspec.json.Decoder[TrialLine]] = {
-            PROBE: msgspec.json.Decoder(ProbeLine),
-            TRIAL: msgspec.json.Decoder(TrialLine),
-        }
-
-    def decode(self, line: bytes) -> WarmLine:
-        """The typed line. Raises msgspec.DecodeError for a damaged one."""
-        decoded = super().decode(line)
-        answer_decoder = self._answers.get(decoded.kind)
-        return decoded if answer_decoder is None else answer_decoder.decode(line)
+    @property
+    def ended_process(self) -> bool:
+        """True if the process ended with this answer, as by an OOM: other ranks may not answer."""
+        return self.number is not None and self.phase is not None
 
 
 COLD = "cold"

@@ -7,15 +7,19 @@ unknown figure fulfils none. Rules of one name are alternatives: the first that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from trainfast_runner.machine.device_events import POWER_SUPPLY_CURE
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.worker.catalog import STRATEGIES
 
-Figure = float | int | str | None
+Figures = dict[str, Any]
+"""Numbers and text by name; None is unknown."""
+Condition = tuple[str, Literal[">=", "<", "is", "in"], Any]
+"""A figure, an operator and a threshold; that of `in` is a tuple."""
 Scope = Literal["run", "device", "rank"]
 
 TENSOR_CORE_PRECISIONS = tuple(name for name, precision in PRECISIONS.items() if precision.uses_tensor_cores)
@@ -39,26 +43,12 @@ ALL_CORES_BUSY_PERCENT = 90
 """Chosen, not measured: CPU percent from which a thread that wants to run has to wait for a core."""
 
 
-@dataclass(frozen=True)
-class FigureCondition:
-    """One figure against one threshold."""
-
-    figure: str
-    operator: Literal[">=", "<", "is", "in"]
-    threshold: float | str | tuple[str, ...]
-
-    def holds(self, value: Figure) -> bool:
-        """True if the figure fulfils the condition; an unknown one never does."""
-        match self.operator, value, self.threshold:
-            case "in", _, tuple() as allowed:
-                return value in allowed
-            case "is", _, expected:
-                return value == expected
-            case ">=", int() | float(), int() | float() as least:
-                return value >= least
-            case "<", int() | float(), int() | float() as limit:
-                return value < limit
-        return False
+OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<": operator.lt,
+    "is": operator.eq,
+    "in": lambda value, allowed: value in allowed,
+}
 
 
 @dataclass(frozen=True)
@@ -67,42 +57,30 @@ class BottleneckRule:
 
     name: str
     title: str
-    scope: Scope
-    when: tuple[FigureCondition, ...]
+    when: tuple[Condition, ...]
     line: str
     """A format string over figures; `figure` as a format is three significant digits. `advice` likewise."""
     advice: str
     source: str
+    scope: Scope = "run"
     severity: Literal["warning", "info"] = "warning"
-    cost: str | None = None
-    """The figure with its milliseconds of each step; None when not measured."""
+    cost: str = ""
+    """The figure with its milliseconds of each step; empty when not measured."""
     shown_figures: tuple[str, ...] = ()
     """Figures that are shown beside those of `when`."""
 
-    def holds(self, figures: Mapping[str, Figure]) -> bool:
-        """True if the figures fulfil every condition."""
-        return all(condition.holds(figures.get(condition.figure)) for condition in self.when)
+    def holds(self, figures: Figures) -> bool:
+        """True if the figures fulfil every condition; an unknown one never does."""
+        values = [(figures.get(figure), operator, threshold) for figure, operator, threshold in self.when]
+        return all(value is not None and OPERATORS[operator](value, threshold) for value, operator, threshold in values)
 
 
-def _at_least(figure: str, threshold: float) -> FigureCondition:
-    return FigureCondition(figure, ">=", threshold)
-
-
-def _below(figure: str, threshold: float) -> FigureCondition:
-    return FigureCondition(figure, "<", threshold)
-
-
-def _is(figure: str, value: str | float) -> FigureCondition:
-    return FigureCondition(figure, "is", value)
-
-
-def _data_bound(advice: str, *conditions: FigureCondition) -> BottleneckRule:
+def _data_bound(advice: str, *conditions: Condition) -> BottleneckRule:
     """The rule about waiting for data, with the advice for further conditions."""
     return BottleneckRule(
         "data-bound",
         "data-bound",
-        scope="run",
-        when=(_at_least("data_percent", 10), *conditions),
+        when=(("data_percent", ">=", 10), *conditions),
         line="waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)",
         advice=advice,
         source="chosen: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait"
@@ -118,8 +96,7 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "memory-thrashing",
         "memory thrashing",
-        scope="run",
-        when=(_at_least("alloc_retries", 1),),
+        when=(("alloc_retries", ">=", 1),),
         line="memory is so full that the allocator flushed its cache and tried again ({alloc_retries} x in {steps}"
         " steps)",
         advice="a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry stalls the"
@@ -129,9 +106,9 @@ RULES: tuple[BottleneckRule, ...] = (
         shown_figures=("steps", "peak_reserved_bytes"),
     ),
     _data_bound(
-        "workers={more_workers}: loading now happens in the training process, between its steps", _is("workers", 0)
+        "workers={more_workers}: loading now happens in the training process, between its steps", ("workers", "is", 0)
     ),
-    _data_bound("workers={more_workers}: {workers} loader processes do not keep up", _at_least("spare_cores", 1)),
+    _data_bound("workers={more_workers}: {workers} loader processes do not keep up", ("spare_cores", ">=", 1)),
     _data_bound(
         "cheaper loading (images resized once, text tokenized ahead) or faster storage: more than {workers} loader"
         " processes do not help on {cores} cores"
@@ -144,7 +121,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "thermal",
         "throttled by heat",
         scope="device",
-        when=(_at_least("thermal_percent", 2),),
+        when=(("thermal_percent", ">=", 2),),
         line="{gpu} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
         " {temperature_text}{thermal_lost_text}",
         advice="{cooling_advice}",
@@ -163,7 +140,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "power-brake",
         "held by the power brake",
         scope="device",
-        when=(_at_least("brake_percent", 2),),
+        when=(("brake_percent", ">=", 2),),
         line="{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
         "{brake_lost_text}",
         advice=POWER_SUPPLY_CURE,
@@ -181,7 +158,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "power-capped",
         "at the power limit",
         scope="device",
-        when=(_at_least("power_percent", 10), _at_least("clock_loss_percent", 5)),
+        when=(("power_percent", ">=", 10), ("clock_loss_percent", ">=", 5)),
         line="{gpu} is at its power limit for {power_percent:.0f} % of the time, its clock {clock_loss_percent:.0f} %"
         " under the maximum",
         advice="a higher power limit where the card and its cooling allow it; otherwise this is the card's limit",
@@ -195,7 +172,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "sync-boost",
         "held by its sync-boost group",
         scope="device",
-        when=(_at_least("sync_boost_percent", 2),),
+        when=(("sync_boost_percent", ">=", 2),),
         line="{gpu} is held to the clocks of its sync-boost group for {sync_boost_percent:.0f} % of the time",
         advice="take the GPUs out of the sync-boost group, or find the slowest of them",
         source=_TWO_PERCENT,
@@ -207,7 +184,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "foreign-process",
         "another process on the GPU",
         scope="device",
-        when=(_is("used", 1), _at_least("foreign_processes", 1)),
+        when=(("used", "is", 1), ("foreign_processes", ">=", 1)),
         line="{gpu} is {shared_text} {foreign_text}",
         advice="end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
         source="chosen: one is enough, kernels of two processes take turns on the device.",
@@ -218,10 +195,10 @@ RULES: tuple[BottleneckRule, ...] = (
         "a slow rank",
         scope="rank",
         when=(
-            FigureCondition("strategy", "in", WHOLE_FORWARD_STRATEGIES),
-            _at_least("behind_percent", 10),
-            _at_least("slowest_percent", 75),
-            _at_least("steps", 5),
+            ("strategy", "in", WHOLE_FORWARD_STRATEGIES),
+            ("behind_percent", ">=", 10),
+            ("slowest_percent", ">=", 75),
+            ("steps", ">=", 5),
         ),
         line="rank {rank} is the slowest: its forward takes {forward_ms:figure} ms where the ranks' median is"
         " {median_forward_ms:figure} ms, and the others wait for it",
@@ -235,7 +212,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "straggler-gpu",
         "a slow GPU",
         scope="device",
-        when=(_is("used", 1), _at_least("clock_behind_percent", 5), _at_least("gpu_utilization_percent", 20)),
+        when=(("used", "is", 1), ("clock_behind_percent", ">=", 5), ("gpu_utilization_percent", ">=", 20)),
         line="{gpu} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz"
         "{waited_for_text}",
         advice="its temperature, power limit and application clocks, or leave it out with devices",
@@ -247,11 +224,10 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "communication-bound",
         "communication-bound",
-        scope="run",
         when=(
-            _at_least("world_size", 2),
-            FigureCondition("strategy", "in", EXCHANGING_STRATEGIES),
-            _at_least("exposed_percent", 15),
+            ("world_size", ">=", 2),
+            ("strategy", "in", EXCHANGING_STRATEGIES),
+            ("exposed_percent", ">=", 15),
         ),
         line="exchanging between {world_size} ranks takes about {exposed_ms:figure} of each {step_ms:figure} ms step:"
         " the backward is {backward_over_forward:.1f} times the forward",
@@ -265,12 +241,11 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "launch-bound",
         "launch-bound",
-        scope="run",
         when=(
-            _is("device", "cuda"),
-            FigureCondition("strategy", "in", BUSY_STRATEGIES),
-            _at_least("unexplained_idle_percent", 15),
-            _below("data_percent", 10),
+            ("device", "is", "cuda"),
+            ("strategy", "in", BUSY_STRATEGIES),
+            ("unexplained_idle_percent", ">=", 15),
+            ("data_percent", "<", 10),
         ),
         line="the GPU is idle for {gpu_idle_percent:.0f} % of the time although its data is ready: kernels are shorter"
         " than the CPU takes to launch them",
@@ -283,11 +258,10 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "small-batch",
         "too small a batch for tensor cores",
-        scope="run",
         when=(
-            _is("device", "cuda"),
-            FigureCondition("precision", "in", TENSOR_CORE_PRECISIONS),
-            _below("tokens_per_micro_batch", 300),
+            ("device", "is", "cuda"),
+            ("precision", "in", TENSOR_CORE_PRECISIONS),
+            ("tokens_per_micro_batch", "<", 300),
         ),
         line="a micro-batch of {tokens_per_micro_batch:.0f} tokens is too small for tensor cores: reading the weights"
         " takes longer than multiplying by them",
@@ -300,7 +274,7 @@ RULES: tuple[BottleneckRule, ...] = (
         "pcie-width",
         "PCIe below its width",
         scope="device",
-        when=(_is("used", 1), _at_least("pcie_lanes_missing", 1), _at_least("gpu_utilization_percent", 20)),
+        when=(("used", "is", 1), ("pcie_lanes_missing", ">=", 1), ("gpu_utilization_percent", ">=", 20)),
         line="{gpu} has {pcie_width} of its {pcie_width_max} PCIe lanes",
         advice="reseat the card or its riser, another slot, the slot's setting in the firmware; it matters most for"
         " offload and several GPUs without NVLink",
@@ -312,8 +286,7 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "host-cpu",
         "host CPU short",
-        scope="run",
-        when=(_is("device", "cpu"), _at_least("others_cpu_percent", OTHERS_CPU_PERCENT)),
+        when=(("device", "is", "cpu"), ("others_cpu_percent", ">=", OTHERS_CPU_PERCENT)),
         line="other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_text}",
         advice="end them or wait: the CPU is this run's device",
         source="chosen: host use less the run's own process tree, as a share of all cores. With all of them busy the"
@@ -324,8 +297,7 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "host-cpu",
         "host CPU short",
-        scope="run",
-        when=(_is("device", "cuda"), _at_least("host_cpu_percent", ALL_CORES_BUSY_PERCENT)),
+        when=(("device", "is", "cuda"), ("host_cpu_percent", ">=", ALL_CORES_BUSY_PERCENT)),
         line="the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
         advice="fewer workers, cheaper loading, or end other programs",
         source="chosen: over 90 % a thread that wants to run has to wait for a core.",
@@ -334,8 +306,7 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "spinning-threads",
         "threads spin on a busy CPU",
-        scope="run",
-        when=(_is("wait_policy", "default"), _at_least("others_cores", 0.25)),
+        when=(("wait_policy", "is", "default"), ("others_cores", ">=", 0.25)),
         line="the run's threads spin while they wait for each other, and other processes now use"
         " {others_cores:figure} of {cores} cores",
         advice="{sleep_advice}; or end them",
@@ -346,8 +317,7 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "host-memory",
         "host memory short",
-        scope="run",
-        when=(_below("memory_available_percent", 5),),
+        when=(("memory_available_percent", "<", 5),),
         line="only {memory_available_percent:.1f} % of the host's memory is left",
         advice="fewer workers, a smaller batch on a CPU run, no offload; otherwise the kernel will kill a process",
         source="chosen: MemAvailable is the kernel's own estimate of what can be allocated without swapping (proc(5)).",
@@ -356,8 +326,7 @@ RULES: tuple[BottleneckRule, ...] = (
     BottleneckRule(
         "host-memory",
         "host memory short",
-        scope="run",
-        when=(_at_least("swap_grown_bytes", 64 << 20),),
+        when=(("swap_grown_bytes", ">=", 64 << 20),),
         line="the host swaps: {swap_grown_mib:.0f} MiB more than when these steps began",
         advice="fewer workers, a smaller batch on a CPU run, no offload: a page that comes back from disk stalls its"
         " step",
@@ -369,6 +338,6 @@ RULES: tuple[BottleneckRule, ...] = (
 in this order."""
 
 
-def matching_rule(name: str, figures: Mapping[str, Figure]) -> BottleneckRule | None:
+def matching_rule(name: str, figures: Figures) -> BottleneckRule | None:
     """The first rule of this name whose conditions the figures fulfil; None for a rule of another version."""
     return next((rule for rule in RULES if rule.name == name and rule.holds(figures)), None)

@@ -17,7 +17,6 @@ from trainfast_runner.machine.devices_knob import CPU, cpu_processes
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import MIN_STEPS_TO_COMPARE, Doubt, Result
 from trainfast_runner.records.run_directory import state_text
-from trainfast_runner.records.run_lines import Actual
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.distributions import MAD_TO_SIGMA, MEDIAN_VARIANCE, drift_text, student_95
 from trainfast_runner.results.doubts import doubts, qualifications, watched_text
@@ -47,13 +46,15 @@ def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
     """Return the rows with a value for at least one run."""
     rows: list[ConditionRow] = []
 
-    def add(label: str, figures: tuple[Any, Any], differs: bool, text: str = "{}") -> None:
-        if figures != (None, None):
-            text_a, text_b = (None if figure is None else text.format(figure) for figure in figures)
-            rows.append(ConditionRow(label, text_a, text_b, differs and None not in figures))
-
     def pair(name: str) -> tuple[Any, Any]:
         return attrgetter(name)(a), attrgetter(name)(b)
+
+    def add(label: str, figures: tuple[Any, ...], differs: bool | None = None, text: str = "{}") -> None:
+        """Add a row; the two differ if they are not equal, or by `differs`."""
+        if figures != (None, None):
+            differs = figures[0] != figures[1] if differs is None else differs
+            text_a, text_b = (None if figure is None else text.format(figure) for figure in figures)
+            rows.append(ConditionRow(label, text_a, text_b, differs and None not in figures))
 
     # Heat slows a run by its clocks alone.
     clock_losses = pair("throttle.clock_loss_fraction")
@@ -68,21 +69,22 @@ def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
         fractions = pair(f"throttle.{cause.name}_fraction")
         # Other settings draw other power: that difference is theirs.
         by_settings = cause.name == "power" and (a.knobs, a.overrides) != (b.knobs, b.overrides)
-        differs = not by_settings and _are_apart(fractions, PERCENT_APART / 100)
         if any(fractions):
+            differs = not by_settings and _are_apart(fractions, PERCENT_APART / 100)
             percents = tuple(None if fraction is None else 100 * fraction for fraction in fractions)
-            add(f"throttled by {cause.text}", (percents[0], percents[1]), differs, "{:.1f} % of the time")
-    others = len(a.conditions.foreign_processes), len(b.conditions.foreign_processes)
-    if any(others):
-        add("other processes", others, others[0] != others[1])
-    # A run on a GPU leaves most of the cores to others anyway.
-    taken_percent, on_cpu = pair("conditions.others_cpu_percent"), CPU in pair("actual.device")
-    add("CPU taken by others", taken_percent, on_cpu and _leave_apart(taken_percent), "{:.0f} %")
+            add(f"throttled by {cause.text}", percents, differs, "{:.1f} % of the time")
+    if any(others := (len(a.conditions.foreign_processes), len(b.conditions.foreign_processes))):
+        add("other processes", others)
+    # 89 % and 85 % taken leave 11 and 15, a third more. A run on a GPU leaves most of the cores to others anyway.
+    taken_percent = pair("conditions.others_cpu_percent")
+    left_percent = [max(1.0, 100 - percent) for percent in taken_percent if percent is not None] or [1.0]
+    leave_apart = max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART
+    add("CPU taken by others", taken_percent, CPU in pair("actual.device") and leave_apart, "{:.0f} %")
     policies = a.cpu and a.cpu.wait_policy, b.cpu and b.cpu.wait_policy
     if None not in policies and policies[0] != policies[1]:
-        add("OpenMP wait policy", policies, differs=True)
-    drivers, warming = pair("conditions.driver"), pair("conditions.still_warming")
-    add("driver", drivers, drivers[0] != drivers[1])
+        add("OpenMP wait policy", policies)
+    add("driver", pair("conditions.driver"))
+    warming = pair("conditions.still_warming")
     add("steady", (_steady(a), _steady(b)), warming[0] != warming[1])
     return rows
 
@@ -92,20 +94,11 @@ def _are_apart(figures: tuple[Any, Any], least_difference: float) -> bool:
     return None not in figures and bool(abs(figures[0] - figures[1]) > least_difference)
 
 
-def _leave_apart(taken_percent: tuple[Any, Any]) -> bool:
-    """True if the CPU left by others differs: 89 % and 85 % taken leave 11 and 15, a third more."""
-    if None in taken_percent:
-        return False
-    left_percent = [max(1.0, 100 - others_percent) for others_percent in taken_percent]
-    return bool(max(left_percent) / min(left_percent) > 1 + CPU_LEFT_APART)
-
-
 def _steady(result: Result) -> str | None:
     conditions = result.conditions
-    if conditions.still_warming is None:
-        return None
-    drift = drift_text(conditions.temperature_slope_c_per_min)
-    return drift if conditions.still_warming else "yes"
+    if not conditions.still_warming:
+        return None if conditions.still_warming is None else "yes"
+    return drift_text(conditions.temperature_slope_c_per_min)
 
 
 BETTER, WORSE = "better", "worse"
@@ -192,17 +185,16 @@ def _doubts(a: Result, b: Result, conditions: Sequence[ConditionRow]) -> Iterato
 
 
 def _differing_settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
-    knobs_a, knobs_b = ({**run_knobs(result), **section_overrides(result), **_tried_batch(result)} for result in (a, b))
+    knobs_a, knobs_b = (
+        # Of a search's probe the last batch size that it tried.
+        {**run_knobs(result), **section_overrides(result), **({"batch_size": result.tried[-1]} if result.tried else {})}
+        for result in (a, b)
+    )
     names = dict.fromkeys([*KNOBS_BY_NAME, *a.knobs, *b.knobs, *knobs_a, *knobs_b])
     if "auto" in (knobs_a.get("attention"), knobs_b.get("attention")) and a.actual.attention == b.actual.attention:
         # sdpa was the default once, so the same kernel may be named or left open.
         names.pop("attention", None)
     return [(name, knobs_a.get(name), knobs_b.get(name)) for name in names if knobs_a.get(name) != knobs_b.get(name)]
-
-
-def _tried_batch(result: Result) -> dict[str, Any]:
-    """The batch size of a run; of a search's probe the last one it tried."""
-    return {"batch_size": result.tried[-1]} if result.tried else {}
 
 
 def _rows(a: Result, b: Result, doubtful: str | None) -> Iterator[ComparisonRow]:
@@ -211,24 +203,26 @@ def _rows(a: Result, b: Result, doubtful: str | None) -> Iterator[ComparisonRow]
     unlike_samples = unlike_work if unlike_work in DIFFERENT_SAMPLE_VERDICTS else None
     unranked = unlike_samples if speeds_rank(a, b) else STRICT_THRESHOLDS
     """The verdict on samples/s that do not rank."""
-
-    def speed_row(label: str, unit: str, name: str, verdict: str | None) -> ComparisonRow:
-        value_a, value_b = map(attrgetter(name), (a, b))
-        row = _row(label, unit, value_a, value_b, noise, more_is_better=unit != "ms")
-        # Steps of another batch do not rank, but their difference has an interval.
-        interval = None if verdict is not None and unranked else ratio_interval(value_a, value_b, noise)
-        return _with_verdict(replace(row, interval_percent=interval), verdict or doubtful)
-
-    yield speed_row("throughput", "samples/s", "throughput.samples_per_s.typical", unranked)
-    if a.throughput.predicted or b.throughput.predicted:
-        value_a, value_b = (getattr(result.throughput.predicted, "median", None) for result in (a, b))
-        yield _row("throughput predicted", "samples/s", value_a, value_b, more_is_better=None)
     # Tokens of another length are the same work.
     unranked_tokens = None if unranked == DIFFERENT_SEQ_LEN else unranked
-    yield speed_row("token throughput", "tokens/s", "throughput.tokens_per_s.typical", unranked_tokens)
-    yield speed_row("step", "ms", "step_ms.p50", unranked or unlike_work)
+    speeds = {
+        "throughput": ("samples/s", "throughput.samples_per_s.typical", unranked),
+        "token throughput": ("tokens/s", "throughput.tokens_per_s.typical", unranked_tokens),
+        "step": ("ms", "step_ms.p50", unranked or unlike_work),
+    }
+    for label, (unit, name, verdict) in speeds.items():
+        figures = attrgetter(name)(a), attrgetter(name)(b)
+        row = _row(label, unit, figures, noise, more_is_better=unit != "ms", verdict=verdict or doubtful)
+        # Steps of another batch do not rank, but their difference has an interval.
+        interval = None if verdict is not None and unranked else ratio_interval(*figures, noise)
+        yield replace(row, interval_percent=interval)
+        if label == "throughput" and (a.throughput.predicted or b.throughput.predicted):
+            predicted = [getattr(result.throughput.predicted, "median", None) for result in (a, b)]
+            yield _row("throughput predicted", "samples/s", predicted, more_is_better=None)
     for name in STEP_PHASES:
-        yield _with_verdict(_phase_row(name, a, b), unranked or unlike_work or doubtful)
+        phase = [getattr(result.step_ms, name) for result in (a, b)]
+        verdict = unranked or unlike_work or doubtful
+        yield _row(f"{PHASE}{name}", "ms", phase, least=_least_phase_ms(name, a, b), verdict=verdict)
     # Another batch or model takes other memory: neither is the better one for it.
     less_is_better = None if unlike_samples or unlike_work == DIFFERENT_BATCH else False
     for label, name, more_is_better, least_bytes in (
@@ -237,58 +231,52 @@ def _rows(a: Result, b: Result, doubtful: str | None) -> Iterator[ComparisonRow]
         ("peak reserved", "peak_reserved_bytes", less_is_better, MIN_DIFFERENCE_BYTES),
         ("device peak", "device_peak_used_bytes", less_is_better, MIN_DIFFERENCE_BYTES),
     ):
-        bytes_a, bytes_b = getattr(a.memory, name), getattr(b.memory, name)
-        yield _row(label, "bytes", bytes_a, bytes_b, least=least_bytes, more_is_better=more_is_better)
-    energy = _row("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample)
-    unranked_energy = unlike_samples or (DIFFERENT_DEVICES if watched_differently(a, b) else None)
-    yield _with_verdict(energy, unranked_energy or doubtful)
-    loss = _row("last loss", "", a.loss.last, b.loss.last, more_is_better=None)
+        sizes = [getattr(result.memory, name) for result in (a, b)]
+        yield _row(label, "bytes", sizes, least=least_bytes, more_is_better=more_is_better)
+    joules = a.energy.joules_per_sample, b.energy.joules_per_sample
+    # The energy of devices that the other run did not watch is none of its own.
+    watched = [{device.uuid for device in result.throttle.devices} for result in (a, b)]
+    differ = a.knobs.get("watch") != b.knobs.get("watch") and watched[0] != watched[1]
+    verdict = unlike_samples or (DIFFERENT_DEVICES if differ else doubtful)
+    yield _row("energy a sample", "J", joules, verdict=verdict)
     steps_a, steps_b = (result.steps.warmup + result.steps.measured for result in (a, b))
-    yield _with_verdict(loss, None if steps_a == steps_b else DIFFERENT_STEPS)
+    verdict = None if steps_a == steps_b else DIFFERENT_STEPS
+    yield _row("last loss", "", (a.loss.last, b.loss.last), more_is_better=None, verdict=verdict)
 
 
-def _phase_row(name: str, a: Result, b: Result) -> ComparisonRow:
-    """The row of a phase by its own spread; without that, or with too few steps, no difference counts."""
-    values = [getattr(result.step_ms, name) for result in (a, b)]
+def _least_phase_ms(name: str, a: Result, b: Result) -> float:
+    """The least difference of a phase that counts, by its own spread; infinite without one, or with too few steps."""
     mads, steps_ms = [result.step_ms.mad.get(name) for result in (a, b)], [result.step_ms.p50 for result in (a, b)]
     counts = [result.steps.measured for result in (a, b)]
-    least_ms = math.inf
-    if None not in (*mads, *steps_ms) and min(counts) >= MIN_STEPS_TO_COMPARE:
-        errors = [median_error(mad or 0.0, count) for mad, count in zip(mads, counts, strict=True)]
-        least_ms = max(MIN_STEP_SHARE * max(filter(None, steps_ms), default=0.0), ERRORS_APART * math.hypot(*errors))
-    return _row(f"{PHASE}{name}", "ms", *values, least=least_ms)
+    if None in (*mads, *steps_ms) or min(counts) < MIN_STEPS_TO_COMPARE:
+        return math.inf
+    errors = [median_error(mad or 0.0, count) for mad, count in zip(mads, counts, strict=True)]
+    return max(MIN_STEP_SHARE * max(filter(None, steps_ms), default=0.0), ERRORS_APART * math.hypot(*errors))
 
 
 def _row(
     label: str,
     unit: str,
-    a: float | None,
-    b: float | None,
+    figures: Sequence[float | None],
     noise: float | None = 0.0,
     *,
     least: float = 0.0,
     more_is_better: bool | None = False,
+    verdict: str | None = None,
 ) -> ComparisonRow:
     """The row of a figure, whose difference counts above `noise` (a share, None: never) and above `least` of the unit.
 
-    `more_is_better` is None for a figure that is neither better high nor low.
+    `more_is_better` is None for a figure that is neither better high nor low; `verdict` replaces that of the figures.
     """
+    a, b = figures
     if a is None or b is None:
         return ComparisonRow(label, unit, a, b, None, None, UNKNOWN)
     delta = b - a
-    percent = 100 * delta / abs(a) if a else None
-    if not is_significant(a, b, noise) or abs(delta) <= least:
+    if verdict is None and (not is_significant(a, b, noise) or abs(delta) <= least):
         verdict = NOISE
-    elif more_is_better is None:
-        verdict = CHANGED
-    else:
-        verdict = BETTER if (delta > 0) == more_is_better else WORSE
-    return ComparisonRow(label, unit, a, b, delta, percent, verdict)
-
-
-def _with_verdict(row: ComparisonRow, verdict: str | None) -> ComparisonRow:
-    """The row with another verdict; unchanged without one, and if the figure is not known of both runs."""
-    return row if verdict is None or row.delta is None else replace(row, verdict=verdict)
+    elif verdict is None:
+        verdict = CHANGED if more_is_better is None else BETTER if (delta > 0) == more_is_better else WORSE
+    return ComparisonRow(label, unit, a, b, delta, 100 * delta / abs(a) if a else None, verdict)
 
 
 def _notes(a: Result, b: Result) -> Iterator[str]:
@@ -336,7 +324,9 @@ def unlike_work_verdict(a: Result, b: Result) -> str | None:
         return SCRIPT_AND_PRESET
     if a.script is not None and b.script is not None and not a.script.is_of_one_script(b.script):
         return DIFFERENT_SCRIPT
-    if section_overrides(a, "model.") != section_overrides(b, "model.") or _shapes_differ(a.actual, b.actual):
+    shapes = [(result.actual.layers, result.actual.hidden_size, result.actual.vocab_size) for result in (a, b)]
+    shapes_differ = any(None not in pair and pair[0] != pair[1] for pair in zip(*shapes, strict=True))
+    if shapes_differ or section_overrides(a, "model.") != section_overrides(b, "model."):
         return DIFFERENT_MODEL
     lengths = a.knobs.get("seq_len"), b.knobs.get("seq_len")
     if None not in lengths and lengths[0] != lengths[1]:
@@ -350,12 +340,6 @@ def unlike_work_verdict(a: Result, b: Result) -> str | None:
     return DIFFERENT_DEVICES if differ else None
 
 
-def _shapes_differ(a: Actual, b: Actual) -> bool:
-    """True if a size of the two models is known to differ, as between presets."""
-    sizes = zip((a.layers, a.hidden_size, a.vocab_size), (b.layers, b.hidden_size, b.vocab_size), strict=True)
-    return any(None not in pair and pair[0] != pair[1] for pair in sizes)
-
-
 def run_knobs(result: Result) -> dict[str, Any]:
     """The knobs of a run; `devices=cpu:2` of a run on the CPU is its count, as on a machine without a GPU."""
     processes = cpu_processes(result.knobs.get("devices"))
@@ -367,12 +351,6 @@ def run_knobs(result: Result) -> dict[str, Any]:
 def speeds_rank(a: Result, b: Result) -> bool:
     """True if neither run was measured under strict malloc thresholds."""
     return a.measured_under is None and b.measured_under is None
-
-
-def watched_differently(a: Result, b: Result) -> bool:
-    """True if one run counts the energy of devices that the other did not watch."""
-    devices = [{device.uuid for device in result.throttle.devices} for result in (a, b)]
-    return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
 
 
 def section_overrides(result: Result, section: str = "") -> dict[str, Any]:

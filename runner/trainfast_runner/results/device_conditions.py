@@ -30,8 +30,11 @@ MIN_COVERED = 0.5
 LATE_NS, ROUNDING_NS = 1_000_000_000, 1_000_000
 """Nanoseconds that a counter may be ahead of the clock, since the driver updates it in steps, and that it may step
 back by, since it is kept in coarser units or in floating point (chosen, not measured)."""
-_ANSWERS = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes")
-"""Readings that change from tick to tick: a GPU that answers gives at least one, or a duration counter."""
+_ANSWERS = (
+    *("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes"),
+    *REASONS_OF_COUNTER,
+)
+"""Readings that change from tick to tick, and duration counters: a GPU that answers gives at least one."""
 
 _MAX_APART, _MIN_JOULES = 2.0, 10.0
 """Chosen, not measured: the factor between the energy counter and power times time from which neither is believed, and
@@ -111,10 +114,6 @@ class Outage(NamedTuple):
     """False if no answer came until the last sample."""
 
 
-def _answers(sample: Reading) -> bool:
-    return any(getattr(sample, name, None) is not None for name in (*_ANSWERS, *REASONS_OF_COUNTER))
-
-
 def _clock_loss(sample: Reading) -> float | None:
     """1 - SM clock / its maximum."""
     clock, max_clock = sample.sm_clock_mhz, sample.sm_clock_max_mhz
@@ -162,54 +161,14 @@ def _counted_joules(earlier: Reading, later: Reading) -> float | None:
     return (last - first) / 1e3 if first is not None and last is not None and last >= first else None
 
 
-class _Total:
-    """A rate summed up to each sample: a mean over any time needs no sum over samples."""
-
-    def __init__(self) -> None:
-        self.known_ns, self.sums = [0], [0.0]
-
-    def grow(self, ns: int, rate: float | None) -> None:
-        self.known_ns.append(self.known_ns[-1] + (0 if rate is None else ns))
-        self.sums.append(self.sums[-1] + (rate or 0.0) * ns)
-
-    def forget(self, count: int) -> None:
-        del self.known_ns[:count], self.sums[:count]
-
-
-class _Moment(NamedTuple):
-    """The sample after a moment, and the part of the time from the sample before: beyond the samples below 0 or over 1,
-    where the nearest rate goes on."""
-
-    after: int
-    part: float
-
-    def of(self, values: Sequence[float]) -> float:
-        """The sum up to this moment; between two samples it grows evenly."""
-        before = values[self.after - 1]
-        return before + self.part * (values[self.after] - before)
-
-
-class _Span(NamedTuple):
-    """A window between two moments of a track, and its length."""
-
-    begin: _Moment
-    end: _Moment
-    ns: int
-
-    def sum(self, total: _Total) -> tuple[float, float]:
-        """Nanoseconds in which the rate is known, and the rate summed over them."""
-        known_ns, sums = total.known_ns, total.sums
-        return self.end.of(known_ns) - self.begin.of(known_ns), self.end.of(sums) - self.begin.of(sums)
-
-    def mean(self, total: _Total) -> float | None:
-        """The mean rate; None if less than `MIN_COVERED` of the window is known."""
-        known_ns, amount = self.sum(total)
-        return amount / known_ns if known_ns > 0 and known_ns >= MIN_COVERED * self.ns else None
-
-    def ms(self, total: _Total) -> float | None:
-        """The milliseconds of a share of the time; a counter that catches up on earlier time outruns the clock."""
-        share = self.mean(total)
-        return None if share is None else min(share, 1.0) * self.ns / 1e6
+_THROTTLED, _LOST = ({cause.name: f"{kind} {cause.name}" for cause in CAUSES} for kind in ("throttled", "lost"))
+"""The rates of each cause: the throttled share of the time, and that share times the loss of SM clock meanwhile."""
+_RATES = (*_THROTTLED.values(), *_LOST.values(), "clock", "clock loss", "energy", "counted", "integrated")
+"""The rates that are summed. The last two are energy by the counter and by power times time where both are known, to
+check one by the other."""
+_Moment = tuple[int, float]
+"""The sample after a moment, and the part of the time from the sample before: beyond the samples below 0 or over 1,
+where the nearest rate goes on."""
 
 
 class DeviceTrack:
@@ -227,12 +186,8 @@ class DeviceTrack:
         self._keep = keep
         self._last: Reading | None = None
         self._temperatures: list[float | None] = []
-        self._throttled = {cause.name: _Total() for cause in CAUSES}
-        self._lost = {cause.name: _Total() for cause in CAUSES}
-        """Throttled share of the time, times the loss of SM clock meanwhile."""
-        self._clock, self._clock_loss, self._energy = _Total(), _Total(), _Total()
-        self._counted, self._integrated = _Total(), _Total()
-        """Energy by the counter and by power times time where both are known, to check one by the other."""
+        self._sums: dict[str, list[tuple[int, float]]] = {name: [(0, 0.0)] for name in _RATES}
+        """The nanoseconds in which each rate is known up to each answer, and the rate summed over them."""
         self._counts_energy = False
         """True if a counter was seen. Power times time never replaces a silent counter."""
         self._silent_ns: int | None = None
@@ -246,52 +201,47 @@ class DeviceTrack:
             return
         self._newest_ns = t_ns
         self.index = sample.index if self.index is None else self.index
-        if not _answers(sample):
+        if not any(getattr(sample, name, None) is not None for name in _ANSWERS):
             self._silent_ns = t_ns if self._silent_ns is None else self._silent_ns
             return
         if self._last is not None:
-            self._grow(self._last, sample, t_ns)
+            ns = t_ns - self.times[-1]
+            rates = self._rates(self._last, sample, ns)
+            for name, sums in self._sums.items():
+                (known_ns, total), rate = sums[-1], rates[name]
+                sums.append((known_ns, total) if rate is None else (known_ns + ns, total + rate * ns))
+            if self._silent_ns is not None:
+                self._ended_outages.append(Outage(self.times[-1], self._silent_ns, t_ns))
         self._last, self._silent_ns = sample, None
         self.times.append(t_ns)
         self._temperatures.append(sample.temperature_c)
         if self._keep is not None and len(self.times) > 2 * self._keep:
-            self._forget(len(self.times) - self._keep)
+            del self.times[: -self._keep], self._temperatures[: -self._keep]
+            for sums in self._sums.values():
+                del sums[: -self._keep]
 
-    def _grow(self, earlier: Reading, later: Reading, t_ns: int) -> None:
-        """Add the time between two answers. The counters tell of an outage in between, the readings do not."""
-        ns, was_silent = t_ns - self.times[-1], self._silent_ns is not None
+    def _rates(self, earlier: Reading, later: Reading, ns: int) -> dict[str, float | None]:
+        """The rates between two answers. The counters tell of an outage in between, the readings do not."""
+        was_silent = self._silent_ns is not None
+        rates: dict[str, float | None] = {}
         for cause in CAUSES:
-            share, loss = (
-                quotient(_counted_ns(cause, earlier, later, ns), ns),
-                _mean(_clock_loss(earlier), _clock_loss(later)),
-            )
-            shown = None if earlier.throttle_reasons is None else not cause.reasons.isdisjoint(earlier.throttle_reasons)
-            if share is None and not was_silent and shown is not None and later.throttle_reasons is not None:
-                share, loss = float(shown), _clock_loss(earlier)
-            self._throttled[cause.name].grow(ns, share)
-            self._lost[cause.name].grow(ns, None if share is None or loss is None or was_silent else share * loss)
+            share = quotient(_counted_ns(cause, earlier, later, ns), ns)
+            loss = _mean(_clock_loss(earlier), _clock_loss(later))
+            if share is None and not was_silent and None not in (earlier.throttle_reasons, later.throttle_reasons):
+                share = float(not cause.reasons.isdisjoint(earlier.throttle_reasons or ()))
+                loss = _clock_loss(earlier)
+            rates[_THROTTLED[cause.name]] = share
+            rates[_LOST[cause.name]] = None if share is None or loss is None or was_silent else share * loss
         counted = quotient(_counted_joules(earlier, later), ns)
-        clock, clock_loss, by_power = (
-            _mean(earlier.sm_clock_mhz, later.sm_clock_mhz),
-            _mean(_working_clock_loss(earlier), _working_clock_loss(later)),
-            quotient(_mean(earlier.power_w, later.power_w), 1e9),
-        )
-        if was_silent:
-            clock = clock_loss = by_power = None
-        self._clock.grow(ns, clock)
-        self._clock_loss.grow(ns, clock_loss)
+        power = None if was_silent else quotient(_mean(earlier.power_w, later.power_w), 1e9)
         self._counts_energy |= earlier.energy_mj is not None or later.energy_mj is not None
-        self._energy.grow(ns, counted if self._counts_energy else by_power)
-        self._counted.grow(ns, None if by_power is None else counted)
-        self._integrated.grow(ns, None if counted is None else by_power)
-        if self._silent_ns is not None:
-            self._ended_outages.append(Outage(self.times[-1], self._silent_ns, t_ns))
-
-    def _forget(self, count: int) -> None:
-        del self.times[:count], self._temperatures[:count]
-        rates = (self._clock, self._clock_loss, self._energy, self._counted, self._integrated)
-        for total in (*self._throttled.values(), *self._lost.values(), *rates):
-            total.forget(count)
+        return rates | {
+            "clock": None if was_silent else _mean(earlier.sm_clock_mhz, later.sm_clock_mhz),
+            "clock loss": None if was_silent else _mean(_working_clock_loss(earlier), _working_clock_loss(later)),
+            "energy": counted if self._counts_energy else power,
+            "counted": None if power is None else counted,
+            "integrated": None if counted is None else power,
+        }
 
     def outages(self) -> list[Outage]:
         """The times without an answer after a first one, also one that has not ended by the newest sample."""
@@ -304,9 +254,10 @@ class DeviceTrack:
 
         Then neither is a measurement. None if both agree, or if too little was measured.
         """
-        totals = (self._counted.sums, self._integrated.sums, self._counted.known_ns)
-        counted_j, integrated_j, known_ns = (sums[-1] - sums[0] for sums in totals)
-        seconds, (smaller_j, larger_j) = known_ns / 1e9, sorted((counted_j, integrated_j))
+        counted, integrated = self._sums["counted"], self._sums["integrated"]
+        seconds = (counted[-1][0] - counted[0][0]) / 1e9
+        counted_j, integrated_j = counted[-1][1] - counted[0][1], integrated[-1][1] - integrated[0][1]
+        smaller_j, larger_j = sorted((counted_j, integrated_j))
         enough_s = _STILL_S if counted_j == 0 else _MIN_GROWING_S
         if seconds < enough_s or larger_j < _MIN_JOULES or larger_j <= _MAX_APART * smaller_j:
             return None
@@ -317,17 +268,29 @@ class DeviceTrack:
 
     def conditions_between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
         """The conditions between two moments, at least one answer known."""
-        span = self._span(begin_ns, end_ns)
+        begin, end, ns = self._moment(begin_ns), self._moment(end_ns), end_ns - begin_ns
+
+        def mean(name: str) -> float | None:
+            """The mean rate; None if less than `MIN_COVERED` of the time is known."""
+            (known_before_ns, before), (known_after_ns, after) = self._sum_at(name, begin), self._sum_at(name, end)
+            known_ns = known_after_ns - known_before_ns
+            return (after - before) / known_ns if known_ns > 0 and known_ns >= MIN_COVERED * ns else None
+
+        def ms(name: str) -> float | None:
+            """The milliseconds of a share of the time; a counter that catches up on earlier time outruns the clock."""
+            share = mean(name)
+            return None if share is None else min(share, 1.0) * ns / 1e6
+
         first_index = max(0, bisect_right(self.times, begin_ns) - 1)
-        doubt, watts = self._energy_doubt(), span.mean(self._energy)
-        joules = None if doubt or watts is None else watts * span.ns
+        doubt, watts = self._energy_doubt(), mean("energy")
+        joules = None if doubt or watts is None else watts * ns
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
-            throttled_ms={name: span.ms(total) for name, total in self._throttled.items()},
-            lost_ms={name: span.ms(total) if self._is_used else None for name, total in self._lost.items()},
-            clock_loss_fraction=span.mean(self._clock_loss),
-            sm_clock_mhz=span.mean(self._clock),
+            throttled_ms={cause: ms(name) for cause, name in _THROTTLED.items()},
+            lost_ms={cause: ms(name) if self._is_used else None for cause, name in _LOST.items()},
+            clock_loss_fraction=mean("clock loss"),
+            sm_clock_mhz=mean("clock"),
             energy_joules=joules,
             energy_source=None if joules is None else ENERGY_COUNTER if self._counts_energy else INTEGRATED_POWER,
             energy_reason=doubt,
@@ -341,17 +304,20 @@ class DeviceTrack:
                 return DeviceConditions(index=self.index, uuid=self.uuid)
         return self.conditions_between(step.begin_ns, step.t_ns)
 
-    def _span(self, begin_ns: int, end_ns: int) -> _Span:
-        return _Span(self._moment(begin_ns), self._moment(end_ns), end_ns - begin_ns)
-
     def _moment(self, t_ns: int) -> _Moment:
         """The moment, at most as far outside the samples as the nearest two are apart; not in an outage at the end."""
         times = self.times
         if len(times) < 2:
-            return _Moment(0, 0.0)
+            return 0, 0.0
         after = min(max(1, bisect_left(times, t_ns)), len(times) - 1)
         part = (t_ns - times[after - 1]) / (times[after] - times[after - 1])
-        return _Moment(after, min(max(part, -1.0), 2.0 if self._silent_ns is None else 1.0))
+        return after, min(max(part, -1.0), 2.0 if self._silent_ns is None else 1.0)
+
+    def _sum_at(self, name: str, moment: _Moment) -> tuple[float, float]:
+        """The sum of a rate up to a moment, as in `_sums`: between two samples it grows evenly."""
+        after, part = moment
+        (known_before_ns, before), (known_after_ns, later) = self._sums[name][after - 1], self._sums[name][after]
+        return known_before_ns + part * (known_after_ns - known_before_ns), before + part * (later - before)
 
 
 class StepJoin:

@@ -99,11 +99,17 @@ def steady_state(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[in
     if len(blocks) < MIN_BLOCKS:
         return SteadyState()
     for window in (blocks, blocks[len(blocks) // 2 :]):
-        drift, slope = _step_drift(window), _slope([(block.at_s, block.temperature_c) for block in window])
-        still_warming = _drifts(window, drift, slope)
+        span_s = window[-1].at_s - window[0].at_s
+        slope = _slope([(block.at_s, block.temperature_c) for block in window])
+        step_slope = _slope([(block.at_s, block.step_ms) for block in window])
+        middle_ms = statistics.median(block.step_ms for block in window)
+        drift = None if step_slope is None or not middle_ms else step_slope * span_s / middle_ms
+        is_large = drift is not None and abs(drift) > DRIFT_OF_STEP
+        warms = slope is not None and abs(slope) * span_s > DRIFT_C
+        still_warming = warms or (is_large and _trend([block.step_ms for block in window]) > NORMAL_95)
         if not still_warming:
             # A larger drift without a trend is scatter of the blocks.
-            drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
+            drift = None if is_large else drift
             break
     return SteadyState(
         still_warming=still_warming,
@@ -129,31 +135,13 @@ def _blocks(steps: Sequence[Step], temperatures: Sequence[Sequence[tuple[int, fl
     for index in range(count):
         block_steps = steps[len(steps) * index // count : len(steps) * (index + 1) // count]
         begin_ns, end_ns = block_steps[0].begin_ns, block_steps[-1].t_ns
-        temperatures_of_devices = [
+        of_devices = (
             [degrees_c for t_ns, degrees_c in device if begin_ns <= t_ns <= end_ns] for device in temperatures
-        ]
-        blocks.append(
-            _Block(
-                at_s=(begin_ns + end_ns) / 2e9,
-                step_ms=statistics.median(step.step_ms for step in block_steps),
-                temperature_c=highest(map(statistics.fmean, filter(None, temperatures_of_devices))),
-            )
         )
+        temperature_c = highest(map(statistics.fmean, filter(None, of_devices)))
+        step_ms = statistics.median(step.step_ms for step in block_steps)
+        blocks.append(_Block((begin_ns + end_ns) / 2e9, step_ms, temperature_c))
     return blocks
-
-
-def _drifts(blocks: Sequence[_Block], drift: float | None, slope: float | None) -> bool:
-    warms = slope is not None and abs(slope) * (blocks[-1].at_s - blocks[0].at_s) > DRIFT_C
-    trend = _trend([block.step_ms for block in blocks])
-    slows = drift is not None and abs(drift) > DRIFT_OF_STEP and trend > NORMAL_95
-    return warms or slows
-
-
-def _step_drift(blocks: Sequence[_Block]) -> float | None:
-    """The growth of a step over the blocks, as a share of its time."""
-    slope = _slope([(block.at_s, block.step_ms) for block in blocks])
-    middle_ms = statistics.median(block.step_ms for block in blocks)
-    return None if slope is None or not middle_ms else slope * (blocks[-1].at_s - blocks[0].at_s) / middle_ms
 
 
 def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:

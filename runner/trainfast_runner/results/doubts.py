@@ -56,16 +56,15 @@ def qualifications(result: Result) -> list[str]:
 
 
 def _observations(result: Result) -> Iterator[Doubt]:
-    for kind, text in (*_device_observations(result), *_figure_observations(result)):
-        yield Doubt(kind=kind, text=text)
+    yield from (Doubt(kind=kind, text=text) for kind, text in _kinds_and_texts(result))
 
 
-def _device_observations(result: Result) -> Iterator[tuple[str, str]]:
-    """Kinds and predicates of the devices' state, such as "was throttled by heat for 12.0 % of the measured time".
+def _kinds_and_texts(result: Result) -> Iterator[tuple[str, str]]:
+    """Kinds and predicates, such as "was throttled by heat for 12.0 % of the measured time".
 
     A GPU that a run on the CPU only watches does not change the run's speed.
     """
-    conditions, on_cpu = result.conditions, result.actual.device == CPU
+    conditions, on_cpu, measured = result.conditions, result.actual.device == CPU, result.steps.measured
     if conditions.started_clean is False:
         yield "memory_not_freed", "started before the device had freed the last run's memory"
     elif not conditions.clean and conditions.started_clean is None:
@@ -87,12 +86,9 @@ def _device_observations(result: Result) -> Iterator[tuple[str, str]]:
             text = f"was throttled by {cause.text}{on_gpu} for {100 * fraction:.1f} % of the measured time"
             is_doubtful = cause.name in THROTTLING_KINDS and fraction >= DOUBTFUL_THROTTLED_SHARE and not on_cpu
             yield THROTTLING_KINDS[cause.name] if is_doubtful else "throttled", text
-
-
-def _figure_observations(result: Result) -> Iterator[tuple[str, str]]:
-    """Kinds and predicates of the CPU's use by others, the measured steps and their steadiness."""
-    conditions, measured = result.conditions, result.steps.measured
-    if (others_percent := _others_percent(result)) is not None and others_percent >= OTHERS_CPU_PERCENT:
+    # The CPU that others take slows a run on a GPU only where the cores were all busy.
+    is_short = result.actual.device != "cuda" or any(found.rule == "host-cpu" for found in result.diagnosis)
+    if is_short and (others_percent := conditions.others_cpu_percent or 0.0) >= OTHERS_CPU_PERCENT:
         yield "other_processes", f"shared the CPU: other processes took {others_percent:.0f} % of it"
     if conditions.still_warming:
         is_cooling = is_cooling_down(conditions.temperature_slope_c_per_min)
@@ -101,12 +97,6 @@ def _figure_observations(result: Result) -> Iterator[tuple[str, str]]:
         yield "few_steps", f"measured {counted(measured, 'step')}: too few to tell a difference from noise"
     if measured and result.measured_under is not None:
         yield "strict_malloc", f"was measured under {result.measured_under}: its speed is not comparable"
-
-
-def _others_percent(result: Result) -> float | None:
-    """The share of the CPU that others took if that slows the run: on a GPU only where the cores were all busy."""
-    is_short = result.actual.device != "cuda" or any(found.rule == "host-cpu" for found in result.diagnosis)
-    return result.conditions.others_cpu_percent if is_short else None
 
 
 def _outages(result: Result) -> Iterator[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.json_lines import Tail, remaining_records
+from trainfast_runner.records.run_directory import RunRecords
 from trainfast_runner.records.run_file import FIRST_TORCH, HookLine, Overridden, RunFile, ScriptFigures
-from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
 from trainfast_runner.settings.script_reach import LAUNCH_KNOBS
 

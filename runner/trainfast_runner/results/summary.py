@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,9 @@ from trainfast_runner.records.result import (
     XidError,
     mean_loss,
 )
-from trainfast_runner.records.run_directory import read_result, read_run_file
-from trainfast_runner.records.run_file import (
-    ForeignProcess,
-    LaunchThreads,
-    RunFile,
-)
+from trainfast_runner.records.run_directory import RunRecords, read_records, read_result, read_run_file
+from trainfast_runner.records.run_file import LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
-from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.worker_lines import (
     WARM_ROLES,
     ActualLine,
@@ -57,9 +52,7 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.results.bottleneck import (
     MeasuredWindow,
     diagnose,
-    has_enough_steps,
     measured_window_of,
-    others_cpu_percent,
     steady_state_of,
 )
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
@@ -111,16 +104,10 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     join = _join_of_run(records)
     measured_window = None
     if window and run:
-        steps = {rank: [step for step in of_rank if not step.warmup] for rank, of_rank in records.steps.items()}
-        measured_window = measured_window_of(
-            run,
-            {rank: measured for rank, measured in steps.items() if measured},
-            window,
-            join,
-            records.device_samples,
-            records.host_samples,
-            records.events,
-        )
+        ranks = {rank: [step for step in steps if not step.warmup] for rank, steps in records.steps.items()}
+        steps = {rank: measured for rank, measured in ranks.items() if measured}
+        readings = records.device_samples, records.host_samples, records.events
+        measured_window = measured_window_of(run, steps, window, join, *readings)
     devices = measured_window.devices if measured_window else []
     step_ms = _step_time(measured_steps)
     result = msgspec.structs.replace(
@@ -140,15 +127,9 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],
-        diagnosed=measured_window is not None and has_enough_steps(measured_window),
+        diagnosed=measured_window is not None and measured_window.is_long_enough,
         oom=explain_records(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
-        conditions=_conditions(
-            records,
-            measured_steps,
-            measured_window,
-            hottest_c(devices),
-            [_outage_row(track.index, outage, window) for track in join.tracks.values() for outage in track.outages()],
-        ),
+        conditions=_conditions(records, measured_steps, measured_window, join, window),
     )
     return with_doubts(result)
 
@@ -192,34 +173,29 @@ def _throughput(records: RunRecords, ran: ActualLine | None) -> tuple[Throughput
         return Throughput(), 0.0
     # Ranks that share a batch each record all of it: count it once.
     sharing = math.prod((ran.mesh or {}).get(axis, 1) for axis in MODEL_PARALLEL_AXES) if ran else 1
-    common = [number for number in ranks[0] if all(number in rank for rank in ranks)]
+    common = [[rank[number] for rank in ranks] for number in ranks[0] if all(number in rank for rank in ranks)]
 
-    def rate(count: Callable[[Step], int | None]) -> Spread:
-        counted_steps = [
-            [(count(rank[number]) or 0, rank[number].step_ms) for rank in ranks]
-            for number in common
-            if all(count(rank[number]) is not None for rank in ranks)
-        ]
-        if not counted_steps:
+    def rate(count: str) -> Spread:
+        every = ([(getattr(step, count), step.step_ms) for step in steps] for steps in common)
+        counted = [steps for steps in every if all(work is not None for work, _ in steps)]
+        if not counted:
             return Spread()
         mean = sum(
             sum(work for work, _ in steps) * 1000 / sum(step_ms for _, step_ms in steps)
-            for steps in zip(*counted_steps, strict=True)
+            for steps in zip(*counted, strict=True)
         )
-        if len({sum(work for work, _ in step) for step in counted_steps}) > 1:
-            return Spread(mean=mean / sharing)
-        rates = [sum(work * 1000 / step_ms for work, step_ms in step) / sharing for step in counted_steps]
-        return msgspec.structs.replace(spread(rates, median_rate), mean=mean / sharing)
+        differ = len({sum(work for work, _ in steps) for steps in counted}) > 1
+        rates = [sum(work * 1000 / step_ms for work, step_ms in steps) / sharing for steps in counted]
+        return msgspec.structs.replace(Spread() if differ else spread(rates, median_rate), mean=mean / sharing)
 
-    samples = sum(rank[number].samples or 0 for number in common for rank in ranks) / sharing
     line = newest_of_first_rank(records.worker_lines, CpuLine)
     return Throughput(
-        samples_per_s=rate(lambda step: step.samples),
-        tokens_per_s=rate(lambda step: step.tokens),
-        steps_per_s=spread((1000 / ranks[0][number].step_ms for number in common), median_rate),
+        samples_per_s=rate("samples"),
+        tokens_per_s=rate("tokens"),
+        steps_per_s=spread((1000 / steps[0].step_ms for steps in common), median_rate),
         measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
         predicted=records.run.predicted_speed if records.run is not None else None,
-    ), samples
+    ), sum(step.samples or 0 for steps in common for step in steps) / sharing
 
 
 def _cpu(records: RunRecords) -> Cpu | None:
@@ -230,11 +206,7 @@ def _cpu(records: RunRecords) -> Cpu | None:
         return None
     launch = (run.threads if run is not None else None) or LaunchThreads()
     return Cpu(
-        allocator=line.allocator,
-        thresholds=line.thresholds,
-        openmp=line.openmp,
-        threads=line.threads,
-        wait_policy=line.wait_policy,
+        **{name: getattr(line, name) for name in ("allocator", "thresholds", "openmp", "threads", "wait_policy")},
         wait_policy_reason=launch.reason,
         others_cores=launch.others_cores,
         has_fp16=run.cpu_has_fp16 if run is not None else None,
@@ -244,11 +216,13 @@ def _cpu(records: RunRecords) -> Cpu | None:
 def _no_peak_reason(records: RunRecords) -> str | None:
     """The reason that a CPU run has no memory peak; None if it may have one."""
     line = newest_of_first_rank(records.worker_lines, CpuLine)
-    if line is None or line.thresholds not in (KEPT, ORDINARY):
-        return None
-    if line.thresholds == KEPT:
+    if line is not None and line.thresholds == KEPT:
         return f"{line.kept_because}: peaks need malloc thresholds of ours"
-    return "timing_warmup is below 2: memory is measured in warm-up steps, and optimizer states exist from step 2 on"
+    if line is not None and line.thresholds == ORDINARY:
+        return (
+            "timing_warmup is below 2: memory is measured in warm-up steps, and optimizer states exist from step 2 on"
+        )
+    return None
 
 
 def _step_time(measured_steps: list[Step]) -> StepTime:
@@ -282,36 +256,33 @@ def _flops(run: RunFile | None, ran: ActualLine | None, throughput: Throughput) 
     rate = throughput.samples_per_s.typical
     if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
         return Flops()
-    devices = run.devices_used
-    tera_samples_per_s = rate / devices / 1e12
+    tera_samples_per_s = rate / run.devices_used / 1e12
     model_tflops = ran.model_flops_per_sample * tera_samples_per_s
     hardware_tflops = model_tflops + (ran.recomputed_flops_per_sample or 0.0) * tera_samples_per_s
     precision = str(run.knobs.get("precision"))
-    ceiling_tflops = _measured_ceiling(run, precision)
-    device_peak = peak_of(ran.device_name)
-    peak_tflops, source = (device_peak.of(precision), device_peak.source) if device_peak else (None, None)
+    ceiling_tflops = run.calibrated_tflops.get(peak_precision(precision))
     if run.device == "cpu":
+        # The ranks share the cores, of which the calibration took all.
+        ceiling_tflops = quotient(ceiling_tflops, max(1, run.world_size))
         peak_tflops, source = ceiling_tflops, "measured by doctor --calibrate"
+    else:
+        device_peak = peak_of(ran.device_name)
+        peak_tflops, source = (device_peak.of(precision), device_peak.source) if device_peak else (None, "")
+
+    def share_of(peak: float | None, tflops: float) -> float | None:
+        return tflops / peak if peak else None
+
+    notebook_flops = ran.notebook_flops_per_sample
     return Flops(
         model_tflops_per_device=model_tflops,
-        mfu=model_tflops / peak_tflops if peak_tflops else None,
-        hfu=hardware_tflops / peak_tflops if peak_tflops else None,
+        mfu=share_of(peak_tflops, model_tflops),
+        hfu=share_of(peak_tflops, hardware_tflops),
         peak_tflops=peak_tflops,
         peak_source=source if peak_tflops else None,
-        notebook_tflops_per_device=None
-        if ran.notebook_flops_per_sample is None
-        else ran.notebook_flops_per_sample * tera_samples_per_s,
+        notebook_tflops_per_device=None if notebook_flops is None else notebook_flops * tera_samples_per_s,
         measured_peak_tflops=ceiling_tflops,
-        of_measured_peak=hardware_tflops / ceiling_tflops if ceiling_tflops else None,
+        of_measured_peak=share_of(ceiling_tflops, hardware_tflops),
     )
-
-
-def _measured_ceiling(run: RunFile, precision: str) -> float | None:
-    """TFLOP/s that the calibration reached on one device; the ranks of a CPU run share its cores."""
-    reached_tflops = run.calibrated_tflops.get(peak_precision(precision))
-    if reached_tflops is None:
-        return None
-    return reached_tflops / max(1, run.world_size) if run.device == "cpu" else reached_tflops
 
 
 def _memory(records: RunRecords) -> MemoryFigures:
@@ -341,20 +312,25 @@ def _conditions(
     records: RunRecords,
     measured_steps: list[Step],
     measured_window: MeasuredWindow | None,
-    measured_from_c: float | None,
-    outages: list[RecordedOutage],
+    join: StepJoin,
+    window: Window | None,
 ) -> RunConditions:
     run = records.run
     if run is None:
         return RunConditions(clean=False)
-    first_samples = (samples[0][1] for uuid in run.watch_uuids if (samples := records.device_samples.get(uuid)))
-    first_temperature_c = highest(sample.temperature_c for sample in first_samples)
+    first_samples = [(uuid, samples[0][1]) for uuid, samples in records.device_samples.items()]
+    first_temperature_c = highest(sample.temperature_c for uuid, sample in first_samples if uuid in run.watch_uuids)
     lost = any(event.kind == "gpu_lost" for event in records.events)
-    foreign = _foreign(run, records, measured_window)
-    steady = steady_state_of(run, measured_steps, records.device_samples)
-    others_percent = None if measured_window is None else others_cpu_percent(measured_window)
+    foreign, others_percent, measured_from_c = run.foreign_processes, None, None
+    if measured_window is not None:
+        # Only on the run's own GPUs; for a run on the CPU on the watched ones.
+        indexes = {sample.index for uuid, sample in first_samples if uuid in run.gpu_uuids}
+        foreign = [process for process in measured_window.foreign if process.device in indexes or not indexes]
+        others_percent, measured_from_c = measured_window.others_cpu_percent, hottest_c(measured_window.devices)
+    outages = [_outage_row(track.index, outage, window) for track in join.tracks.values() for outage in track.outages()]
+    xid_events = [event for event in records.events if event.kind == "xid"]
     return RunConditions(
-        **msgspec.structs.asdict(steady),
+        **msgspec.structs.asdict(steady_state_of(run, measured_steps, records.device_samples)),
         start_temperature_c=first_temperature_c if run.start_temperature_c is None else run.start_temperature_c,
         measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,
@@ -363,21 +339,8 @@ def _conditions(
         clean=run.clean and not foreign and not lost and (others_percent or 0.0) < OTHERS_CPU_PERCENT,
         started_clean=run.clean,
         outages=outages,
-        xid_errors=[
-            XidError(device=event.device, detail=event.detail) for event in records.events if event.kind == "xid"
-        ],
+        xid_errors=[XidError(device=event.device, detail=event.detail) for event in xid_events],
     )
-
-
-def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow | None) -> list[ForeignProcess]:
-    """Foreign processes at the start of the run or during its measured steps.
-
-    Only on the run's own GPUs; for a run on the CPU on the watched ones.
-    """
-    if measured_window is None:
-        return run.foreign_processes
-    indexes = {sample.index for uuid in run.gpu_uuids for _, sample in records.device_samples.get(uuid, ())[:1]}
-    return [process for process in measured_window.foreign if process.device in indexes or not indexes]
 
 
 def _window_energy(
@@ -389,12 +352,10 @@ def _window_energy(
     for track in join.tracks.values():
         if track.times and sum(window.begin_ns <= t_ns <= window.end_ns for t_ns in track.times) < MIN_SAMPLES:
             return Energy()
-    for device in devices:
-        if device.energy_reason is not None:
-            return Energy(reason=f"GPU {device.index}: {device.energy_reason}")
+    doubts = (f"GPU {device.index}: {device.energy_reason}" for device in devices if device.energy_reason is not None)
     joules = total_joules(devices)
     if joules is None:
-        return Energy()
+        return Energy(reason=next(doubts, None))
     is_integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
     return Energy(
         joules=joules,
@@ -408,44 +369,34 @@ def window_throttle(devices: Sequence[DeviceConditions], window: Window | None, 
     """Throttled shares of the window, for each device and the worst, beside a median step; None without samples."""
     if window is None:
         return Throttle()
-    rows = [_throttled_device(device, window, step_ms) for device in devices]
-    worst = {
-        name: highest(getattr(row, name) for row in rows) for name in (f"{cause.name}_fraction" for cause in CAUSES)
-    }
-    clock_loss_fraction = highest(device.clock_loss_fraction for device in devices)
-    return Throttle(**worst, clock_loss_fraction=clock_loss_fraction, devices=rows)
-
-
-def _throttled_device(device: DeviceConditions, window: Window, step_ms: float | None) -> ThrottledDevice:
-    """One device's row; `step_ms` is the median step, None without any."""
-    shares: dict[str, Any] = {
-        f"{cause.name}_fraction": quotient(device.throttled_ms.get(cause.name), window.ms) for cause in CAUSES
-    }
-    return ThrottledDevice(
-        index=device.index,
-        uuid=device.uuid,
-        **shares,
-        throttled_ms=device.throttled_ms,
-        lost_ms_per_step={
-            # Pauses between steps lose time, too, that no step lost.
-            name: None if lost is None or step_ms is None else min(1.0, lost / window.ms) * step_ms
-            for name, lost in device.lost_ms.items()
-        },
-        clock_loss_fraction=device.clock_loss_fraction,
-        temperature_c=device.temperature_c,
-    )
+    rows = [
+        ThrottledDevice(
+            index=device.index,
+            uuid=device.uuid,
+            **{f"{name}_fraction": quotient(ms, window.ms) for name, ms in device.throttled_ms.items()},
+            throttled_ms=device.throttled_ms,
+            lost_ms_per_step={
+                # Pauses between steps lose time, too, that no step lost.
+                name: None if lost is None or step_ms is None else min(1.0, lost / window.ms) * step_ms
+                for name, lost in device.lost_ms.items()
+            },
+            clock_loss_fraction=device.clock_loss_fraction,
+            temperature_c=device.temperature_c,
+        )
+        for device in devices
+    ]
+    names = (*(f"{cause.name}_fraction" for cause in CAUSES), "clock_loss_fraction")
+    return Throttle(**{name: highest(getattr(row, name) for row in rows) for name in names}, devices=rows)
 
 
 def _outage_row(index: int | None, outage: Outage, window: Window | None) -> RecordedOutage:
     """A time in which a watched GPU that had answered gave no reading."""
-    began_ns, ended_ns = outage.silent_ns, outage.end_ns
-    covered_ns = 0 if window is None else min(ended_ns, window.end_ns) - max(began_ns, window.begin_ns)
-    return RecordedOutage(
-        device=index,
-        seconds=(ended_ns - began_ns) / 1e9,
-        back=outage.back,
-        measured_fraction=0.0 if window is None else max(0, covered_ns) / (window.end_ns - window.begin_ns),
-    )
+    share = 0.0
+    if window is not None:
+        covered_ns = min(outage.end_ns, window.end_ns) - max(outage.silent_ns, window.begin_ns)
+        share = max(0, covered_ns) / (window.end_ns - window.begin_ns)
+    seconds = (outage.end_ns - outage.silent_ns) / 1e9
+    return RecordedOutage(device=index, seconds=seconds, back=outage.back, measured_fraction=share)
 
 
 def read_joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:

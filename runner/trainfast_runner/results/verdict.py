@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.settings.device_counts import expected_mesh, model_degree
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.units import counted, gibibytes
-from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
+from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES
 from trainfast_runner.worker.shared.memory_limit import hints_at_memory, is_out_of_memory
 from trainfast_runner.worker.shared.words import TRIAL
 
@@ -76,60 +76,41 @@ def first_difference(run: RunFile | None, worker_lines: dict[int, list[WorkerLin
     return None
 
 
-def _pairs(run: RunFile, ran: ActualLine) -> list[tuple[str, Any, Any]]:
+def _pairs(run: RunFile, ran: ActualLine) -> Iterator[tuple[str, Any, Any]]:
     """Every field's name, its value as asked and as it ran; a strategy or optimizer of a newer version has none."""
     knobs = run.knobs
     strategy = STRATEGIES.get(str(knobs.get("strategy")))
     optimizer = OPTIMIZERS.get(str(knobs.get("optimizer")))
-    precision = str(knobs.get("precision"))
-    formats = PRECISIONS.get(precision)
-    param_dtype = compute_dtype = None
+    yield "world_size", run.world_size, ran.world_size
+    yield "device", run.device, None if ran.device is None else ran.device.partition(":")[0]
+    if strategy is not None:
+        name, wrapper, stages = f"strategy={strategy.name}", strategy.wrapper, None
+        schedule = SCHEDULES.get(str(knobs.get("pp_schedule")))
+        if strategy.is_pipeline and schedule is not None:
+            wrapper, stages = schedule.wrapper, model_degree(knobs) * schedule.stages_per_rank
+        yield f"{name} (wrapper)", wrapper, None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
+        yield "pipeline_stages", stages, ran.pipeline_stages
+        yield "mesh", expected_mesh(knobs, run.devices_used), ran.mesh
+        yield f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage
+        yield "reshard", knobs.get("reshard") if "reshard" in strategy.knobs else None, ran.reshard
+    formats = PRECISIONS.get(str(knobs.get("precision")))
     if formats is not None:
-        compute_dtype = formats.compute_dtype
         # DeepSpeed keeps its fp32 copy of the weights in the optimizer.
-        param_dtype = compute_dtype if strategy is not None and strategy.is_zero else formats.param_dtype
-    return [
-        ("world_size", run.world_size, ran.world_size),
-        ("device", run.device, None if ran.device is None else ran.device.partition(":")[0]),
-        *(_strategy_pairs(strategy, run, ran) if strategy is not None else ()),
-        (f"precision={precision} (param_dtype)", param_dtype, ran.param_dtype),
-        (f"precision={precision} (compute_dtype)", compute_dtype, ran.compute_dtype),
-        *(_optimizer_pairs(optimizer, strategy, ran) if optimizer is not None else ()),
-        ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
-        ("engine", knobs.get("engine"), ran.engine),
-        (f"attention={knobs.get('attention')}", ATTENTION_KERNELS.get(str(knobs.get("attention"))), ran.attention),
-        (f"compile={knobs.get('compile')} (compiled)", knobs.get("compile", "off") != "off", ran.compiled),
-    ]
-
-
-def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: ActualLine) -> list[tuple[str, Any, Any]]:
-    knobs, name = run.knobs, f"strategy={strategy.name}"
-    wrapper, stages = strategy.wrapper, None
-    schedule = SCHEDULES.get(str(knobs.get("pp_schedule")))
-    if strategy.is_pipeline and schedule is not None:
-        wrapper = schedule.wrapper
-        stages = model_degree(knobs) * schedule.stages_per_rank
-    wrapper_ran = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
-    return [
-        (f"{name} (wrapper)", wrapper, wrapper_ran),
-        ("pipeline_stages", stages, ran.pipeline_stages),
-        ("mesh", expected_mesh(knobs, run.devices_used), ran.mesh),
-        (f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage),
-        ("reshard", knobs.get("reshard") if "reshard" in strategy.knobs else None, ran.reshard),
-    ]
-
-
-def _optimizer_pairs(
-    optimizer: OptimizerEntry, strategy: StrategyEntry | None, ran: ActualLine
-) -> list[tuple[str, Any, Any]]:
-    expected_class = optimizer.class_name
-    # DeepSpeed has an AdamW of its own for offloaded states.
-    if expected_class == "AdamW" and strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam":
-        expected_class = ran.optimizer
-    return [
-        ("optimizer", expected_class, ran.optimizer),
-        (f"optimizer={optimizer.name} (implementation)", optimizer.implementation, ran.optimizer_implementation),
-    ]
+        is_zero = strategy is not None and strategy.is_zero
+        param_dtype = formats.compute_dtype if is_zero else formats.param_dtype
+        yield f"precision={formats.name} (param_dtype)", param_dtype, ran.param_dtype
+        yield f"precision={formats.name} (compute_dtype)", formats.compute_dtype, ran.compute_dtype
+    if optimizer is not None:
+        # DeepSpeed has an AdamW of its own for offloaded states.
+        is_own = strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam"
+        expected_class = ran.optimizer if is_own and optimizer.class_name == "AdamW" else optimizer.class_name
+        yield "optimizer", expected_class, ran.optimizer
+        yield f"optimizer={optimizer.name} (implementation)", optimizer.implementation, ran.optimizer_implementation
+    yield "checkpointing", knobs.get("checkpointing"), ran.checkpointing
+    yield "engine", knobs.get("engine"), ran.engine
+    attention, mode = knobs.get("attention"), knobs.get("compile", "off")
+    yield f"attention={attention}", ATTENTION_KERNELS.get(str(attention)), ran.attention
+    yield f"compile={mode} (compiled)", mode != "off", ran.compiled
 
 
 LineT = TypeVar("LineT", bound=RankLine)
@@ -176,7 +157,11 @@ class Verdict:
 
 def judge(facts: EndFacts) -> Verdict:
     """Return the verdict. The first event decides: an error from before a stop request outweighs the request."""
-    verdict = _with_limit(facts, _first_verdict(facts))
+    rules = (
+        *(_not_started, _script_finished, _finished, _refused, _ended_from_outside, _raised, _kernel_killed),
+        *(_rank_lost, _stopped, _printed_oom, _by_exit_code),
+    )
+    verdict = _with_limit(facts, next(verdict for rule in rules if (verdict := rule(facts)) is not None))
     has_failed = verdict.state in ("failed", "failed_to_start") or (
         verdict.state == "killed" and facts.end.stop_ns is None
     )
@@ -201,25 +186,9 @@ def _with_limit(facts: EndFacts, verdict: Verdict) -> Verdict:
     return replace(verdict, state="failed_to_start" if in_vain else verdict.state, reason=verdict.reason + words)
 
 
-def _first_verdict(facts: EndFacts) -> Verdict:
-    """The verdict of the first rule that has one, else the verdict by the exit code."""
-    if facts.end.spawn_error is not None:
-        return Verdict("failed_to_start", facts.end.spawn_error, RunError(message=facts.end.spawn_error))
-    for rule in (
-        _script_finished,
-        _finished,
-        _refused,
-        _ended_from_outside,
-        _raised,
-        _kernel_killed,
-        _rank_lost,
-        _stopped,
-        _printed_oom,
-    ):
-        verdict = rule(facts)
-        if verdict is not None:
-            return verdict
-    return _by_exit_code(facts)
+def _not_started(facts: EndFacts) -> Verdict | None:
+    reason = facts.end.spawn_error
+    return None if reason is None else Verdict("failed_to_start", reason, RunError(message=reason))
 
 
 def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
@@ -297,22 +266,20 @@ def _ended_from_outside(facts: EndFacts) -> Verdict | None:
 def _raised(facts: EndFacts) -> Verdict | None:
     """The verdict on the first exception that a rank recorded; one that only reports a lost rank does not count."""
     exceptions = list(_lines_before_stop(facts, ExceptionLine))
-    for rank, line in exceptions:
-        if line.is_oom or is_out_of_memory(_chain_texts(line)):
-            reason = f"{one_line(_oom_message(line))} ({_failure_point(facts, rank, line)})"
-            return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
-    lost, _ = _lost_rank(facts)
-    if lost is not None:
+    ooms = [(rank, line) for rank, line in exceptions if line.is_oom or is_out_of_memory(_chain_texts(line))]
+    if _lost_rank(facts)[0] is not None:
         exceptions = [(rank, line) for rank, line in exceptions if not any(map(_PEER_LOST.search, _chain_texts(line)))]
-    for rank, line in exceptions:
-        if facts.end.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
-            point = _failure_point(facts, rank, line)
-            reason = f"{KERNEL_KILLER} ended a data loader process: host memory was full ({point})"
-            return Verdict("oom", reason, error_of(line, rank, _phase(facts, rank)))
+    for rank, line in (*ooms, *exceptions):
         point = _failure_point(facts, rank, line)
-        text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
-        state = "failed" if _in_training(facts) else "failed_to_start"
-        return Verdict(state, f"{text} ({point}){_hint(facts, line)}", error_of(line, rank, _phase(facts, rank)))
+        if ooms:
+            state, reason = "oom", f"{one_line(_oom_message(line))} ({point})"
+        elif facts.end.oom_kills and any("killed by signal: Killed" in text for text in _chain_texts(line)):
+            state, reason = "oom", f"{KERNEL_KILLER} ended a data loader process: host memory was full ({point})"
+        else:
+            state = "failed" if _in_training(facts) else "failed_to_start"
+            text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
+            reason = f"{text} ({point}){_hint(facts, line)}"
+        return Verdict(state, reason, error_of(line, rank, _phase(facts, rank)))
     return None
 
 
@@ -417,23 +384,18 @@ def _has(lines: list[WorkerLine], line_type: type[RankLine]) -> bool:
 
 
 def _chain_texts(line: ExceptionLine) -> list[str]:
+    """Type and message of each exception of the chain, as Python prints them."""
     chain = line.chain or [{"type": line.type or "", "message": line.message or ""}]
-    return [_link_text(link) for link in chain]
-
-
-def _link_text(link: Mapping[str, str]) -> str:
-    """Type and message of one exception of a chain, as Python prints them."""
-    return f"{link.get('type', '')}: {link.get('message', '')}"
+    return [f"{link.get('type', '')}: {link.get('message', '')}" for link in chain]
 
 
 def _oom_message(line: ExceptionLine) -> str:
     """The allocator's message: the exception in the chain about memory, else the first one's."""
-    for link in line.chain or []:
-        if is_out_of_memory([_link_text(link)], memory_is_low=True):
-            telling_lines = [
-                text for text in link.get("message", "").splitlines() if is_out_of_memory([text], memory_is_low=True)
-            ]
-            return telling_lines[0] if telling_lines else link.get("message") or link.get("type", "")
+    for link, text in zip(line.chain or [], _chain_texts(line), strict=False):
+        if is_out_of_memory([text], memory_is_low=True):
+            message = link.get("message", "")
+            telling_lines = (part for part in message.splitlines() if is_out_of_memory([part], memory_is_low=True))
+            return next(telling_lines, message or link.get("type", ""))
     return line.message or line.type or "out of memory"
 
 

@@ -24,11 +24,11 @@ from trainfast_runner.records.run_directory import (
     is_alive,
     read_result,
     read_run_file,
+    read_worker_lines,
     unreadable_reason,
 )
 from trainfast_runner.records.run_file import SCHEMA, RunFile
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.run_records import read_worker_lines
 from trainfast_runner.records.worker_lines import StartedLine
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, LOCK_PAUSE_S
 

@@ -29,15 +29,18 @@ from trainfast_runner.records.run_directory import (
     EVENTS_FILE,
     EXIT_CODES,
     RESULT_FILE,
+    RunRecords,
     is_alive,
     open_lock,
+    read_events,
+    read_records,
     read_result,
     read_run_file,
+    read_worker_lines,
     try_exclusive_lock,
     unreadable_reason,
 )
 from trainfast_runner.records.run_lines import Event, TrainingEnd
-from trainfast_runner.records.run_records import RunRecords, read_events, read_records, read_worker_lines
 from trainfast_runner.records.worker_lines import ExceptionLine, FinishedLine, InvalidLine, StartedLine, error_of
 from trainfast_runner.results.script_steps import no_step_reason
 from trainfast_runner.results.summary import summarise, without_figures

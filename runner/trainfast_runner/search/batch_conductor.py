@@ -27,10 +27,9 @@ from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result, RunError
-from trainfast_runner.records.run_directory import read_result, read_run_file
+from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.worker_lines import ProbeLine, ScriptLine
+from trainfast_runner.records.worker_lines import ScriptLine, WarmLine
 from trainfast_runner.running import planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch_decide import BatchState, answer_of, decide, failed_runs
@@ -450,7 +449,7 @@ def explain_nothing_fits(
 
 
 def probe_of_replies(
-    batch_size: int, run_id: str, seconds: float, replies: Mapping[int, ProbeLine], void_reason: str = ""
+    batch_size: int, run_id: str, seconds: float, replies: Mapping[int, WarmLine], void_reason: str = ""
 ) -> Probe:
     """Return the record of one size from its ranks' replies; it does not count if there is a `void_reason`."""
     ranks = [
@@ -568,7 +567,7 @@ def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -
     return None
 
 
-def void_by_others_reason(replies: Mapping[int, ProbeLine]) -> str:
+def void_by_others_reason(replies: Mapping[int, WarmLine]) -> str:
     """Return the reason that another process voids a probe on a GPU; empty if none is known to have taken memory.
 
     Available memory shrinks when another process takes some, but also when a size loads its kernels: that of a warm

@@ -24,17 +24,13 @@ import msgspec
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, reason_of
+from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_directory import is_alive, rank_file, read_result, read_run_file
 from trainfast_runner.records.run_file import RecordedKnobs
 from trainfast_runner.records.worker_lines import (
-    EndOrder,
-    ProbeLine,
-    ProbeOrder,
-    TrialLine,
-    TrialOrder,
     WarmLine,
-    WarmTail,
+    WarmOrder,
 )
 from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
@@ -382,7 +378,7 @@ class WarmProcess:
         self.ended_by_error = False
         """True once a rank answered that an exception ended its process: no further order is taken."""
         self._raise_if_cancelled = raise_if_cancelled
-        self._tails = [WarmTail(rank_file(directory, "worker", rank)) for rank in range(world_size)]
+        self._tails = [Tail(rank_file(directory, "worker", rank), WarmLine) for rank in range(world_size)]
         self._control = JournalWriter(directory, CONTROL_FILE)
         self._orders_written = 0
         self._answers: dict[int, dict[int, Any]] = defaultdict(dict)
@@ -397,24 +393,24 @@ class WarmProcess:
         """Wait until every rank is ready; return their lines by rank."""
         return self._wait_for_answers(0)
 
-    def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
+    def probe(self, batch_size: int, steps: int) -> dict[int, WarmLine] | None:
         """Try a size; return the ranks' lines (one suffices if memory ran out)."""
-        return self._answers_to(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps))
+        return self._answers_to(WarmOrder(do=PROBE, batch_size=batch_size, steps=steps))
 
     def trial(
         self, knobs: RecordedKnobs, untimed: int, steps: int, *, more: bool = False
-    ) -> dict[int, TrialLine] | None:
+    ) -> dict[int, WarmLine] | None:
         """Try a candidate, or with `more` take further timed steps of the last one; return the ranks' lines.
 
         One line suffices if an exception ended its process. `knobs` override those of the process's run; every order
         names the same ones.
         """
-        return self._answers_to(TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more))
+        return self._answers_to(WarmOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more))
 
     def end(self) -> None:
         """Order the end and wait until the run is over."""
         if self.result is None:
-            self._control.write(EndOrder())
+            self._control.write(WarmOrder(do="end"))
             self.wait_for_end()
         self.close()
 
@@ -429,7 +425,7 @@ class WarmProcess:
         """Close the file of orders."""
         self._control.close()
 
-    def _answers_to(self, order: ProbeOrder | TrialOrder) -> dict[int, Any] | None:
+    def _answers_to(self, order: WarmOrder) -> dict[int, Any] | None:
         self._orders_written += 1
         self._control.write(order)
         return self._wait_for_answers(self._orders_written)
@@ -462,7 +458,7 @@ class WarmProcess:
                 self.ended_by_error |= line.ended_process
                 if line.kind == "ready":
                     self._answers[0][rank] = line
-                elif line.number is not None and isinstance(line, ProbeLine | TrialLine):
+                elif line.number is not None and line.kind in (PROBE, TRIAL):
                     self._answers[line.number][rank] = line
 
 

@@ -23,7 +23,6 @@ from trainfast_runner.records.home import (
     home_error,
     is_conducted,
     new_id,
-    newest_search_directories,
     search_directories,
 )
 from trainfast_runner.records.json_lines import DAMAGE, open_regular, read_all
@@ -91,7 +90,7 @@ def newest_search(home: Home, kind: str = BATCH_KIND) -> Path | None:
 
     Raises as `search_directories`.
     """
-    directories = newest_search_directories(home, SEARCHES_CHECKED_FOR_LIVE)
+    directories = search_directories(home)[::-1][:SEARCHES_CHECKED_FOR_LIVE]
     searches = [directory for directory in directories if first_line(directory).kind == kind]
     live_search = next((directory for directory in searches if is_conducted(directory)), None)
     if live_search is not None or not searches:

@@ -7,7 +7,8 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def _load_file(path: Path, extended_by: tuple[Path, ...] = ()) -> Preset:
 def _parent(reference: str, source: TomlSource, extended_by: tuple[Path, ...]) -> Preset:
     """Return the preset that this file extends. Raises UserError if it is missing or extends this file in turn."""
     chain = (*extended_by, source.path)
-    try:
+    with source.locating("extends"):
         if reference.endswith(".toml"):
             path = source.path.parent / os.path.expanduser(reference)
         elif reference == source.path.stem and source.path.parent == user_directory():
@@ -177,8 +178,6 @@ def _parent(reference: str, source: TomlSource, extended_by: tuple[Path, ...]) -
                 path = source.path
         else:
             path = _file_of(reference, reference)
-    except UserError as error:
-        raise source.located(error, "extends") from None
     if os.path.realpath(path) in [os.path.realpath(file) for file in chain]:
         circle = " extends ".join([*(file.stem for file in chain), path.stem])
         raise source.error_at(("extends",), f"a preset cannot extend itself: {circle}")
@@ -214,10 +213,8 @@ def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, *, needs_sou
             allowed=MODEL_SOURCES,
         )
     for key, value in model.items():
-        try:
+        with source.locating(*at, "model", key):
             read_model_field(key, value)
-        except UserError as error:
-            raise source.located(error, *at, "model", key) from None
     if "path" in model:
         model["path"] = os.path.realpath(source.path.parent / os.path.expanduser(model["path"]))
     return model
@@ -226,10 +223,8 @@ def _model(raw: Mapping[str, Any], source: TomlSource, at: KeyPath, *, needs_sou
 def _data(raw: Mapping[str, Any], source: TomlSource, at: KeyPath) -> dict[str, Any]:
     data = source.table(raw, "data", at)
     for key, value in data.items():
-        try:
+        with source.locating(*at, "data", key):
             data[key] = read_data_field(key, value)
-        except UserError as error:
-            raise source.located(error, *at, "data", key) from None
     if "paths" in data:
         data["paths"] = [str(source.path.parent / os.path.expanduser(path)) for path in data["paths"]]
     return data
@@ -322,7 +317,7 @@ KeyPath = tuple[str | int, ...]
 
 
 class TomlSource(msgspec.Struct, frozen=True):
-    """The text of a preset's file. Every method but `error_at` and `located` raises UserError for a bad value."""
+    """The text of a preset's file. Every method but `error_at` and `locating` raises UserError for a bad value."""
 
     path: Path
     content: str
@@ -341,9 +336,13 @@ class TomlSource(msgspec.Struct, frozen=True):
         key = ".".join(map(str, at))
         return UserError(message, key=key, allowed=allowed, nearest=nearest, advice=advice, where=where)
 
-    def located(self, error: UserError, *at: str | int) -> UserError:
-        """Return the error about the value at this key, with its file and line."""
-        return self.error_at(at, error.message, error.allowed, error.nearest, error.advice)
+    @contextmanager
+    def locating(self, *at: str | int) -> Iterator[None]:
+        """Give an error about the value at this key its file and line."""
+        try:
+            yield
+        except UserError as error:
+            raise self.error_at(at, error.message, error.allowed, error.nearest, error.advice) from None
 
     def refuse_unknown_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: KeyPath = ()) -> None:
         """Refuse a key that is not allowed, naming the nearest."""
@@ -369,10 +368,8 @@ class TomlSource(msgspec.Struct, frozen=True):
         """Return the typed values of a table of knobs."""
         values: KnobValues = {}
         for name, value in table.items():
-            try:
+            with self.locating(*at, name):
                 values[name] = knob(name).read(value)
-            except UserError as error:
-                raise self.located(error, *at, name) from None
         return values
 
 

@@ -53,20 +53,17 @@ def preset_text(
     baseline: str | None = None,
 ) -> str:
     """A whole preset of a model as TOML; a knob without a value is left out."""
-    document = tomlkit.document()
-    document["schema"] = SCHEMA
-    document["title"] = title
+    head: dict[str, Any] = {"schema": SCHEMA, "title": title}
     if variants and baseline is not None:
-        document["baseline"] = baseline
-    document["model"] = model
-    document["data"] = data
-    document["knobs"] = {name: value for name, value in knobs.items() if value is not None}
+        head["baseline"] = baseline
+    set_knobs = {name: value for name, value in knobs.items() if value is not None}
+    tables: dict[str, Any] = {"model": model, "data": data, "knobs": set_knobs}
     if variants:
-        document["variants"] = [
+        tables["variants"] = [
             {"id": row.id} | {key: table for key in presets.VARIANT_KEYS[1:] if (table := getattr(row, key))}
             for row in variants
         ]
-    return escaped(tomlkit.dumps(document).strip()) + "\n"
+    return escaped(tomlkit.dumps(head | tables).strip()) + "\n"
 
 
 def new_preset_path(name: str, *, overwrite: bool) -> Path:
@@ -114,15 +111,10 @@ def save_script_preset(preset: ScriptPreset, reasons: Mapping[str, str], *, over
 
 def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
     """A whole preset of a script as TOML; `reasons` as in `save_script_preset`."""
-    document = tomlkit.document()
-    document["schema"] = SCHEMA
-    document["title"] = preset.title
-    script = tomlkit.table()
-    script["command"] = list(preset.command)
-    script["cwd"] = preset.cwd
+    script: dict[str, Any] = {"command": list(preset.command), "cwd": preset.cwd}
     if preset.framework:
         script["framework"] = preset.framework
-    by_knob = tomlkit.table()
+    by_knob = script["knobs"] = tomlkit.table()
     for name, flag_words in preset.flag_words.items():
         words = tomlkit.item(flag_words)
         if isinstance(flag_words, dict):
@@ -131,10 +123,7 @@ def script_preset_text(preset: ScriptPreset, reasons: Mapping[str, str]) -> str:
         if name in reasons:
             words.comment(comments([reasons[name]])[0])
         by_knob.append(name, words)
-    script["knobs"] = by_knob
-    document["script"] = script
-    knobs = tomlkit.table()
-    for name, value in preset.knobs.items():
-        knobs[name] = knob(name).toml_value(value)
-    document["knobs"] = knobs
+    knobs = {name: knob(name).toml_value(value) for name, value in preset.knobs.items()}
+    document = tomlkit.document()
+    document.update({"schema": SCHEMA, "title": preset.title, "script": script, "knobs": knobs})
     return escaped(tomlkit.dumps(document))

@@ -15,6 +15,7 @@ batch_size = 16
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -103,10 +104,8 @@ def load(path: str | Path) -> ScriptPreset:
     source.refuse_unknown_keys(script, SCRIPT_KEYS, ("script",))
     by_knob = source.table(script, "knobs", ("script",))
     for name, flag_words in by_knob.items():
-        try:
+        with source.locating("script", "knobs", name):
             _check_flag_words(name, flag_words)
-        except UserError as error:
-            raise source.located(error, "script", "knobs", name) from None
     cwd, framework = (source.text(script, key, ("script",)) for key in ("cwd", "framework"))
     if framework and framework not in FRAMEWORKS:
         raise source.error_at(("script", "framework"), f"there is no framework {framework!r}", allowed=FRAMEWORKS)
@@ -169,19 +168,19 @@ def _flag_groups(words: list[str]) -> list[list[str]]:
 def _with_flag(command: list[str], flag: list[str]) -> list[str]:
     """`command` with the flag: in place of the same one, else at the end."""
     name, equals, _ = flag[0].partition("=")
-    index = _index_of_flag(command, name)
-    if index is None:
+    place = _place_of(command, name, 1 if equals else len(flag) - 1)
+    if place is None:
         return [*command, *flag]
-    if command[index] != name and not equals and len(flag) == 2:
+    begin, end = place
+    if command[begin] != name and not equals and len(flag) == 2:
         flag = [f"{name}={flag[1]}"]
-    takes = 1 if equals else len(flag) - 1
-    return [*command[:index], *flag, *command[_end_of_flag(command, index, takes) :]]
+    return [*command[:begin], *flag, *command[end:]]
 
 
 def _without_flag(command: list[str], flag: list[str]) -> list[str]:
     """`command` without the flag, however often it stands there, and as many values as it takes."""
-    while (index := _index_of_flag(command, _flag_name(flag))) is not None:
-        command = [*command[:index], *command[_end_of_flag(command, index, len(flag) - 1) :]]
+    while (place := _place_of(command, _flag_name(flag), len(flag) - 1)) is not None:
+        command = [*command[: place[0]], *command[place[1] :]]
     return command
 
 
@@ -189,19 +188,17 @@ def _flag_name(flag: list[str]) -> str:
     return flag[0].partition("=")[0]
 
 
-def _index_of_flag(command: list[str], name: str) -> int | None:
-    """Index of the last such flag after the script, which argparse takes; a launcher before it may have one too."""
-    script = script_index(command) or 0
-    indexes = (n for n, word in enumerate(command) if n >= script and (word == name or word.startswith(f"{name}=")))
-    return max(indexes, default=None)
+def _place_of(command: list[str], name: str, values: int) -> tuple[int, int] | None:
+    """The begin and end of the last such flag after the script, which argparse takes, with at most so many values.
 
-
-def _end_of_flag(command: list[str], index: int, values: int) -> int:
-    """Index after a flag and at most `values` values of its own."""
-    end = index + 1
-    while "=" not in command[index] and end < len(command) and end - index <= values and not FLAG.match(command[end]):
-        end += 1
-    return end
+    A launcher before the script may have a flag of that name too.
+    """
+    for begin in range(len(command) - 1, (script_index(command) or 0) - 1, -1):
+        if command[begin] == name or command[begin].startswith(f"{name}="):
+            own = 0 if "=" in command[begin] else values
+            following = itertools.takewhile(lambda word: not FLAG.match(word), command[begin + 1 : begin + 1 + own])
+            return begin, begin + 1 + len(list(following))
+    return None
 
 
 def _check_flag_words(name: str, flag_words: object) -> None:
@@ -249,6 +246,9 @@ SWITCH_FLAGS = {
     "pin_memory": ("dataloader_pin_memory", "pin_memory", "pin_mem"),
 }
 ON_VALUES = {"checkpointing": "full", "compile": "default", "pin_memory": "on"}
+REAL_KNOBS = ("lr", "weight_decay", "grad_clip")
+SWITCH_TYPES = ("switch", "bool")
+"""The types of a flag that turns something on."""
 PRECISION_FLAGS = ("mixed_precision", "precision", "amp_dtype", "dtype", "torch_dtype")
 _FLAG_PRECISIONS = ("fp32", "fp16", "bf16")
 PRECISION_FAMILIES = (
@@ -288,38 +288,31 @@ class FlagMapping:
 
 def propose(flags: Sequence[Flag]) -> list[FlagMapping]:
     """The knobs that these flags seem to take, one flag each."""
-    mappings = [_number_mapping(name, names, flags) for name, names in NUMBER_FLAGS.items()]
-    mappings += [_switch_mapping(name, names, flags) for name, names in SWITCH_FLAGS.items()]
+    mappings = [_surest_mapping(name, names, flags) for name, names in (NUMBER_FLAGS | SWITCH_FLAGS).items()]
     mappings.append(_word_mapping("precision", PRECISION_FLAGS, PRECISION_FAMILIES, flags) or _half_mapping(flags))
     mappings.append(_word_mapping("optimizer", OPTIMIZER_FLAGS, [TRAINER_OPTIMIZERS], flags))
     return [mapping for mapping in mappings if mapping is not None]
 
 
-def _number_mapping(name: str, names: Sequence[str], flags: Sequence[Flag]) -> FlagMapping | None:
-    kinds = ("int", "float") if name in ("lr", "weight_decay", "grad_clip") else ("int",)
-    for flag, word in _flags_named(names, flags):
-        if flag.type in kinds:
-            return FlagMapping(
-                name, flag_words_of(flag, word), value_or_none(name, flag.value), _reason(name, flag, word)
-            )
-    return None
+def _surest_mapping(name: str, names: Sequence[str], flags: Sequence[Flag]) -> FlagMapping | None:
+    """The surest of the flags of these names, if its type is one for the knob."""
+    types = SWITCH_TYPES if name in ON_VALUES else ("int", "float") if name in REAL_KNOBS else ("int",)
+    named = ((flag, word) for flag, word in _flags_named(names, flags) if flag.type in types)
+    return next((_mapping_of(name, flag, word, _reason(name, flag, word)) for flag, word in named), None)
 
 
-def _switch_mapping(name: str, names: Sequence[str], flags: Sequence[Flag]) -> FlagMapping | None:
-    for flag, word in _flags_named(names, flags):
-        if flag.type in ("switch", "bool"):
-            return FlagMapping(name, on_and_off(name, flag, word), present_value(name, flag), _reason(name, flag, word))
-    return None
+def _turns_on(name: str, flag: Flag) -> bool:
+    """True if the flag turns the knob on."""
+    return name in ON_VALUES and flag.type in SWITCH_TYPES
 
 
-def on_and_off(name: str, flag: Flag, word: str) -> FlagWords:
-    """Return the words of a knob that a flag turns on and off, where the flag is typed as `word`."""
-    return {ON_VALUES[name]: _switch_words(flag, word, on=True), "off": _switch_words(flag, word, on=False)}
-
-
-def present_value(name: str, flag: Flag) -> KnobValue:
-    """Return the value that the command gives a knob which this flag turns on and off."""
-    return ON_VALUES[name] if flag.value is True else "off"
+def _mapping_of(name: str, flag: Flag, word: str, reason: str) -> FlagMapping:
+    """The mapping of a knob to a flag, typed as `word`, that takes its value or turns it on and off."""
+    if _turns_on(name, flag):
+        on = ON_VALUES[name]
+        words = {on: _switch_words(flag, word, on=True), "off": _switch_words(flag, word, on=False)}
+        return FlagMapping(name, words, on if flag.value is True else "off", reason)
+    return FlagMapping(name, _flag_words(flag, word), value_or_none(name, flag.value), reason)
 
 
 def _word_mapping(
@@ -334,7 +327,7 @@ def _word_mapping(
         ]
         values = max(taken, key=lambda family: len({*family.values()} & {*flag_values}))
         if {*values.values()} & {*flag_values}:
-            words = {value: flag_words_of(flag, word).replace("{}", text) for value, text in values.items()}
+            words = {value: _flag_words(flag, word).replace("{}", text) for value, text in values.items()}
             value_now = next((value for value, text in values.items() if text == str(flag.value)), None)
             return FlagMapping(name, words, value_now, _reason(name, flag, word))
     return None
@@ -345,8 +338,9 @@ def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
     by_precision: dict[str, tuple[Flag, str]] = {}
     for precision, names in HALF_FLAGS.items():
         for flag, word in _flags_named((*names, EITHER_HALF_FLAG), flags):
-            is_meant = _bare_name(word) != EITHER_HALF_FLAG or _half_meant(flag) == precision
-            if flag.type in ("switch", "bool") and is_meant:
+            says_bf16 = BF16_WORD.search(flag.help) and not FP16_WORD.search(flag.help)
+            is_meant = _bare_name(word) != EITHER_HALF_FLAG or precision == ("bf16" if says_bf16 else "fp16")
+            if flag.type in SWITCH_TYPES and is_meant:
                 # The surest flag comes first.
                 by_precision.setdefault(precision, (flag, word))
     if not by_precision:
@@ -361,24 +355,15 @@ def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
     return FlagMapping("precision", flag_words, value_now, _reason("precision", flag, word))
 
 
-def _half_meant(flag: Flag) -> str:
-    return "bf16" if BF16_WORD.search(flag.help) and not FP16_WORD.search(flag.help) else "fp16"
-
-
 def _flags_named(names: Sequence[str], flags: Sequence[Flag]) -> Iterator[tuple[Flag, str]]:
     """The flags of these names, each with the name as it is typed; the surest first."""
     for name in names:
-        named_flags = [
-            (flag, word) for flag in flags for word in flag.names if _bare_name(word) == name and _is_for_training(word)
-        ]
+        named_flags = [(flag, word) for flag in flags for word in flag.names if _bare_name(word) == name]
+        training_flags = [(flag, word) for flag, word in named_flags if NOT_TRAINING_WORDS.isdisjoint(_parts(word))]
         # A configuration may have the name twice, for training and for something else.
         yield from sorted(
-            named_flags,
-            key=lambda named_flag: (
-                "train" not in named_flag[1],
-                not named_flag[1].startswith("--"),
-                len(named_flag[1]),
-            ),
+            training_flags,
+            key=lambda named: ("train" not in named[1], not named[1].startswith("--"), len(named[1])),
         )
 
 
@@ -387,11 +372,12 @@ def _bare_name(word: str) -> str:
     return word.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
 
 
-def _is_for_training(word: str) -> bool:
-    return not NOT_TRAINING_WORDS & set(word.lstrip("-").lower().replace("-", "_").replace(".", "_").split("_"))
+def _parts(word: str) -> list[str]:
+    """The words that a flag's name is made of."""
+    return re.split(r"[-_.]", word.lstrip("-").lower())
 
 
-def flag_words_of(flag: Flag, word: str) -> str:
+def _flag_words(flag: Flag, word: str) -> str:
     """Return the words for a flag with a value, where the flag is typed as `word`."""
     return f"{word}={{}}" if flag.assigned else f"{word} {{}}"
 
@@ -399,7 +385,7 @@ def flag_words_of(flag: Flag, word: str) -> str:
 def _switch_words(flag: Flag, word: str, *, on: bool) -> str:
     """The words that turn a flag on or off; empty where its absence does."""
     if flag.type == "bool":
-        return flag_words_of(flag, word).replace("{}", str(on).lower())
+        return _flag_words(flag, word).replace("{}", str(on).lower())
     return word if on else flag.off or ""
 
 
@@ -452,15 +438,15 @@ def mapping_typed(name: str, typed: str, flags: Sequence[Flag], reason: str, exa
     parts = split_words(typed, name)
     word = parts[0].partition("=")[0] if parts else ""
     flag = _flag_of(word, flags)
-    if parts == [word] and flag.type in ("switch", "bool") and name in ON_VALUES:
-        return FlagMapping(name, on_and_off(name, flag, word), present_value(name, flag), reason)
-    if parts == [word] and "switch" in flag.type:
+    is_whole = parts == [word]
+    if is_whole and "switch" in flag.type and not _turns_on(name, flag):
         raise UserError(f"{word} takes no value, which {name} needs", key=word)
-    if parts != [word] and "{}" not in typed:
+    if is_whole:
+        return _mapping_of(name, flag, word, reason)
+    if "{}" not in typed:
         advice = example.replace("{}", f"{word} {{}}")
         raise UserError(f"{typed} has no {{}} for the value", key=name, advice=advice)
-    flag_words = flag_words_of(flag, word) if parts == [word] else typed
-    return FlagMapping(name, flag_words, value_or_none(name, flag.value), reason)
+    return FlagMapping(name, typed, value_or_none(name, flag.value), reason)
 
 
 def _flag_of(word: str, flags: Sequence[Flag]) -> Flag:

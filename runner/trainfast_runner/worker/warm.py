@@ -43,7 +43,7 @@ PARENT_CHECK_S = 1.0
 
 
 Order = dict[str, Any]
-"""A line of `control.jsonl`, with the fields of `worker_lines.ProbeOrder` or `TrialOrder` of the runner."""
+"""A line of `control.jsonl`, with the fields of `worker_lines.WarmOrder` of the runner."""
 
 
 def orders(control: Path, search_lock: Path) -> Iterator[Order]:

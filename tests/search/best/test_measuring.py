@@ -9,10 +9,9 @@ from on_disk import put, run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.result import Actual, Doubt, Result, RunConditions, Spread, Throttle, Throughput
-from trainfast_runner.records.run_directory import rank_file
+from trainfast_runner.records.run_directory import rank_file, read_records
 from trainfast_runner.records.run_file import ForeignProcess
-from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.worker_lines import TrialLine, TrialOrder
+from trainfast_runner.records.worker_lines import WarmLine, WarmOrder
 from trainfast_runner.results.device_conditions import Window
 from trainfast_runner.results.summary import read_start_s
 from trainfast_runner.search.best.conductor import (
@@ -42,7 +41,7 @@ def test_noisy_steps_ask_for_more_and_never_beyond_the_most():
 
 
 def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
-    compiled = TrialLine(t_ns=1, kind="trial", number=1, outcome="measured", untimed_ms=[900.0] * 6)
+    compiled = WarmLine(t_ns=1, kind="trial", number=1, outcome="measured", untimed_ms=[900.0] * 6)
     timed = msgspec.structs.replace(compiled, number=2, step_ms=[100.0] * 8, losses=[1.0] * 8)
     answers = Appender(rank_file(tmp_path, "worker", 0))
     for line in (compiled, timed):
@@ -51,7 +50,7 @@ def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
     wanted = Trial(candidate_number=0, run_id="r", outcome="measured", warm=False, samples_per_step=8, seconds=0.0)
     trial = take_trial(process, wanted, {"compile": "default"}, RULE)
     assert trial.step_ms == timed.step_ms
-    orders, _ = read_all(tmp_path / CONTROL_FILE, TrialOrder)
+    orders, _ = read_all(tmp_path / CONTROL_FILE, WarmOrder)
     assert [order.more for order in orders] == [False, True]
 
 

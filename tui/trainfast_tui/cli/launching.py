@@ -16,9 +16,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom import OutOfMemory, out_of_memory_of, trace_changes, with_newer_explanation
 from trainfast_runner.records.home import Home, conducted_search_of, has_journal
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_directory import RESULT_FILE, exit_code_of, read_run_file
+from trainfast_runner.records.run_directory import RESULT_FILE, exit_code_of, read_records, read_run_file
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_records import read_records
 from trainfast_runner.running import launch
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.planning import DevicesBusy, RunPlan, busy_with, wait_for_devices

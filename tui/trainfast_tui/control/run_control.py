@@ -212,7 +212,7 @@ class OomExplainer:
 
     def _explain(self, directory: Path, result: Result, cancelled: threading.Event) -> messages.OomExplained | None:
         from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of, trace_changes
-        from trainfast_runner.records.run_records import read_records
+        from trainfast_runner.records.run_directory import read_records
 
         records = read_records(directory)
         if records.run is None:

@@ -18,9 +18,8 @@ from trainfast_runner.memory.timeline import CATEGORIES
 from trainfast_runner.records.home import Home, is_conducted, search_directories
 from trainfast_runner.records.json_lines import Thinned, remaining_records
 from trainfast_runner.records.result import OomChange, Result
-from trainfast_runner.records.run_directory import TELEMETRY_FILE, notable_reason, state_text
+from trainfast_runner.records.run_directory import TELEMETRY_FILE, RunRecords, notable_reason, read_records, state_text
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_records import RunRecords, read_records
 from trainfast_runner.records.tick import TelemetryTail, Tick
 from trainfast_runner.results.comparison import DIFFERENT_SAMPLE_VERDICTS, compare, compared_conditions
 from trainfast_runner.results.doubts import doubts

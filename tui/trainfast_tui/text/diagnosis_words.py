@@ -17,7 +17,7 @@ from trainfast_tui.text.format import Line, labelled, paragraph, rule
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis, Result
-    from trainfast_runner.results.bottleneck_rules import FigureCondition
+    from trainfast_runner.results.bottleneck_rules import Condition
     from trainfast_runner.running.follower import RunSnapshot
 
 OVERLAP_WORDS = "The shares add up to more than a step: causes active at the same time each count in full."
@@ -62,12 +62,12 @@ def _section(diagnosis: Diagnosis, width: int) -> list[Line]:
     matched = matching_rule(diagnosis.rule, diagnosis.figures)
     rule_title = matched.title if matched is not None else diagnosis.rule
     title = ", ".join(filter(None, (rule_title, cost_words(diagnosis))))
-    thresholds = {condition.figure: condition for condition in matched.when} if matched is not None else {}
+    thresholds = {condition[0]: condition for condition in matched.when} if matched is not None else {}
     lines = [rule(title, min(width, MAX_RULE_CELLS)), *paragraph(diagnosis.line, width, "title")]
     name_width = max((cell_len(figure_name(name)) for name in diagnosis.figures), default=0)
     for name, value in diagnosis.figures.items():
         condition = thresholds.get(name)
-        threshold = "" if condition is None or condition.operator == "is" else _threshold_words(condition)
+        threshold = "" if condition is None or condition[1] == "is" else _threshold_words(condition)
         label = f"  {fmt.to_width(figure_name(name), name_width)}  "
         lines.append([(label, "muted"), (figure_text(name, value), "text"), (threshold, "muted")])
     source = matched.source if matched is not None else ""
@@ -96,13 +96,12 @@ def figure_text(name: str, value: float | int | str | None) -> str:
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
 
 
-def _threshold_words(condition: FigureCondition) -> str:
+def _threshold_words(condition: Condition) -> str:
     """Return a rule's threshold for a figure, with its unit."""
-    threshold = condition.threshold
-    if isinstance(threshold, tuple):
+    figure, operator, threshold = condition
+    if operator == "in":
         return f"   the rule: one of {', '.join(threshold)}"
-    words = "below" if condition.operator == "<" else "at least"
-    return f"   the rule: {words} {figure_text(condition.figure, threshold)}"
+    return f"   the rule: {'below' if operator == '<' else 'at least'} {figure_text(figure, threshold)}"
 
 
 def cost_words(diagnosis: Diagnosis) -> str:

@@ -26,9 +26,8 @@ from trainfast_runner.machine.cpu import CpuWindow, cpu_name
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt, Result, RunConditions
-from trainfast_runner.records.run_directory import read_run_file
+from trainfast_runner.records.run_directory import read_records, read_run_file, read_worker_lines
 from trainfast_runner.records.run_file import ForeignProcess
-from trainfast_runner.records.run_records import read_records, read_worker_lines
 from trainfast_runner.records.worker_lines import COLD, ActualLine
 from trainfast_runner.results.bottleneck import foreign_processes
 from trainfast_runner.results.device_conditions import DeviceConditions, Window, join_of, total_joules
