@@ -307,7 +307,9 @@ def _changes_of_script(run: RunFile, script: ScriptAsked, phase: str | None) -> 
 
     def takes(name: str, value: str) -> bool:
         words = script.flag_words.get(name)
-        return name in run.knobs and (value in words if isinstance(words, dict) else True)
+        # The hooks give a Trainer what no flag takes.
+        reaches = name in script.flagged or (bool(script.trainer_fields) and name not in script.unconfirmed)
+        return name in run.knobs and reaches and (value in words if isinstance(words, dict) else True)
 
     knobs = {**defaults(), **run.knobs}
     changes: list[OomChange] = []

@@ -204,9 +204,9 @@ def refuse_busy(plan: RunPlan, home: Home) -> None:
     if busy is not None:
         search = f", a run of search {busy.search_id}" if busy.search_id is not None else ""
         shared_indexes = [gpu.index for gpu in plan.gpus if gpu.uuid in busy.device_uuids]
-        devices = f"{gpus_text(shared_indexes)} {'is' if len(shared_indexes) == 1 else 'are'}"
+        devices = gpus_text(shared_indexes) if shared_indexes else "the CPU"
         raise DevicesBusy(
-            f"{'the CPU is' if plan.device == 'cpu' else devices} in use by {busy.run_id}{search}",
+            f"{devices} {'are' if len(shared_indexes) > 1 else 'is'} in use by {busy.run_id}{search}",
             key="devices",
             option=f"trainfast-tui stop {busy.run_id}, or --wait",
         )

@@ -329,7 +329,7 @@ class BestPlan:
     space: Space
     """The candidates, without predictions."""
     facts: Facts | None = None
-    """What the compatibility rules of a preset's model know."""
+    """Facts that the compatibility rules of a preset's model use."""
     plan_script_run: ScriptPlanner | None = None
     """Plans the run of a script with further knobs; None for a preset's model."""
 
