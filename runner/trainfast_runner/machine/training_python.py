@@ -9,8 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -53,11 +53,10 @@ def inspect(
     request = json.dumps({"model": model, "objective": training_objective}, sort_keys=True)
     flags = [flag for flag, is_asked in (("--count", count), ("--attention", attention)) if is_asked]
     cache_file = cache_directory() / "inspected" / f"{request_hash(executable, request, ' '.join(flags))}.json"
-    answer = read_cached(cache_file, dict[str, Any])
-    if answer is None:
-        answer = ask_worker(executable, "inspect_model.py", [request, *flags])
-        if "error" not in answer:
-            write_cached(cache_file, answer)
+    cached = read_cached(cache_file, dict[str, Any])
+    answer = cached or ask_worker(executable, "inspect_model.py", [request, *flags])
+    if cached is None and "error" not in answer:
+        write_cached(cache_file, answer)
     versions = answer.get("versions") or {}
     missing = [name for name in NEEDED_PACKAGES if name in versions and versions[name] is None]
     if missing:
@@ -67,7 +66,13 @@ def inspect(
         )
     if answer.get("error"):
         raise model_error(answer["error"])
-    return msgspec.convert({**answer, "executable": executable}, Inspection)
+    try:
+        return msgspec.convert({**answer, "executable": executable}, Inspection)
+    except msgspec.ValidationError:
+        if cached is None:
+            raise
+        cache_file.unlink(missing_ok=True)  # it is damaged
+        return inspect(python, model, training_objective, count=count, attention=attention)
 
 
 def torch_build(executable: str) -> dict[str, str | None]:
@@ -143,6 +148,8 @@ def _sibling(path: Path) -> str | None:
 WORKER_FOLDER = Path(__file__).parents[1] / "worker"
 PROGRAMS = WORKER_FOLDER / "programs"
 ANSWER_TIMEOUT_S = 120
+ENDED_EVERY_S = 0.01
+"""Seconds between two polls for a program's end."""
 JOB_VARIABLES = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
@@ -250,17 +257,19 @@ def start_worker_program(
 
 def _output_of(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     # Files, not pipes: a fork that outlives the program keeps a pipe open.
     with open_temporary_file() as printed, open_temporary_file() as errors:
         process = start_worker_program(executable, command, errors, environment, stdout=printed)
         try:
-            process.wait(ANSWER_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise timeout_error(executable) from None
+            # Do not collect the process yet: until then no other process group gets its pid.
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                if time.monotonic() >= deadline_s:
+                    raise timeout_error(executable)
+                time.sleep(ENDED_EVERY_S)
         finally:
             # The whole group: forks outlive a program, and a Ctrl-C does not reach its session.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         return whole_text(printed), whole_text(errors)
 

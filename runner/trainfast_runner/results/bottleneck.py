@@ -216,6 +216,10 @@ def _run(window: MeasuredWindow) -> Figures:
     """Steps, data, the batch and the busyness of the GPUs."""
     # A user's own script may not tell its number of something: the knob is None then.
     run, knobs, step_ms = window.run, window.run.knobs, window.mean_ms("step")
+    workers, accumulated, micro_batches = (
+        value if isinstance(value := knobs.get(name), int) else None
+        for name in ("workers", "grad_accum", "micro_batches")
+    )
     data_percent = _percent(window.mean_ms("data"), step_ms)
     utilization = lowest(
         mean_of_known(sample.gpu_utilization_percent for sample in window.averaged(uuid)) for uuid in run.device_uuids
@@ -223,9 +227,9 @@ def _run(window: MeasuredWindow) -> Figures:
     # The GPU is idle while it waits for data, too, and that wait has a rule of its own.
     idle_percent = _known(lambda busy, waiting: 100 - busy - waiting, utilization, data_percent)
     tokens = mean_of_known(step.tokens for step in window.first_rank)
-    chunks = knobs.get("micro_batches") if strategy_or_single(knobs).is_pipeline else 1
-    parts = _known(lambda accumulated, chunks: accumulated * chunks, knobs.get("grad_accum"), chunks)
-    cores, workers = last_known(host.cpu_count for host in window.hosts), knobs.get("workers")
+    chunks = micro_batches if strategy_or_single(knobs).is_pipeline else 1
+    parts = _known(lambda accumulated, chunks: accumulated * chunks, accumulated, chunks)
+    cores = last_known(host.cpu_count for host in window.hosts)
     retries = (
         [step.alloc_retries for step in steps if step.alloc_retries is not None] for steps in window.steps.values()
     )
@@ -238,7 +242,7 @@ def _run(window: MeasuredWindow) -> Figures:
         "wait_policy": run.threads.wait if run.threads else None,
         "sleep_advice": SLEEP_ADVICE if run.script is None else SLEEP_ADVICE_FOR_SCRIPTS,
         "world_size": run.world_size,
-        "more_accum": _known(lambda accumulated: 2 * accumulated, knobs.get("grad_accum")),
+        "more_accum": _known(lambda accumulated: 2 * accumulated, accumulated),
         # Tokens that go through the model at once on one rank: samples may vary in length.
         "tokens_per_micro_batch": tokens / parts if tokens and parts else None,
         # Each rank's count goes on from its start.

@@ -71,8 +71,13 @@ class BottleneckRule:
 
     def holds(self, figures: Figures) -> bool:
         """True if the figures fulfil every condition; an unknown one never does."""
-        values = [(figures.get(figure), operator, threshold) for figure, operator, threshold in self.when]
-        return all(value is not None and OPERATORS[operator](value, threshold) for value, operator, threshold in values)
+        for figure, operator_name, threshold in self.when:
+            value = figures.get(figure)
+            # A damaged record may have a text for a number.
+            is_comparable = isinstance(value, int | float) or operator_name in ("is", "in")
+            if value is None or not is_comparable or not OPERATORS[operator_name](value, threshold):
+                return False
+        return True
 
 
 def _data_bound(advice: str, *conditions: Condition) -> BottleneckRule:

@@ -36,8 +36,11 @@ READ_BYTES, MAX_SHOWN = 1 << 20, 300
 """Bytes at the output's end that are searched for its last line, and most characters of this line in an error."""
 NO_TORCH = "No module named 'torch'"
 """The end of Python's error at an import of torch that is not installed."""
-FIND_FLAGS = f"import sys; sys.path.append({str(HOOKS_FOLDER)!r}); from trainfast_door.discovery import main; main()"
-"""The program of a script's Python, which may have no PYTHONPATH of ours."""
+FIND_FLAGS = (
+    f"import sys; own = sys.path.pop(0); sys.path.append({str(HOOKS_FOLDER)!r}); "
+    "from trainfast_door.discovery import main; sys.path.insert(0, own); main()"
+)
+"""The program of a script's Python, which may have no PYTHONPATH of ours, and no module of the current folder."""
 ONLY_RANK = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},

@@ -93,7 +93,7 @@ VOIDING_BYTES = 64 << 20
 """Chosen, not measured: a probe is void if another process took more than this meanwhile."""
 CONTEXT_WITHOUT_KERNELS_BYTES = 512 << 20
 """Chosen, not measured: about the GPU memory of a CUDA context without the kernels that are loaded on demand, which
-`memory.model_size` counts too."""
+`memory.headroom` counts too."""
 SCRIPT_PHASE = "step"
 """The phase of a script's peak: its hooks see no phases of memory."""
 PEAK_FIELDS = ("phase_peaks", "peak_allocated_bytes", "peak_reserved_bytes")

@@ -403,7 +403,7 @@ class BatchSnapshot(JournalLines):
     @cached_property
     def fits(self) -> tuple[MemoryFit, ...]:
         """The fit of each rank; empty before any size fitted, and without a readable question."""
-        if self.question is None:
+        if self.question is None or self.question.device not in NOISE_BYTES:
             return ()
         fits = self._fits_with_slope(None if self.prediction is None else self.prediction.bytes_per_sample)
         if self.too_large is None or len(self.probes_that_fit) != 1:
@@ -418,6 +418,7 @@ class BatchSnapshot(JournalLines):
             points = {
                 batch_size: {name: peak + uncounted_bytes for name, peak in peaks.phase_peaks.items()}
                 for batch_size, peaks, uncounted_bytes in self._peaks_of(rank)
+                if batch_size > 0
             }
             limit_bytes = self.limit_bytes(rank)
             if points and limit_bytes is not None:

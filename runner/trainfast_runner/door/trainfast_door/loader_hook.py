@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, takewhile
 from time import monotonic_ns
 from typing import Any
@@ -83,17 +83,21 @@ class _Draws:
             return next_batch(iterator)
         begun_ns = monotonic_ns()
         turn = self._begin(iterator, loader, begun_ns)
-        self._is_inner, batch = True, None
+        self._is_inner = True
         try:
             batch = next_batch(iterator)
+        except StopIteration:  # any other error is not the loader's end
+            self._end(turn, begun_ns, None)
+            raise
         finally:
             self._is_inner = False
-            if turn is not None:
-                self._end(turn, begun_ns, batch)
+        self._end(turn, begun_ns, batch)
         return batch
 
     @never_raises
-    def _end(self, turn: Turn, begun_ns: int, batch: Any) -> None:
+    def _end(self, turn: Turn | None, begun_ns: int, batch: Any) -> None:
+        if turn is None:
+            return
         size = None if batch is None else leading_size(batch) or 0
         self._turns.end_draw(turn, begun_ns, size, self.knobs)
 
@@ -161,7 +165,7 @@ def _look(iterator: Any, first_batch: list[int]) -> tuple[list[int] | None, int,
     candidates: Sequence[int] = range(len(dataset))
     batches: list[list[int]] = []
     if type(getattr(sampler, "sampler", sampler)).__name__ not in WHOLE_SAMPLERS or makes_batches:
-        drawn = list(islice(iterator._sampler_iter, DRAWN_SAMPLES // len(first_batch)))
+        drawn = list(_within(iterator._sampler_iter, DRAWN_SAMPLES // len(first_batch), deadline_ns))
         iterator._sampler_iter = chain(drawn, iterator._sampler_iter)
         batches = [first_batch, *map(_batch, drawn)]
         candidates = list(dict.fromkeys(chain.from_iterable(batches)))
@@ -173,6 +177,14 @@ def _look(iterator: Any, first_batch: list[int]) -> tuple[list[int] | None, int,
     is_full = makes_batches or len(longest) == len(first_batch)
     differ = len(set(length_of.values())) > 1
     return longest if is_full and differ else None, len(length_of), len(candidates)
+
+
+def _within(items: Iterable[Any], count: int, deadline_ns: int) -> Iterator[Any]:
+    """Yield the first `count` items, fewer after the deadline; take no item that is not yielded."""
+    for item in islice(items, count):
+        yield item
+        if monotonic_ns() > deadline_ns:
+            return
 
 
 def _lengths(dataset: Any, candidates: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -132,7 +132,6 @@ class RankFiles:
         lock = os.open(os.path.join(self.directory, "alive.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
         never_raises(self.write)("started", pid=os.getpid(), start_ticks=process.start_ticks())
-        never_raises(self.write)("phase", phase="train")
         return True
 
     def _leave(self) -> None:

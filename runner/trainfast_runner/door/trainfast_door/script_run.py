@@ -165,6 +165,8 @@ class ScriptRun:
         now_ns = monotonic_ns()
         if not self.files.claim():
             return False
+        if not self.taken:
+            never_raises(self.files.write)("phase", phase="train")
         if self.is_stopping:
             if not self._noted_ignored_stop:
                 # The script trains on; the supervisor ends it.

@@ -218,11 +218,6 @@ def slow_call_sentence(seconds: float, subject: str = "NVML") -> str:
     )
 
 
-def takes_long(sentence: str) -> bool:
-    """True for a sentence about a call that has not returned, rather than about a lost GPU."""
-    return _HAS_NOT_ANSWERED in sentence
-
-
 def opening_failure(seconds: float) -> NvmlFailure:
     """The failure while a driver is being opened."""
     if seconds > HANGS_AFTER_S:
@@ -347,8 +342,11 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "count": (0, 1_024),
     "power_limit_w": (1, 5_000),
     "sm_clock_max_mhz": (1, 5_000),
-    **dict.fromkeys(("memory_used_bytes", "memory_total_bytes", "memory_free_bytes"), (0, 1 << 50)),
-    **dict.fromkeys(("slowdown_temperature_c", "gpu_max_temperature_c"), (1, 150)),
+    "bytes": (0, (1 << 64) - 1),
+    "memory_total_bytes": (1, 1 << 50),
+    **dict.fromkeys(("memory_used_bytes", "memory_free_bytes"), (0, 1 << 50)),
+    **dict.fromkeys(("slowdown_temperature_c", "shutdown_temperature_c"), (1, 150)),
+    **dict.fromkeys(("gpu_max_temperature_c", "memory_max_temperature_c"), (1, 150)),
     **dict.fromkeys(("corrected", "uncorrected"), (0, 100_000)),
     **dict.fromkeys(("pending", "failed"), (0, 1)),
     **dict.fromkeys(("pcie_generation", "pcie_generation_max"), (1, 10)),

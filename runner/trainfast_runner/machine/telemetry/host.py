@@ -49,16 +49,17 @@ class ProcessTree:
         self._ticks += 1
         now_s = time.monotonic()
         before_s, self._read_s = self._read_s, now_s
-        before, self._members, cpu_s = self._members, {}, 0.0
-        for pid, member in before.items():
+        members, cpu_s = dict[int, Stat](), 0.0
+        for pid, member in self._members.items():
             stat = read_stat(pid)
             # A zombie uses nothing, and the pid may have passed to another process.
             if stat is not None and not stat.ended and stat.start_ticks == member.start_ticks:
                 cpu_s += stat.cpu_s - member.cpu_s
-                self._members[pid] = stat
-        if not self._members:
+                members[pid] = stat
+        self._members = members  # an OSError above leaves those of the last tick
+        if not members:
             raise ProcessLookupError(f"process {self.root_pid} and its children have ended")
-        stats = self._members.values()
+        stats = members.values()
         return RunReading(
             cpu_percent=None if before_s is None else round(100 * cpu_s / (now_s - before_s), 1),
             memory_rss_bytes=sum(stat.memory_rss_bytes for stat in stats),

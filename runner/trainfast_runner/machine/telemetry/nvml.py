@@ -354,11 +354,12 @@ class Nvml:
         """
         jobs = {device: Job(partial(call, device)) for device in devices}
         self._calls.run(jobs.values(), timeout_s)
+        hanging = {device: job for device, job in jobs.items() if not job.ended}
+        self._hangs |= hanging
+        for device, job in hanging.items():
+            device.fail(_hang_sentence(job), lost=False)
         for device, job in jobs.items():
-            if not job.ended:
-                self._hangs[device] = job
-                device.fail(_hang_sentence(job), lost=False)
-            elif isinstance(job.error, NvmlError):
+            if isinstance(job.error, NvmlError):
                 try:
                     device.fail_by(job.error)
                 except NvmlError as error:

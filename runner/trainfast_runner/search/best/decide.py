@@ -277,10 +277,11 @@ def _cold_runs(cold: ColdRuns, done: Counter[tuple[int, str]]) -> Iterator[BestS
     # The leader runs under the limit before the race: without it trials may go on.
     yield from limited(finalists[0])
     raced = f"one of {len(finalists)} settings within {100 * NEAR_LOG_GAIN:.0f} % of the leader"
+    is_confirming = any(done[number, CONFIRM] for number in {number for number, _ in done})
     for turn, order in ((1, finalists), (2, cold.contenders[::-1])):
-        # A, B, then B, A; a turn that the budget does not pay for is not begun.
+        # A, B, then B, A; a turn that the budget does not pay for is not begun, nor one after the race.
         is_begun = any(done[number, RACE] >= turn for number in order)
-        if len(order) < 2 or not (is_begun or cold.are_affordable(order)):
+        if len(order) < 2 or not (is_begun or (not is_confirming and cold.are_affordable(order))):
             break
         yield from (run(number, RACE, raced) for number in order)
     winner_number = cold.winner_number

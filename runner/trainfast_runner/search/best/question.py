@@ -188,8 +188,9 @@ class GlobalBatch:
         max_batch = min(whole_number(knobs, "batch_size"), per_rank)
         batch = next(size for size in range(max_batch, 0, -1) if per_rank % size == 0)
         of_batch: KnobValues = {"batch_size": batch, "grad_accum": per_rank // batch}
-        is_derived = bool(self._deciding)
-        return named | {name: value for name, value in of_batch.items() if is_derived or value != knobs[name]}
+        # One of them beside the preset's other one would be another global batch.
+        is_derived = bool(self._deciding) or any(value != knobs[name] for name, value in of_batch.items())
+        return named | of_batch if is_derived else named
 
     def occurring_values(self) -> dict[str, list[KnobValue]]:
         """Return the varied values without those that no combination of this size has."""
