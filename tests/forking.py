@@ -32,7 +32,7 @@ class Ended:
     code: int
     out: str
     err: str
-    cpu_s: float
+    cpu_s: float = 0.0
 
 
 class Forks:

@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forking import Forks
+from forking import Ended, Forks
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_directory import is_alive, read_result
@@ -32,15 +32,8 @@ SMALL = [
 """Settings that make a step of tiny-llama take milliseconds."""
 
 
-@dataclass
-class Done:
+class Done(Ended):
     """How a command ended and what it said."""
-
-    code: int
-    out: str
-    err: str
-    cpu_s: float = 0.0
-    """Its CPU time; in a fork without that of the imports."""
 
     @property
     def json(self) -> Any:
@@ -90,13 +83,13 @@ class Cli:
             return self.cold(*arguments, **environment)
         everything = {**self.environment, **environment}
         forked = forks(everything.get("LD_LIBRARY_PATH")).run(arguments, [everything], Path.cwd(), PATIENCE_S)
-        return Done(forked.code, forked.out, forked.err, forked.cpu_s)
+        return Done(**vars(forked))
 
-    def cold(self, *arguments: str, **environment: str) -> Done:
-        """Run the console script to its end, as a shell does."""
+    def cold(self, *arguments: str, command: Sequence[str] = tuple(COMMAND), **environment: str) -> Done:
+        """Run the console script, or another command, to its end, as a shell does."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [*COMMAND, *arguments],
+            [*command, *arguments],
             env={**self.environment, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -10,17 +10,8 @@ import pytest
 
 from cli.command import SMALL, Cli, Done
 
-OURS = (
-    "trainfast",
-    "_editable_impl_trainfast",
-    "textual",
-    "msgspec",
-    "psutil",
-    "pynvml",
-    "nvidia_ml",
-    "rich",
-    "tomlkit",
-)
+OURS = ("trainfast", "_editable_impl_trainfast")
+OF_US_ALONE = ("textual", "msgspec", "psutil", "pynvml", "nvidia_ml", "rich", "tomlkit")
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +21,7 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     packages = next(folder.glob("lib/python3*/site-packages"))
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if not entry.name.startswith((*OURS, "_distutils", "distutils", "__pycache__")):
+        if not entry.name.startswith((*OURS, *OF_US_ALONE, "_distutils", "distutils", "__pycache__")):
             (packages / entry.name).symlink_to(entry)
     return folder / "bin" / "python"
 

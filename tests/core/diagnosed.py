@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from on_disk import run_file
+from on_disk import put, run_file
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.records.tick import DeviceSample, HostSample, RunSample
 from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose
@@ -54,23 +54,18 @@ class Case:
     def write(self, directory):
         """The same as a supervisor and its ranks would have left it on disk."""
         window = self.window()
-        (directory / "run.json").write_bytes(msgspec.json.encode(window.run))
+        put(directory / "run.json", window.run)
         for rank, steps in window.steps.items():
-            _write_lines(directory / f"steps{f'.rank{rank}' if rank else ''}.jsonl", steps)
+            put(directory / f"steps{f'.rank{rank}' if rank else ''}.jsonl", *steps)
         hosts = msgspec.to_builtins(window.hosts)
         for host in hosts:
             host["run"] |= {"processes": 1, "threads": 1}
-        ticks = [
-            {
-                "t_ns": n * S,
-                "devices": [of[n][1] for of in window.samples.values()],
-                "host": hosts[min(n, 9)],
-                "missing": {},
-                "sample_us": 1,
-            }
-            for n in range(11)
-        ]
-        _write_lines(directory / "telemetry.jsonl", ticks)
+        ticks = []
+        for n in range(11):
+            devices = [of[n][1] for of in window.samples.values()]
+            tick = {"t_ns": n * S, "devices": devices, "host": hosts[min(n, 9)]}
+            ticks.append({**tick, "missing": {}, "sample_us": 1})
+        put(directory / "telemetry.jsonl", *ticks)
 
     def findings(self):
         return diagnose(self.window())
@@ -82,10 +77,6 @@ class Case:
 
     def found(self):
         return [finding.rule for finding in self.findings()]
-
-
-def _write_lines(path, records):
-    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
 def _step(n, fields):

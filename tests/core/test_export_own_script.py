@@ -37,6 +37,8 @@ def test_the_command_is_the_scripts_with_the_flags_that_ran(tmp_path):
     assert "# Cannot be expressed in this format: lr." in comments
     again = "trainfast-tui run --set lr=0.1 --set steps=50 -- python train.py --bs 16"
     assert f"# Started in /home/me/project. The same run here: {again}" in comments
+    text = exported(tmp_path, "command", steps_from_log="--- step", lr=0.1)
+    assert "trainfast-tui run --set lr=0.1 --steps-from-log '--- step' -- python train.py --bs 16" in text
 
 
 def test_a_framework_takes_its_knobs_from_the_environment(tmp_path):
@@ -65,6 +67,8 @@ def test_the_preset_has_the_command_the_flags_and_the_knobs(tmp_path):
     preset = script_preset.load(file)
     assert (list(preset.command), preset.flag_words, preset.cwd) == (COMMAND, FLAG_WORDS, "/home/me/project")
     assert preset.knobs == {"batch_size": 16, "lr": 0.1, "steps": 50}
+    text = exported(tmp_path, "preset", steps_from_log="--- step")
+    assert text.startswith("# Cannot be expressed in this format: --steps-from-log.\n")
 
 
 @pytest.mark.parametrize(("preset", "file"), [("train.py", "train.toml"), ("llama-3.2", "llama-3.2.toml")])
@@ -72,16 +76,6 @@ def test_the_presets_file_has_the_name_of_the_script_or_of_its_preset(tmp_path, 
     exported(tmp_path, "command")
     run = run_file(preset=preset, script=ScriptAsked(command=COMMAND, argv=[]))
     assert list(export_run(run, tmp_path, "preset").files) == [file]
-
-
-def test_the_preset_names_the_options_that_it_lacks(tmp_path):
-    text = exported(tmp_path, "preset", steps_from_log="--- step")
-    assert text.startswith("# Cannot be expressed in this format: --steps-from-log.\n")
-
-
-def test_the_command_that_starts_the_same_run_keeps_its_options(tmp_path):
-    text = exported(tmp_path, "command", steps_from_log="--- step", lr=0.1)
-    assert "trainfast-tui run --set lr=0.1 --steps-from-log '--- step' -- python train.py --bs 16" in text
 
 
 def test_the_preset_names_the_framework_that_takes_its_knobs(tmp_path):

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from on_disk import CLOCK, run_file
+from on_disk import run_file
 from texts import any_text
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import export_run
@@ -27,13 +27,9 @@ HOSTILE = st.one_of(
     any_text(max_size=30),
 )
 FIELDS = {
-    "run_id": lambda text: {"run_id": text},
-    "preset": lambda text: {"preset": text},
-    "variant": lambda text: {"variant": text},
-    "title": lambda text: {"title": text},
+    **{name: lambda text, name=name: {name: text} for name in ("run_id", "preset", "variant", "title", "cwd")},
     "version": lambda text: {"versions": {"torch": text, "transformers": f"5.1{text}"}},
     "overrides": lambda text: {"overrides": [text]},
-    "cwd": lambda text: {"cwd": text},
     "device_name": lambda text: {"device_names": [text]},
     "model": lambda text: {"model": {"family": "llama", "name": text}},
     "model source": lambda text: {"model": {"hub": text}},
@@ -55,14 +51,7 @@ PARSED = {
 
 
 def exported(to, folder, fields):
-    record = {
-        "run_id": "r1",
-        "preset": "tiny-llama",
-        "model": {"family": "llama"},
-        "data": {"kind": "text", "objective": "causal-lm"},
-        "knobs": defaults(),
-        "clock": CLOCK,
-    }
+    record = {"model": {"family": "llama"}, "data": {"kind": "text", "objective": "causal-lm"}, "knobs": defaults()}
     return export_run(run_file(**{**record, **fields}), folder, to)
 
 

@@ -27,17 +27,6 @@ def test_every_shipped_preset_resolves_and_explains_itself():
         assert resolve(name).title != name
 
 
-def test_the_single_gpu_guide_has_its_nine_variants():
-    preset, _ = presets.load("guide-single-gpu")
-    assert len(preset.variants) == 9
-    assert preset.baseline == "vanilla"
-    assert preset.variant("fp16").published == {"time_s": 27.46, "samples_per_s": 18.64, "memory_mb": 13939}
-    assert preset.variant("all+adam8bit").published["memory_mb"] == 5363
-    spec = resolve("guide-single-gpu/accum+ckpt")
-    assert (spec.knobs["batch_size"], spec.knobs["grad_accum"], spec.knobs["checkpointing"]) == (1, 4, "full")
-    assert spec.data == {"kind": "random", "objective": "sequence-classification"}
-
-
 def test_a_user_preset_extends_a_shipped_one(user_presets):
     (user_presets / "mine.toml").write_text('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatch_size = 3\n')
     spec = resolve("mine", ["grad_accum=2", "model.num_hidden_layers=1", "data.kind=random"])
@@ -45,39 +34,26 @@ def test_a_user_preset_extends_a_shipped_one(user_presets):
     assert (spec.model["num_hidden_layers"], spec.model["family"]) == (1, "llama")
     assert spec.data["kind"] == "random"
     assert spec.overrides == ("grad_accum", "model.num_hidden_layers", "data.kind")
-
-
-def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets):
     (user_presets / "tiny-llama.toml").write_text('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatch_size = 5\n')
-    assert resolve("tiny-llama").knobs["batch_size"] == 5
+    assert resolve("tiny-llama").knobs["batch_size"] == 5, "it may refine the one that it hides"
+    model = resolve("tiny-llama", ["model.hidden_size=64", "model.family=gpt2"]).model
+    assert model == {"family": "gpt2", "hidden_size": 64}, "a field set before its model stays, the preset's go"
 
 
-def test_a_glob_that_matches_nothing_is_refused(tmp_path):
+def test_a_glob_that_matches_nothing_is_refused_and_a_name_that_looks_like_one_is_found(tmp_path):
     spec = resolve("tiny-llama", [f"data.paths={tmp_path}/*.txt"])
     assert spec.data["kind"] == "files"
     with pytest.raises(UserError, match="matches no file"):
         expand_paths(spec.data)
-    (tmp_path / "one.txt").write_text("text")
-    assert expand_paths(spec.data)["paths"] == [str(tmp_path / "one.txt")]
-
-
-def test_a_file_whose_name_looks_like_a_pattern_is_found(tmp_path):
-    text = tmp_path / "notes [1].txt"
-    text.write_text("some text")
-    (tmp_path / "notes 1.txt").write_text("other text")
-    assert expand_paths({"kind": "files", "paths": [str(text)]})["paths"] == [str(text)]
-
-
-def test_a_field_set_before_its_model_stays_and_those_of_the_preset_go():
-    model = resolve("tiny-llama", ["model.hidden_size=64", "model.family=gpt2"]).model
-    assert model == {"family": "gpt2", "hidden_size": 64}
+    for name in ("notes [1].txt", "notes 1.txt"):
+        (tmp_path / name).write_text("text")
+    assert expand_paths(spec.data)["paths"] == [str(tmp_path / "notes 1.txt"), str(tmp_path / "notes [1].txt")]
+    named = str(tmp_path / "notes [1].txt")
+    assert expand_paths({"kind": "files", "paths": [named]})["paths"] == [named]
 
 
 def test_a_user_without_a_home_directory_has_presets_in_the_home_of_runs(tmp_path, monkeypatch):
-    def no_entry(_uid):
-        raise KeyError("uid not found")
-
-    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path))
@@ -103,35 +79,19 @@ BASELINES = {
 SHAPES = {"bert-large": ("bert", 24, 1024, 16), "gpt2-large": ("gpt2", 36, 1280, 20), "gpt2-xl": ("gpt2", 48, 1600, 25)}
 
 
-def rows_of(name):
-    """The source's rows by the preset's ids: knobs, figures and, where a row has its own, the model's name."""
-    rows = {}
-    for row in PUBLISHED[name]:
-        id, knobs, model = row["id"], row["knobs"], row.get("model")
-        figures = {key: value for key, value in row.items() if key not in ("id", "knobs", "model")}
-        if "fp16_mb" in figures:
-            # One printed row is two runs.
-            half = {**knobs, "precision": "fp16"}
-            rows[f"{id}-fp16"] = {"knobs": half, "model": model, "figures": {"memory_mb": figures["fp16_mb"]}}
-            figures = {"memory_mb": figures["fp32_mb"]}
-        rows[id] = {"knobs": knobs, "model": model, "figures": figures}
-    return rows
-
-
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_table_has_the_sources_rows_and_its_figures(name):
     preset, _ = presets.load(name)
     assert preset.baseline == BASELINES[name]
-    assert {row.id for row in preset.variants} == set(rows_of(name))
-    for id, row in rows_of(name).items():
-        variant = preset.variant(id)
-        assert variant.published == row["figures"], id
-        spec = from_preset(preset, variant)
-        assert {knob: spec.knobs[knob] for knob in row["knobs"]} == row["knobs"], id
-        if row["model"]:
-            model = spec.model
-            shape = (model["family"], model["num_hidden_layers"], model["hidden_size"], model["num_attention_heads"])
-            assert shape == SHAPES[row["model"]], id
+    assert {row.id for row in preset.variants} == {row["id"] for row in PUBLISHED[name]}
+    for row in PUBLISHED[name]:
+        id, knobs, of_model = row.pop("id"), row.pop("knobs"), row.pop("model", None)
+        assert preset.variant(id).published == row, id
+        spec = from_preset(preset, preset.variant(id))
+        assert {knob: spec.knobs[knob] for knob in knobs} == knobs, id
+        if of_model:
+            names = ("family", "num_hidden_layers", "hidden_size", "num_attention_heads")
+            assert tuple(spec.model[field] for field in names) == SHAPES[of_model], id
 
 
 def test_rows_of_one_table_train_different_models():

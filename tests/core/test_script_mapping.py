@@ -15,12 +15,9 @@ def test_a_flag_for_half_precision_is_what_its_help_says(help, precision):
     assert (found.flag_words, found.value) == ({precision: "--half", "fp32": ""}, "fp32")
 
 
-def test_nw_is_the_number_of_workers():
+def test_nw_is_the_number_of_workers_and_of_two_flags_of_a_precision_the_surest_is_taken():
     (found,) = propose([Flag(names=["--nw"], type="int", default=2, value=2)])
     assert (found.knob, found.flag_words, found.value) == ("workers", "--nw {}", 2)
-
-
-def test_of_two_flags_of_a_precision_the_surest_is_taken():
     flags = [Flag(names=[name], type="switch", value=False) for name in ("--use_bf16", "--bf16")]
     (found,) = propose(flags)
     assert found.flag_words == {"bf16": "--bf16", "fp32": ""}

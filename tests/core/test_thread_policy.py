@@ -40,11 +40,6 @@ def spent_s(process):
     return times.user + times.system
 
 
-def all_s():
-    """Seconds that the cores of this process have been busy since boot."""
-    return _busy_s()
-
-
 def others_s(window):
     """At least and at most the seconds that others took by a window, whose age grows while it is read."""
     least_age_s = window.age_s
@@ -71,10 +66,10 @@ def test_a_process_of_somebody_else_counts():
 def test_a_child_of_ours_does_not_count():
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        began_s, window = all_s(), CpuWindow()
+        began_s, window = _busy_s(), CpuWindow()
         taken_s = use_a_core(psutil.Process(child.pid))
         least_s, _ = others_s(window)
-        busy_s = all_s() - began_s
+        busy_s = _busy_s() - began_s
     finally:
         child.kill()
         child.wait()
@@ -82,10 +77,10 @@ def test_a_child_of_ours_does_not_count():
 
 
 def test_a_child_that_ended_does_not_count():
-    began_s, window = all_s(), CpuWindow()
+    began_s, window = _busy_s(), CpuWindow()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
     least_s, _ = others_s(window)
-    assert least_s <= all_s() - began_s - 0.5 + TICKS_S
+    assert least_s <= _busy_s() - began_s - 0.5 + TICKS_S
 
 
 def test_a_look_in_which_a_child_lost_its_parent_tells_nothing():
@@ -118,6 +113,8 @@ def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep():
     assert (busy.wait, busy.env) == ("passive", {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"})
     assert "other processes used 100 % of a core" in busy.reason
     assert policy_beside(None).wait == "passive"
+    assert fixed_policy({}, threads=1).wait == "unused", "one thread a rank needs no policy"
+    assert fixed_policy({}, threads=None) is None
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
@@ -133,29 +130,23 @@ def test_a_passive_policy_beside_a_setting_that_spins_is_named_with_it(other):
     assert wait_policy({"OMP_WAIT_POLICY": "passive", name: value}) == f"OMP_WAIT_POLICY=passive, {other}"
 
 
-def test_one_thread_a_rank_needs_no_policy():
-    policy = fixed_policy({}, threads=1)
-    assert policy.wait == "unused"
-    assert fixed_policy({}, threads=None) is None
-
-
-def test_zero_offload_on_several_gpus_shares_the_cores_between_ranks():
-    assert thread_variables("cuda", "zero2-offload", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
-    assert thread_variables("cuda", "zero3-offload", 2, 8, {}) == {"OMP_NUM_THREADS": "1"}
-    assert thread_variables("cuda", "ddp", 16, 4, {}) == {}
-    assert thread_variables("cuda", "zero2-offload", 16, 4, {"OMP_NUM_THREADS": "2"}) == {}
-
-
-def test_a_process_alone_on_the_cpu_has_the_threads_of_the_users_own_script():
-    assert thread_variables("cpu", "single", 16, 1, {}) == {}
-    assert thread_variables("cpu", "ddp", 16, 4, {}) == {"OMP_NUM_THREADS": "4"}
+@pytest.mark.parametrize(
+    ("device", "strategy", "cores", "ranks", "threads"),
+    [
+        ("cuda", "zero2-offload", 16, 4, "4"),
+        ("cuda", "zero3-offload", 2, 8, "1"),
+        ("cuda", "ddp", 16, 4, None),
+        ("cpu", "single", 16, 1, None),
+        ("cpu", "ddp", 16, 4, "4"),
+    ],
+)
+def test_ranks_that_compute_on_the_cpu_share_its_cores(device, strategy, cores, ranks, threads):
+    expected = {"OMP_NUM_THREADS": threads} if threads else {}
+    assert thread_variables(device, strategy, cores, ranks, {}) == expected
+    assert thread_variables(device, strategy, cores, ranks, {"OMP_NUM_THREADS": "2"}) == {}
 
 
 def test_threads_of_a_script_are_known_by_its_environment_alone():
-    policies = [
-        script_policy({}, 1),
-        script_policy({"OMP_WAIT_POLICY": "PASSIVE"}, 1),
-        script_policy({"OMP_NUM_THREADS": "1"}, 1),
-        script_policy({}, 2),
-    ]
+    environments = [({}, 1), ({"OMP_WAIT_POLICY": "PASSIVE"}, 1), ({"OMP_NUM_THREADS": "1"}, 1), ({}, 2)]
+    policies = [script_policy(*one) for one in environments]
     assert [policy and policy.wait for policy in policies] == ["default", "passive", "unused", None]

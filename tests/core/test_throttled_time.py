@@ -103,9 +103,10 @@ def test_a_step_gets_the_milliseconds_of_its_own_time():
     assert conditions[45].devices[0].lost_ms["thermal"] == pytest.approx(50), "the clock is at half of its maximum"
 
 
-def conditions(scenario, *counters):
-    (found,) = join_of(sampled(scenario, ticks(14), *counters), [GPU]).conditions_between(2 * S, 12 * S)
-    return found
+def throttled_ms(samples, begin, end):
+    """The milliseconds that heat held the GPU back between those seconds."""
+    (found,) = join_of(samples, [GPU]).conditions_between(begin * S, end * S)
+    return found.throttled_ms["thermal"]
 
 
 def test_counters_that_start_again_lose_one_interval_not_the_run():
@@ -116,8 +117,7 @@ def test_counters_that_start_again_lose_one_interval_not_the_run():
         since = 6.5 if t > 6.5 else 0.0
         return {"thermal_violation_ns": int((one.held_s(0, THERMAL, t) - one.held_s(0, THERMAL, since)) * S)}
 
-    found = conditions(scenario, reloaded)
-    assert found.throttled_ms["thermal"] == pytest.approx(6000)
+    assert throttled_ms(sampled(scenario, ticks(14), reloaded), 2, 12) == pytest.approx(6000)
 
 
 def test_where_nothing_tells_there_is_no_figure():
@@ -130,35 +130,32 @@ def test_where_nothing_tells_there_is_no_figure():
     assert (row.uuid, row.thermal_fraction) == (GPU, None)
 
 
-def silent(samples, begin, end):
-    """The GPU does not answer between those seconds."""
+def silent(spell, *counters):
+    """Samples of a GPU that is held back in the spell and does not answer from second 8 to 12."""
     nothing = DeviceSample(uuid=GPU, index=0)
-    return {GPU: [(t_ns, nothing if begin * S < t_ns < end * S else one) for t_ns, one in samples[GPU]]}
+    samples = sampled(hot(spell), ticks(22), *counters)[GPU]
+    return {GPU: [(t_ns, nothing if 8 * S < t_ns < 12 * S else one) for t_ns, one in samples]}
+
+
+BOTH = (cause_counters, policy_counters)
 
 
 @pytest.mark.parametrize("spell", [(3, 5), (9, 11), (7.2, 13.4)])
 def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell):
-    scenario = hot(spell)
-    lost = silent(sampled(scenario, ticks(22), cause_counters, policy_counters), 8, 12)
-    (found,) = join_of(lost, [GPU]).conditions_between(0, 20 * S)
-    assert found.throttled_ms["thermal"] == pytest.approx(1000 * (spell[1] - spell[0]))
+    assert throttled_ms(silent(spell, *BOTH), 0, 20) == pytest.approx(1000 * (spell[1] - spell[0]))
 
 
 def test_of_an_outage_that_lies_in_the_window_in_part_counts_as_much():
     """Two of its four seconds were throttled, and one of the four lies before the window."""
-    lost = silent(sampled(hot((9, 11)), ticks(22), cause_counters, policy_counters), 8, 12)
-    (found,) = join_of(lost, [GPU]).conditions_between(9 * S, 19 * S)
-    assert found.throttled_ms["thermal"] == pytest.approx(2000 * 3 / 4)
+    assert throttled_ms(silent((9, 11), *BOTH), 9, 19) == pytest.approx(2000 * 3 / 4)
 
 
 def test_without_counters_a_gpu_that_was_silent_counts_by_the_time_it_answered():
-    (found,) = join_of(silent(sampled(hot((3, 5)), ticks(22)), 8, 12), [GPU]).conditions_between(0, 20 * S)
     # Twenty seconds less the four between the last answer and the next.
-    assert found.throttled_ms["thermal"] == pytest.approx(2000 * 20 / 16, rel=0.02)
+    assert throttled_ms(silent((3, 5)), 0, 20) == pytest.approx(2000 * 20 / 16, rel=0.02)
 
 
 def test_a_step_in_which_a_gpu_was_silent_has_no_figure():
-    lost = silent(sampled(hot((9, 11)), ticks(22), cause_counters, policy_counters), 8, 12)
-    join = join_of(lost, [GPU])
+    join = join_of(silent((9, 11), *BOTH), [GPU])
     join.add(Step(t_ns=10 * S, step=1, samples=1, tokens=1, step_ms=100.0))
     assert join.joined(final=True)[0].throttled_ms["thermal"] is None

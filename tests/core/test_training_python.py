@@ -28,12 +28,6 @@ from trainfast_runner.search.journal import newest_conducted
 from trainfast_runner.settings.spec import resolve
 
 
-def test_an_answer_in_time_is_given(tmp_path):
-    script = tmp_path / "quick.py"
-    script.write_text("print('noise'); print('{\"answer\": 42}')")
-    assert ask_worker(sys.executable, str(script), ["x"]) == {"answer": 42}
-
-
 @pytest.mark.parametrize(
     ("writes", "words"), [("x", "x"), ("", "it exited without reporting an error")], ids=["its last line", "nothing"]
 )
@@ -80,9 +74,8 @@ def test_a_python_that_fails_is_named_with_its_task(tmp_path):
 
 def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
-    script.write_text(
-        "import json, os; print(json.dumps({'seen': [n for n in ('RANK', 'OF_THE_USER') if n in os.environ]}))"
-    )
+    seen = "{'seen': [n for n in ('RANK', 'OF_THE_USER') if n in os.environ]}"
+    script.write_text(f"import json, os; print('noise'); print(json.dumps({seen}))")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("OF_THE_USER", "1")
     assert ask_worker(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}
@@ -93,14 +86,8 @@ def children():
 
 
 def test_a_supervisor_that_ended_is_collected(tmp_path):
-    run = run_file(
-        run_id=tmp_path.name,
-        preset="none",
-        argv=["true"],
-        boot_id=boot_id(),
-        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
-    )
-    put(tmp_path / "run.json", run)
+    clock = ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns())
+    put(tmp_path / "run.json", run_file(run_id=tmp_path.name, argv=["true"], boot_id=boot_id(), clock=clock))
     _spawn_supervisor(tmp_path)
     pid = read_all(tmp_path / "events.jsonl", Event)[0][0].pid
     assert pid in children()
@@ -143,10 +130,8 @@ def test_a_conductor_whose_starter_has_gone_goes_on(tmp_path, cache, monkeypatch
 
 def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path):
     """They also kept its output open, for which the answer waited two minutes."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/fork; echo '{{\"answer\": 1}}'\n")
-    python.chmod(0o755)
-    assert training_python.ask_worker(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
+    python = executable(tmp_path / "python", f"sleep 1000 & echo $! > {tmp_path}/fork; echo '{{\"answer\": 1}}'")
+    assert ask_worker(python, "inspect_model.py", ["a request"]) == {"answer": 1}
     fork = int((tmp_path / "fork").read_text())
     until(lambda: identify(fork) is None, "the fork to be ended")
 

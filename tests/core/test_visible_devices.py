@@ -1,7 +1,5 @@
 """A run may use what CUDA_VISIBLE_DEVICES leaves, and takes the GPUs with most free memory."""
 
-from pathlib import Path
-
 import pytest
 import stand_in
 from stand_in import Gpu, Machine
@@ -29,9 +27,8 @@ def cut(uuid: str, *instances: str) -> Gpu:
 
 
 def seen(variable: str | None, versions: Versions = CUDA, *gpus: Gpu, order: str | None = None) -> Seen:
-    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    if order is not None:
-        environment["CUDA_DEVICE_ORDER"] = order
+    asked = {"CUDA_VISIBLE_DEVICES": variable, "CUDA_DEVICE_ORDER": order}
+    environment = {name: value for name, value in asked.items() if value is not None}
     with stand_in.installed(Machine(list(gpus) or [Gpu(uuid="GPU-aa11"), Gpu(uuid="GPU-bb22")])):
         return detect_machine(versions, environment=environment)
 
@@ -93,21 +90,18 @@ def test_a_driver_that_is_not_loaded_is_no_gpu_unless_there_is_a_sign_of_one(mon
             assert f"NVML lists no GPU, but {sign}: the NVIDIA kernel module is not loaded" in refused(machine)
 
 
-def put(path: Path, text: str = "") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 def test_the_signs_of_a_gpu_without_nvml(tmp_path):
     assert devices.sign_of_a_gpu(root=tmp_path) is None
     card = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
-    put(card / "vendor", "0x10de\n")
-    put(card / "class", "0x040300\n")
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x040300\n")
     assert devices.pci_card(tmp_path) is None, "the sound device of a graphics card is no GPU"
-    put(card / "class", "0x030200\n")
+    (card / "class").write_text("0x030200\n")
     assert devices.sign_of_a_gpu(root=tmp_path) == "the PCI bus lists 0000:3b:00.0"
-    put(tmp_path / "dev/nvidiactl")
-    put(tmp_path / "dev/nvidia0")
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia0"):
+        (tmp_path / "dev" / name).touch()
     assert devices.sign_of_a_gpu(root=tmp_path) == "/dev/nvidia0 is there"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,5 @@ from end_to_end.terminal import Terminal
 
 @pytest.fixture
 def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
-    opened = Terminal(tmp_path, 120, 40, cli.environment)
-    yield opened
-    opened.close()
+    with closing(Terminal(tmp_path, 120, 40, cli.environment)) as opened:
+        yield opened

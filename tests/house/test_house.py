@@ -6,9 +6,7 @@ The copy trains, lists, refuses and exports what was added, and no other file of
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sysconfig
 import venv
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cli.command import Done
+from cli.command import Cli, Done
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "runner/trainfast_runner"
@@ -29,27 +27,6 @@ SMALL = (
     *("data.kind=random", "model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=512"),
     *("batch_size=2", "seq_len=16", "steps=3", "timing_warmup=1"),
 )
-PATIENCE_S = 200.0
-ASK = """
-import contextlib, io, json, sys
-from trainfast_tui.cli import main
-from trainfast_runner.settings.knobs import KNOBS_BY_NAME
-
-answers = []
-for words in json.loads(sys.argv[1]):
-    out, err, code = *(io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        if words[0] == "help":
-            knob = KNOBS_BY_NAME[words[1]]
-            print(knob.what, knob.speed, knob.memory, knob.values.describe())
-        else:
-            try:
-                code = main(words) or 0
-            except SystemExit as end:
-                code = end.code
-    answers.append((code, *(stream.buffer.getvalue().decode() for stream in (out, err))))
-print(json.dumps(answers))
-"""
 
 
 def run(*settings: str) -> list[str]:
@@ -77,27 +54,11 @@ class House:
         path.write_text(before + begin + entry + after)
 
     def answers(self, *commands: Sequence[str]) -> list[Done]:
-        """Exit code, output and error of several command lines, run one after the other in one process of the copy."""
-        environment = {
-            **os.environ,
-            "TRAINFAST_HOME": str(self.folder / "home"),
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-            "XDG_CACHE_HOME": str(self.cache),
-            "OMP_NUM_THREADS": "1",
-        }
-        environment.pop("PYTHONPATH", None)
-        done = subprocess.run(
-            [str(self.folder / "env" / "bin" / "python"), "-P", "-c", ASK, json.dumps(commands)],
-            env=environment,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return [Done(*answer) for answer in json.loads(done.stdout.splitlines()[-1])]
+        """How several command lines of the copy end, run one after the other."""
+        cli = Cli(self.folder / "home", self.folder / "config", self.cache)
+        python = str(self.folder / "env" / "bin" / "python")
+        command = [python, "-P", "-m", "trainfast_tui.cli"]
+        return [cli.cold(*words, command=command, PYTHONPATH="") for words in commands]
 
     def trained(self, *settings: str) -> dict[str, Any]:
         """The result of a run that finished."""
@@ -107,15 +68,9 @@ class House:
         assert (result["state"], result["steps"]) == ("finished", {"measured": 2, "warmup": 1})
         return result
 
-    def refused(self, *runs: Sequence[str]) -> list[dict[str, Any]]:
-        """The errors of runs that are refused before launch, each given by its settings."""
-        answers = self.answers(*(run(*settings) for settings in runs))
-        assert [answer.code for answer in answers] == [2] * len(runs), answers
-        return [answer.json["error"] for answer in answers]
-
-    def shown_for(self, knob: str, *forms: str) -> list[str]:
-        """The help of a knob, and the last run in some of the forms of export."""
-        answers = self.answers(["help", knob], *(["export", "last", "--to", form] for form in forms))
+    def exported(self, *forms: str) -> list[str]:
+        """The last run in some of the forms of export."""
+        answers = self.answers(*(["export", "last", "--to", form] for form in forms))
         assert [answer.code for answer in answers] == [0] * len(answers), answers
         return [answer.out for answer in answers]
 
@@ -134,21 +89,15 @@ def house(tmp_path: Path, cache: Path) -> House:
     """A fresh copy."""
     for part in ("runner", "tui", "presets"):
         shutil.copytree(ROOT / part, tmp_path / "source" / part)
-    builder = venv.EnvBuilder(symlinks=True)
-    builder.create(tmp_path / "env")
+    venv.EnvBuilder(symlinks=True).create(tmp_path / "env")
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
     path = (tmp_path / "source" / "runner", tmp_path / "source" / "tui", sysconfig.get_path("purelib"))
     (packages / "house.pth").write_text("".join(f"{folder}\n" for folder in path))
     return House(tmp_path, cache)
 
 
-@pytest.mark.long
-@pytest.mark.ci
-def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
-    house.add_entry(
-        STRATEGIES,
-        "_STRATEGIES = (",
-        """    StrategyEntry(
+ENTRIES = {
+    (STRATEGIES, "_STRATEGIES = ("): """    StrategyEntry(
         name="mirror",
         path="mirror:Mirrored",
         wrapper="Mirror",
@@ -159,10 +108,30 @@ def test_a_strategy_is_one_entry_and_one_file(house: House) -> None:
         accelerate_type="NO",
     ),
 """,
-    )
-    file = f"{RUNNER}/worker/strategies/mirror.py"
-    (house.source / file).write_text(
-        '''"""One process, one device, the model in a wrapper."""
+    (OPTIMIZERS, "_OPTIMIZERS = ("): """    OptimizerEntry(
+        name="signs",
+        path=".signs:Signs",
+        class_name="Signs",
+        what="one more way of descending",
+        refuses=((SLICES, "counts signs"),),
+    ),
+""",
+    (KNOBS, "KNOBS: tuple[Knob, ...] = ("): """    Knob(
+        "lr_warmup",
+        Whole(0, 1000, (0, 10, 100)),
+        0,
+        "optimization",
+        "Steps in which the learning rate rises to lr.",
+        "none",
+        "none",
+        same_as=Equivalent("warmup_steps", "get_scheduler(num_warmup_steps)"),
+        only_with=("single", "ddp"),
+    ),
+""",
+}
+"""What is added by the file and the first line of its table."""
+HANDLING = {
+    f"{RUNNER}/worker/strategies/mirror.py": '''"""One process, one device, the model in a wrapper."""
 
 from torch import nn
 
@@ -184,45 +153,8 @@ class Mirrored(Strategy):
 
     def actual_fields(self, module):
         return {**super().actual_fields(module), "wrapper": type(module).__name__}
-'''
-    )
-    result = house.trained("strategy=mirror")
-    assert (result["actual"]["wrapper"], result["knobs"]["strategy"]) == ("Mirror", "mirror")
-    help, command, accelerate = house.shown_for("strategy", "command", "accelerate")
-    assert "mirror: one device, the model behind a mirror." in help
-    assert "--set strategy=mirror" in command
-    assert 'distributed_type: "NO"' in accelerate
-    wrong = ("engine=trainer", "compile=default", "devices=2")
-    misspelt, *refused = house.refused(["strategy=miror"], *(["strategy=mirror", setting] for setting in wrong))
-    assert misspelt["nearest"] == "mirror"
-    for setting, error in zip(wrong, refused, strict=True):
-        assert "strategy=mirror" in error["message"]
-        assert setting in error["message"]
-    assert house.changed() == {STRATEGIES, file}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("own", [True, False], ids=["in a file", "of torch.optim"])
-def test_an_optimizer_is_one_entry_and_one_file_or_none(house: House, own: bool) -> None:
-    name, class_name, path = ("signs", "Signs", ".signs:Signs") if own else ("nadam", "NAdam", "torch.optim:NAdam")
-    arguments = () if own else (("decoupled_weight_decay", True),)
-    house.add_entry(
-        OPTIMIZERS,
-        "_OPTIMIZERS = (",
-        f"""    OptimizerEntry(
-        name="{name}",
-        path="{path}",
-        arguments={arguments},
-        class_name="{class_name}",
-        what="one more way of descending",
-        refuses=((SLICES, "counts signs"),),
-    ),
-""",
-    )
-    file = f"{RUNNER}/worker/model/signs.py"
-    if own:
-        (house.source / file).write_text(
-            '''"""Descent by the gradient's signs."""
+''',
+    f"{RUNNER}/worker/model/signs.py": '''"""Descent by the gradient's signs."""
 
 import torch
 
@@ -237,42 +169,8 @@ class Signs(torch.optim.Optimizer):
             for parameter in group["params"]:
                 parameter *= 1 - group["lr"] * group["weight_decay"]
                 parameter -= group["lr"] * parameter.grad.sign()
-'''
-        )
-    result = house.trained(f"optimizer={name}", "weight_decay=0.1")
-    assert result["actual"]["optimizer"] == class_name
-    help, command, arguments = house.shown_for("optimizer", "command", "training-args")
-    assert f"{name}: one more way of descending." in help
-    assert f"--set optimizer={name}" in command
-    assert "optim=" not in arguments, "the Trainer has no name for it"
-    [error] = house.refused([f"optimizer={name}", "strategy=fsdp", "devices=2"])
-    assert f"optimizer={name} counts signs, and with strategy=fsdp" in error["message"]
-    assert "strategy=ddp" in error["nearest"]
-    assert house.changed() == ({OPTIMIZERS, file} if own else {OPTIMIZERS})
-
-
-@pytest.mark.long
-def test_a_knob_is_one_entry_and_its_handling(house: House) -> None:
-    house.add_entry(
-        KNOBS,
-        "KNOBS: tuple[Knob, ...] = (",
-        """    Knob(
-        "lr_warmup",
-        Whole(0, 1000, (0, 10, 100)),
-        0,
-        "optimization",
-        "Steps in which the learning rate rises to lr.",
-        "none",
-        "none",
-        same_as=Equivalent("warmup_steps", "get_scheduler(num_warmup_steps)"),
-        only_with=("single", "ddp"),
-    ),
-""",
-    )
-    file = f"{RUNNER}/worker/model/optimizer.py"
-    with (house.source / file).open("a") as handling:
-        handling.write(
-            """
+''',
+    f"{RUNNER}/worker/model/optimizer.py": """
 
 _full_rate_at = rate_at
 
@@ -280,16 +178,52 @@ _full_rate_at = rate_at
 def rate_at(step: int, knobs: Knobs) -> float:
     warmup = knobs.others["lr_warmup"]
     return _full_rate_at(step, knobs) * min(1.0, step / warmup if warmup else 1.0)
-"""
-        )
-    result = house.trained("lr_warmup=4", "lr=1e-3")
+""",
+}
+"""What is written at the end of a file, which may be a new one."""
+
+
+@pytest.mark.long
+@pytest.mark.ci
+def test_a_strategy_an_optimizer_and_a_knob_are_one_entry_and_their_handling(house: House) -> None:
+    for (file, table), entry in ENTRIES.items():
+        house.add_entry(file, table, entry)
+    for file, text in HANDLING.items():
+        with (house.source / file).open("a") as stream:
+            stream.write(text)
+    assert house.trained("strategy=mirror")["actual"]["wrapper"] == "Mirror"
+    (accelerate,) = house.exported("accelerate")
+    assert 'distributed_type: "NO"' in accelerate
+    result = house.trained("optimizer=signs", "weight_decay=0.1", "lr_warmup=4", "lr=1e-3")
+    assert result["actual"]["optimizer"] == "Signs"
     lines = (house.folder / "home" / "runs" / result["run_id"] / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["lr"] for line in lines] == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
-    help, command, arguments = house.shown_for("lr_warmup", "command", "training-args")
-    assert "Steps in which the learning rate rises to lr." in help
+    helps = {
+        "strategy": "mirror: one device, the model behind a mirror.",
+        "optimizer": "signs: one more way of descending.",
+        "lr_warmup": "Steps in which the learning rate rises to lr.",
+    }
+    shown = house.answers(*(["knobs", knob] for knob in helps))
+    assert all(text in " ".join(answer.out.split()) for text, answer in zip(helps.values(), shown, strict=True)), shown
+    command, arguments = house.exported("command", "training-args")
+    assert "--set optimizer=signs" in command
     assert "--set lr_warmup=4" in command
+    assert "optim=" not in arguments, "the Trainer has no name for it"
     assert "warmup_steps=4," in arguments
-    negative, useless = house.refused(["lr_warmup=-1"], ["lr_warmup=4", "strategy=fsdp", "devices=2"])
-    assert negative["key"] == "lr_warmup"
-    assert "lr_warmup does nothing with strategy=fsdp" in useless["message"]
-    assert house.changed() == {KNOBS, file}
+    wrong = {
+        "strategy=miror": "",
+        "strategy=mirror engine=trainer": "engine=trainer",
+        "strategy=mirror compile=default": "compile=default",
+        "strategy=mirror devices=2": "strategy=mirror",
+        "lr_warmup=-1": "lr_warmup",
+        "lr_warmup=4 strategy=fsdp devices=2": "lr_warmup does nothing with strategy=fsdp",
+        "optimizer=signs strategy=fsdp devices=2": "optimizer=signs counts signs, and with strategy=fsdp",
+    }
+    answers = house.answers(*(run(*words.split()) for words in wrong))
+    errors = [answer.json["error"] for answer in answers if answer.code == 2]
+    assert len(errors) == len(wrong), answers
+    for expected, error in zip(wrong.values(), errors, strict=True):
+        assert expected in error["message"]
+    assert (errors[0]["nearest"], errors[4]["key"]) == ("mirror", "lr_warmup")
+    assert "strategy=ddp" in errors[-1]["nearest"]
+    assert house.changed() == {*HANDLING, *(file for file, _ in ENTRIES)}
