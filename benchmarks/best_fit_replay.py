@@ -12,7 +12,6 @@ from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import COLD_ROLES, BestDecision, BestState, decide
 from trainfast_runner.search.best_journal import (
     BestAnswer,
-    BestLaunched,
     BestLine,
     BestQuestion,
     ColdRun,
@@ -97,7 +96,6 @@ class FakeConductor:
             warm = False
             self._process = self.terrain.process(number, self.seed)
             self.run_id, start_s = f"visit-{len(self.lines)}", self._process.start_s
-            self.lines.append(BestLaunched(run_id=self.run_id, role="trial", candidate_number=number))
             self.lines.append(ProcessReady(run_id=self.run_id, process_knobs=candidate.process_knobs, start_s=start_s))
             self.spent_s += start_s
         assert self.run_id is not None
@@ -135,7 +133,6 @@ class FakeConductor:
         seconds = process.start_s + sum(taken) / 1000
         self.spent_s += seconds
         run_id = f"run-{len(self.lines)}"
-        self.lines.append(BestLaunched(run_id=run_id, role=step.action, candidate_number=number, knob=step.knob))
         self.lines.append(
             ColdRun(
                 candidate_number=number,

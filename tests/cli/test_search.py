@@ -12,10 +12,10 @@ from cli.command import Started, directory_of, live_runs, until
 from trainfast_runner.records.home import JOURNAL_FILE, Home, is_conducted
 from trainfast_runner.records.run_directory import read_result, read_run_file
 from trainfast_runner.search.batch_journal import (
-    BatchLaunched,
+    BatchSnapshot,
     Probe,
-    read_batch_journal,
 )
+from trainfast_runner.search.journal import Launched
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -106,7 +106,7 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
         if text != "confirm ":
             # The warm process sees for itself that nobody asks any more; a confirmation goes on until it is ended.
             until(lambda: not live_runs(cli), "the warm process to end")
-        tried = [line.batch_size for line in read_batch_journal(directory) if isinstance(line, Probe)]
+        tried = [line.batch_size for line in BatchSnapshot.read(directory).lines if isinstance(line, Probe)]
         assert tried[: len(before)] == before
         before = tried
     done = cli(*command)
@@ -139,7 +139,7 @@ def test_ctrl_c_cancels_and_keeps_the_journal(cli):
     # A confirmation that does not end by itself: however slow the other command is, there is something left to cancel.
     endless = ("--proof-steps", "100000")
     started = Started(cli, ("search", "max-batch", *limited("512MiB"), *endless, "--json"))
-    started.until_printed("trying", "probe ")
+    started.until_printed("probing", "probe ")
     directory = directory_of(cli)
     # Another one may not conduct the same search beside it.
     other = cli("search", "max-batch", *limited("512MiB"), *endless)
@@ -150,8 +150,8 @@ def test_ctrl_c_cancels_and_keeps_the_journal(cli):
     assert done.code == 130
     assert done.json["state"] == "cancelled"
     assert live_runs(cli) == []
-    for line in read_batch_journal(directory):
-        if isinstance(line, BatchLaunched):
+    for line in BatchSnapshot.read(directory).lines:
+        if isinstance(line, Launched):
             run = read_run_file(Home(cli.home).directory(line.run_id))
             assert run.search_id == directory.name
             assert run.role == line.role

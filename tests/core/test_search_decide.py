@@ -17,6 +17,7 @@ from trainfast_runner.search.batch_decide import (
     aligned,
     answer_of,
     decide,
+    margins_of,
 )
 from trainfast_runner.search.batch_journal import ConfirmationRun, Predicted, Probe, RankPeaks
 from trainfast_runner.units import mebibytes
@@ -267,10 +268,11 @@ def test_a_fit_that_a_confirmation_run_refutes_is_set_right_by_a_size_between():
 
 
 def test_the_answer_names_limits_margins_and_the_fastest():
-    found = answer_of(search(PLAIN))
+    state = search(PLAIN)
+    found = answer_of(state)
     assert PLAIN.is_exact(found.max_batch)
     assert found.aligned_batch == found.max_batch // 8 * 8
-    margin = sum(one.margin_bytes for one in found.margins)
+    margin = sum(margins_of(state, state.tightest(found.max_batch), found.max_batch).values())
     leaving_it = int((2048 * MIB - margin - 100 * MIB) / (10 * MIB))
     assert (found.recommended_batch, found.phase) == (min(found.max_batch, leaving_it), "forward_backward")
     assert found.bytes_per_sample == pytest.approx(10 * MIB, rel=0.02)
@@ -287,7 +289,7 @@ def test_the_recommended_batch_has_its_margin_by_the_measured_peak(above_fit):
     confirmed = replace_struct(confirmation, ranks=[RankPeaks(rank=0, peak_allocated_bytes=peak)])
     found = answer_of(with_last(state, confirmed))
     assert found.headroom_bytes == 2048 * MIB - peak
-    margin = sum(one.margin_bytes for one in found.margins)
+    margin = sum(margins_of(state, state.tightest(found.max_batch), found.max_batch).values())
     left = found.headroom_bytes + 10 * MIB * (found.max_batch - found.recommended_batch)
     assert left >= margin > left - 10 * MIB, "one sample more would take of the margin"
     assert f"leaves {mebibytes(left)} by the fit, of which {mebibytes(margin)} are for" in found.recommended_why

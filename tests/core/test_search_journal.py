@@ -19,24 +19,31 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import launch
 from trainfast_runner.search import batch_conductor as conductor
 from trainfast_runner.search import control, searches
-from trainfast_runner.search.batch_conductor import BatchPlan, conduct_batch, confirmation_record
+from trainfast_runner.search.batch_conductor import BatchConductor, BatchPlan, confirmation_record
 from trainfast_runner.search.batch_decide import BatchState
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
-    BatchFollower,
-    BatchLaunched,
+    BatchSnapshot,
     BatchStep,
     ConfirmationRun,
     Predicted,
     Probe,
     RankPeaks,
     batch_report,
-    read_batch_journal,
 )
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.conductor import SearchCaller, conduct
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.journal import Conducted, JournalWriter, Paused, Resumed, Waiting, worked_seconds
+from trainfast_runner.search.journal import (
+    Conducted,
+    JournalFollower,
+    JournalWriter,
+    Launched,
+    Paused,
+    Resumed,
+    Waiting,
+    worked_seconds,
+)
 from trainfast_runner.search.searches import BATCH_KIND, SearchOptions, new_search, newest_search, unfinished
 from trainfast_runner.settings.spec import resolve
 
@@ -67,29 +74,29 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out_and_ended(tm
     journal.write(step)
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
-    assert read_batch_journal(directory)[1:] == [step]
+    assert BatchSnapshot.read(directory).lines[1:] == (step,)
     JournalWriter(directory).write(conducted())
-    assert read_batch_journal(directory)[1:] == [step, conducted()], "the cut line is ended before the next"
+    assert BatchSnapshot.read(directory).lines[1:] == (step, conducted()), "the cut line is ended before the next"
 
 
 def test_the_fit_of_the_tightest_rank_is_known_from_the_first_size_that_fits(tmp_path):
-    assert BatchFollower(tmp_path).poll().tightest_fit is None, "a journal without a line"
+    assert JournalFollower(tmp_path, BatchSnapshot).poll().tightest_fit is None, "a journal without a line"
     directory, journal = search(Home(tmp_path))
-    assert BatchFollower(directory).poll().tightest_fit is None
+    assert JournalFollower(directory, BatchSnapshot).poll().tightest_fit is None
     ranks = [RankPeaks(rank=rank, phase_peaks={"step": 10}, available_bytes=100 - rank) for rank in range(2)]
     journal.write(Probe(batch_size=8, outcome="fits", run_id="r", seconds=1.0, ranks=ranks))
     journal.write(BatchStep(action="end", why="it is the largest"))
-    assert BatchFollower(directory).poll().tightest_fit.rank == 1
+    assert JournalFollower(directory, BatchSnapshot).poll().tightest_fit.rank == 1
 
 
 def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_path):
     directory, journal = search(Home(tmp_path))
     for size in (8, 42):
         journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
-    tried = BatchState(tuple(read_batch_journal(directory)))
+    tried = BatchState(BatchSnapshot.read(directory).lines)
     result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
     journal.write(confirmation_record(tried, [], result, 42, 1.0))
-    assert [line.refutes for line in read_batch_journal(directory) if isinstance(line, ConfirmationRun)] == [[42]]
+    assert [line.refutes for line in BatchSnapshot.read(directory).lines if isinstance(line, ConfirmationRun)] == [[42]]
     assert [probe["refuted_by"] for probe in batch_report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
     assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
@@ -114,20 +121,20 @@ def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"dreamt","t_ns":1}\n')
     assert unfinished(home, "k", BATCH_KIND) is None
-    assert BatchFollower(directory).poll().state == "interrupted"
+    assert JournalFollower(directory, BatchSnapshot).poll().state == "interrupted"
 
 
 def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path):
     directory, journal = search(Home(tmp_path))
-    follower = BatchFollower(directory)
+    follower = JournalFollower(directory, BatchSnapshot)
     assert follower.poll().state == "interrupted"
     with conductor_lock(directory):
         journal.write(conducted())
         assert follower.poll().state == "starting"
-        journal.write(BatchLaunched(run_id="r", role="probe"))
+        journal.write(Launched(run_id="r", role="probe"))
         journal.write(BatchStep(t_ns=77, action="probe", batch_size=4, why="because"))
         seen = follower.poll()
-        assert (seen.state, seen.run_id, seen.since_ns) == ("running", "r", 77)
+        assert (seen.state, seen.since_ns) == ("running", 77)
         pause(directory)
         assert follower.poll().state == "pausing"
         journal.write(Paused())
@@ -147,7 +154,7 @@ def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path):
     assert batch_report(directory)["max_batch"] == 4
 
 
-STEP, LAUNCHED = BatchStep(action="probe", why=""), BatchLaunched(run_id="r", role="probe")
+STEP, LAUNCHED = BatchStep(action="probe", why=""), Launched(run_id="r", role="probe")
 WAITING, ENDED = Waiting(run_id="another"), BatchEnded(state="answered")
 BEGUN, AGAIN = (10, conducted()), (100, conducted())
 
@@ -216,7 +223,7 @@ def test_a_search_that_needs_more_than_is_free_now_begins_anew(tmp_path, monkeyp
         )
     second = conductor.open_batch(BatchPlan(PLAN), home, SearchOptions())
     assert second != first
-    assert sum(read_batch_journal(second)[0].limits_bytes) <= free[0]
+    assert sum(BatchSnapshot.read(second).lines[0].limits_bytes) <= free[0]
 
 
 def a_run(home, directory, *, role=None, steps=10, state=""):
@@ -270,12 +277,17 @@ def test_a_search_that_waits_for_another_run_says_so_in_its_journal(tmp_path, mo
                 held.close()
             return False
 
-        conduct_batch(
-            directory, BatchPlan(PLAN), home, SearchOptions(wait=True), SearchCaller(is_cancelled=is_cancelled)
+        conduct(
+            BatchConductor,
+            directory,
+            BatchPlan(PLAN),
+            home,
+            SearchOptions(wait=True),
+            SearchCaller(is_cancelled=is_cancelled),
         )
-    kinds = [type(line) for line in read_batch_journal(directory)]
-    assert kinds[3:7] == [BatchStep, Waiting, Resumed, BatchLaunched]
-    waiting = next(line for line in read_batch_journal(directory) if isinstance(line, Waiting))
+    kinds = [type(line) for line in BatchSnapshot.read(directory).lines]
+    assert kinds[3:7] == [BatchStep, Waiting, Resumed, Launched]
+    waiting = next(line for line in BatchSnapshot.read(directory).lines if isinstance(line, Waiting))
     assert waiting.run_id == other.name
 
 
@@ -301,8 +313,8 @@ def test_an_error_ends_the_search_in_its_journal(tmp_path, monkeypatch, error, r
 
     monkeypatch.setattr(conductor, "decide", broken)
     with pytest.raises(raised):
-        conduct_batch(directory, BatchPlan(PLAN), Home(tmp_path), SearchOptions(), SearchCaller())
-    seen = BatchFollower(directory).poll()
+        conduct(BatchConductor, directory, BatchPlan(PLAN), Home(tmp_path), SearchOptions(), SearchCaller())
+    seen = JournalFollower(directory, BatchSnapshot).poll()
     assert (seen.state, seen.is_live) == (state, False)
     assert seen.ended.reason.startswith(reason)
 

@@ -12,8 +12,8 @@ from trainfast_runner.memory.tracing import WarmTracer, trace_model
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.search import batch_conductor as conductor
-from trainfast_runner.search.batch_conductor import BatchPlan, conduct_batch, open_batch
-from trainfast_runner.search.conductor import SearchCaller
+from trainfast_runner.search.batch_conductor import BatchConductor, BatchPlan, open_batch
+from trainfast_runner.search.conductor import SearchCaller, conduct
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
 
@@ -82,5 +82,5 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
     plan = replace(PLAN, spec=spec, device="cuda", memory_limit_bytes=(1 << 30,))
     batch_plan, options = BatchPlan(plan), SearchOptions()
     with pytest.raises(UserError, match="enough"):
-        conduct_batch(open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
+        conduct(BatchConductor, open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
     assert order == ["traced", "started"]

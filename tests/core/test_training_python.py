@@ -22,7 +22,7 @@ from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.running.launch import _spawn_supervisor
 from trainfast_runner.search import control
-from trainfast_runner.search.batch_journal import BatchEnded, read_batch_journal
+from trainfast_runner.search.batch_journal import BatchEnded, BatchSnapshot
 from trainfast_runner.search.control import CONDUCTOR_MODULE, SearchRequest, start_search
 from trainfast_runner.search.journal import newest_conducted
 from trainfast_runner.settings.spec import resolve
@@ -124,7 +124,7 @@ def test_a_conductor_whose_starter_has_gone_goes_on(tmp_path, cache, monkeypatch
     until(lambda: newest_conducted(directory), "its conductor")
     process.terminate()
     assert process.wait(PATIENCE_S) == 0
-    ended = newest(read_batch_journal(directory), BatchEnded)
+    ended = newest(BatchSnapshot.read(directory).lines, BatchEnded)
     assert ended.state == "cancelled"
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from cli.command import Started, until
 from own_scripts.conftest import PYTHON, SCRIPTS, files_below, preset_of
-from trainfast_runner.search.batch_journal import ConfirmationRun, Probe, read_batch_journal
-from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
+from trainfast_runner.search.batch_journal import BatchSnapshot, ConfirmationRun, Probe
+from trainfast_runner.search.best_journal import BestJournal, ColdRun, Trial
 
 pytestmark = pytest.mark.long
 KILLS = 6
@@ -83,7 +83,7 @@ def test_batch_search_of_a_killed_script_tries_no_size_twice(cli, work):
     done, directory = answered_after_kills(cli, command, work)
     assert done.json["max_batch"] > 100
     assert done.json["too_large"] > done.json["max_batch"]
-    lines = read_batch_journal(directory)
+    lines = BatchSnapshot.read(directory).lines
     tried = [line.batch_size for line in lines if isinstance(line, Probe)]
     assert len(tried) == len(set(tried)), "a size was measured twice"
     confirmed = [line.run_id for line in lines if isinstance(line, ConfirmationRun)]
@@ -94,7 +94,7 @@ def test_best_fit_of_a_killed_script_goes_on_and_confirms_its_answer(cli, work):
     command = ("search", "best", "mine", "--json", "--budget=300s", "--vary=batch_size=2,4,8")
     done, directory = answered_after_kills(cli, command, work)
     assert len(done.json["best"]["run_ids"]) >= 2
-    lines = read_best_journal(directory)
+    lines = BestJournal.read(directory).lines
     measured = [line.candidate_number for line in lines if isinstance(line, Trial) and line.outcome == "measured"]
     assert len(measured) == len(set(measured)), "a setting was measured twice"
     cold_runs = [line.run_id for line in lines if isinstance(line, ColdRun)]

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 
 from own_scripts.conftest import preset_of, written
 from trainfast_runner.door.trainfast_door import loader_hook
-from trainfast_runner.search.batch_journal import BatchFollower
+from trainfast_runner.search.batch_journal import BatchSnapshot
+from trainfast_runner.search.journal import JournalFollower
 from trainfast_tui.text.batch_words import batch_answer_lines
 
 LENGTHS = [3 + number % 5 for number in range(100)]
@@ -147,7 +148,7 @@ def test_case_07_batch_search_heeds_the_longest_sample(cli, work, source):
     preset_of(cli, *written(work, SCRIPT.replace("SOURCE", source)))
     done = cli("search", "max-batch", "mine", "--set", "memory_limit=128MiB", "--proof-steps=4", "--json")
     assert done.code == 0, done.json or done.err
-    answer, search = done.json, BatchFollower(cli.home / "searches" / done.json["search_id"]).poll()
+    answer, search = done.json, JournalFollower(cli.home / "searches" / done.json["search_id"], BatchSnapshot).poll()
     printed = "\n".join(batch_answer_lines(search, search.ended))
     seen = answer["widths"]
     if source == "rows":

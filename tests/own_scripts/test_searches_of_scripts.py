@@ -11,8 +11,8 @@ from trainfast_runner.records.run_directory import is_alive_after_grace
 from trainfast_runner.records.run_lines import Step
 from trainfast_runner.running import launch
 from trainfast_runner.running.script_plan import plan_script
-from trainfast_runner.search.batch_conductor import conduct_batch, open_batch, plan_script_batch
-from trainfast_runner.search.conductor import SearchCaller, end_if_live
+from trainfast_runner.search.batch_conductor import BatchConductor, open_batch, plan_script_batch
+from trainfast_runner.search.conductor import SearchCaller, conduct, end_if_live
 from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import script_preset
@@ -118,7 +118,7 @@ def test_probe_that_a_killed_search_had_not_recorded_is_ended(cli):
     left = plan_script((), preset=preset, steps=1000, trial=True)
     probe = launch.start(replace(left, role=PROBE, search_id=directory.name), home)
     try:
-        conduct_batch(directory, batch_plan, home, options, SearchCaller(is_cancelled=lambda: True))
+        conduct(BatchConductor, directory, batch_plan, home, options, SearchCaller(is_cancelled=lambda: True))
         assert not is_alive_after_grace(probe)
     finally:
         end_if_live(probe)

@@ -43,9 +43,8 @@ from trainfast_runner.records.worker_lines import (
 from trainfast_runner.search.batch_journal import (
     BatchAnswer,
     BatchEnded,
-    BatchFollower,
-    BatchLaunched,
     BatchQuestion,
+    BatchSnapshot,
     BatchStep,
     Change,
     ConfirmationRun,
@@ -53,11 +52,10 @@ from trainfast_runner.search.batch_journal import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.best.answer import BestFollower
+from trainfast_runner.search.best.answer import BestSoFar
 from trainfast_runner.search.best_journal import (
     BestAnswer,
     BestEnded,
-    BestLaunched,
     BestQuestion,
     BestStep,
     Candidate,
@@ -69,7 +67,7 @@ from trainfast_runner.search.best_journal import (
     Space,
     Trial,
 )
-from trainfast_runner.search.journal import Conducted
+from trainfast_runner.search.journal import Conducted, JournalFollower, Launched
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.shared.words import TRIAL
@@ -506,7 +504,7 @@ def asked(**changes: Any) -> BatchQuestion:
 
 CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")
 FORESEEN = Predicted(t_ns=START_NS + S, fixed_bytes=115 * MIB, bytes_per_sample=22 * MIB, max_batch=41, basis="traced")
-LAUNCHED = BatchLaunched(t_ns=START_NS + 2 * S, run_id=RUN_ID, role="probe")
+LAUNCHED = Launched(t_ns=START_NS + 2 * S, run_id=RUN_ID, role="probe")
 ANSWER = BatchAnswer(
     max_batch=42,
     aligned_batch=40,
@@ -675,7 +673,7 @@ def best_going_on() -> list[Any]:
         a_question(),
         CONDUCTED,
         SPACE,
-        BestLaunched(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL, candidate_number=BASELINE),
+        Launched(t_ns=START_NS + 3 * S, run_id=WARM_ID, role=TRIAL),
         ProcessReady(t_ns=START_NS + 8 * S, run_id=WARM_ID, process_knobs={}, start_s=5.0),
         chosen(8, "trial", BASELINE, "the baseline comes first"),
         a_trial(BASELINE, 42.0, 15, warm=False),
@@ -767,4 +765,4 @@ def is_batch(directory: Path) -> bool:
 
 def seen(directory: Path) -> Any:
     """The search as the reader sees it."""
-    return (BatchFollower if is_batch(directory) else BestFollower)(directory).poll()
+    return JournalFollower(directory, BatchSnapshot if is_batch(directory) else BestSoFar).poll()

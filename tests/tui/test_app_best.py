@@ -27,7 +27,7 @@ from still import FULL, SMALL, Conducted, has, running
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.search.best.answer import BestSoFar, best_report
-from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
+from trainfast_runner.search.best_journal import ColdRun, Trial
 from trainfast_tui.screens.best import best_page, candidate_points
 from trainfast_tui.text.best_words import answer_lines, chance_words
 from trainfast_tui.text.format import line_text
@@ -95,7 +95,7 @@ async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home: Ho
     for row, reason in itertools.pairwise(table):
         assert OTHERS.text in reason or not row.startswith("~"), "each void trial has its reason"
     assert sum(OTHERS.text in row for row in table) == 3
-    answer = "\n".join(answer_lines(BestSoFar(tuple(read_best_journal(search))), BEST_ID))
+    answer = "\n".join(answer_lines(BestSoFar.read(search), BEST_ID))
     assert answer.count(OTHERS.text) == 3
     reported = [trial["reason"] for trial in best_report(search)["trials"] if trial["outcome"] == "void"]
     assert reported == 3 * [OTHERS.text]
@@ -121,8 +121,9 @@ async def test_an_answer_measured_beside_others_is_doubtful_on_the_screen_and_in
 def test_the_mark_of_the_chart_stands_at_the_figure_of_the_headline(home: Home, is_live: bool) -> None:
     """A trial of 80.0 samples/s of the best setting, whose rate is 60.5 by all that was measured."""
     lines = best_going_on() if is_live else best_answered()
-    so_far = BestSoFar((*lines[:-1], a_trial(FASTEST, 80.0, 33), lines[-1]))
-    [mark] = [point for point in candidate_points(so_far, is_live=is_live) if point.sign == "■"]
+    lines.insert(-1, a_trial(FASTEST, 80.0, 33))
+    so_far = BestSoFar(tuple(lines), state="running" if is_live else "answered")
+    [mark] = [point for point in candidate_points(so_far) if point.sign == "■"]
     assert mark.y == so_far.best.value.median != 80.0
 
 
@@ -183,7 +184,7 @@ async def test_plain_ascii_and_no_control_sequences(home: Home, conducted: Condu
 
 def test_the_rate_of_a_run_under_the_limit_is_none_of_the_setting(home: Home) -> None:
     run = ColdRun(candidate_number=2, role="limit", run_id="r", outcome="measured", samples_per_s=4.0, seconds=9.0)
-    so_far = seen(a_search(home, [*best_going_on(), run])).so_far
+    so_far = seen(a_search(home, [*best_going_on(), run]))
     assert so_far.attempts[-1] == run
     assert len(so_far.attempts) - 1 not in so_far.values
     assert 41 < so_far.values[0].median < 43

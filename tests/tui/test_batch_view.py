@@ -51,7 +51,7 @@ async def test_search_that_waits_for_another_run_names_it_and_times_the_probe_af
         assert "▸ 42 waiting…" in " ".join(text.split())
         assert "next: probe batch_size 42" in text
         text = await pilot.show_search(search, lines=[*going_on(), waiting, Resumed(t_ns=START_NS + 16 * S)])
-        has(text, "● probing: batch_size 42", "2 s of about 8.5 s")
+        has(text, "● probing: batch_size 42", "  2 s; limit")
 
 
 def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Home) -> None:

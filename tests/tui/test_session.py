@@ -15,6 +15,7 @@ from trainfast_tui.app import farewell_lines
 from trainfast_tui.control import run_control
 from trainfast_tui.control.messages import Changes, MachineSeen, Notified, SnapshotTaken
 from trainfast_tui.control.run_control import PendingStart, RunControl
+from trainfast_tui.live.snapshot import SearchKind
 
 SECOND = "20261121-060000-tiny-llama-0001"
 
@@ -108,10 +109,10 @@ def test_the_farewell_names_each_run_that_goes_on_and_a_start_that_does_not(
     farewell = "\n".join(farewell_lines(session))
     for run_id in (directory.name, SECOND):
         has(farewell, f"{run_id} goes on without this screen.", f"\ntrainfast-tui attach {run_id}")
-    session.searches.best._pending.begin()
+    session.searches.of(SearchKind.BEST)._pending.begin()
     starting, *_ = farewell_lines(session)
     assert starting == "A best-fit search was being started; B in trainfast-tui shows if it runs."
-    session.searches.best.note_refused()
+    session.searches.of(SearchKind.BEST).note_refused()
     session.run_control.pending.begin()
     assert list(farewell_lines(session))[-1].endswith("see if it runs with: trainfast-tui runs list")
     monkeypatch.setattr(RunControl, "is_waiting", True)

@@ -29,13 +29,9 @@ LONG_SEQUENCE = 1024
 """Chosen, not measured: from this length on the scores of eager attention take much memory."""
 
 
-def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
-    """Return all advice for this run on this machine: at most one for a knob, and one for the model's shapes."""
-    return tuple(_advice(spec, preset_knobs, machine.used_by(spec.knobs["devices"]), situation))
-
-
-def _advice(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> Iterator[Advice]:
-    knobs = spec.knobs
+def advise(spec: RunSpec, preset_knobs: KnobValues, machine: Machine, situation: Situation) -> Iterator[Advice]:
+    """Yield all advice for this run on this machine: at most one for a knob, and one for the model's shapes."""
+    knobs, machine = spec.knobs, machine.used_by(spec.knobs["devices"])
     batch, pieces, length = (whole_number(knobs, name) for name in ("batch_size", "grad_accum", "seq_len"))
     global_batch, preset_batch = (_global_batch_or_none(spec, each, machine) for each in (knobs, preset_knobs))
     # The run's shapes may meet tensor cores, so that alignment matters.

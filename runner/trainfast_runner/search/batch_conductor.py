@@ -23,9 +23,8 @@ from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of, trace_changes
-from trainfast_runner.memory.tracing import TraceProgress, trace_model
+from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.records.home import Home, is_conducted
-from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor
@@ -36,35 +35,30 @@ from trainfast_runner.search.batch_decide import BatchState, answer_of, decide, 
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
     BatchEnded,
-    BatchLaunched,
-    BatchLine,
     BatchQuestion,
+    BatchSnapshot,
     Change,
     ConfirmationRun,
     Predicted,
     Probe,
     RankPeaks,
-    read_batch_journal,
 )
 from trainfast_runner.search.conductor import (
     Conductor,
     SearchCaller,
     WarmProcess,
-    conduct_alone,
     end_text,
     run_within,
 )
-from trainfast_runner.search.journal import EndState, JournalWriter, fields_of
+from trainfast_runner.search.journal import EndState, fields_of
 from trainfast_runner.search.searches import (
-    BATCH_KIND,
     ScriptPlanner,
     SearchOptions,
     incompatible_reason,
     key_of_question,
     limits_of,
-    new_search,
+    open_search,
     script_planner,
-    unfinished,
 )
 from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import settings_of
@@ -72,7 +66,6 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, strategy_of
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
-from trainfast_runner.worker.shared.host import print_holder
 from trainfast_runner.worker.shared.memory_limit import malloc_settings
 from trainfast_runner.worker.shared.words import CONFIRMATION, PROBE
 
@@ -149,59 +142,49 @@ def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Pat
 
     The key of a search has all visible GPUs; the journal has those that it took, the freest at its beginning.
     """
-    home.create()
     plan, spec = batch_plan.plan, batch_plan.plan.spec
     visible: list[str | None] = []
     if plan.device == "cuda":
         visible = [gpu.uuid for gpu in detect_machine(plan.versions).gpus]
     knobs = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
     key = key_of_question((spec.model, spec.data, knobs, plan.device, visible, plan.python, plan.versions), plan)
-    earlier = None if options.fresh else unfinished(home, key, BATCH_KIND)
-    # The processes of a conducted search hold a part of the memory that was free when the search began.
-    if earlier is not None and (is_conducted(earlier) or _limits_still_fit(plan, earlier)):
-        return earlier
-    directory = new_search(home, spec.name)
     limits = limits_of(plan)
-    journal = JournalWriter(directory)
-    journal.write(
-        BatchQuestion(
-            search_id=directory.name,
-            key=key,
-            **spec.record_fields(),
-            device=plan.device,
-            world_size=plan.world_size,
-            device_uuids=plan.device_uuids,
-            limits_bytes=list(limits.by_rank),
-            limit_words=limits.source,
-            clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
-        )
+    question = BatchQuestion(
+        search_id="",
+        key=key,
+        **spec.record_fields(),
+        device=plan.device,
+        world_size=plan.world_size,
+        device_uuids=plan.device_uuids,
+        limits_bytes=list(limits.by_rank),
+        limit_words=limits.source,
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
-    journal.close()
-    return directory
+    return open_search(question, home, options, _limits_still_fit)
 
 
-def _limits_still_fit(plan: RunPlan, directory: Path) -> bool:
-    """True if the free memory still covers the limits that the search began with: with less the machine would swap."""
-    question = newest(read_batch_journal(directory), BatchQuestion)
-    limits_bytes = question.limits_bytes if question is not None and plan.device == "cpu" else []
-    return not limits_bytes or sum(limits_bytes) <= read_host_free_bytes()
+def _limits_still_fit(directory: Path) -> bool:
+    """True if the free memory still covers the limits that the search began with: with less the machine would swap.
+
+    The processes of a conducted search hold a part of the memory that was free when it began.
+    """
+    question = BatchSnapshot.read(directory).question
+    limits_bytes = question.limits_bytes if question is not None and question.device == "cpu" else []
+    return is_conducted(directory) or not limits_bytes or sum(limits_bytes) <= read_host_free_bytes()
 
 
-class BatchConductor(Conductor[BatchLine, BatchEnded]):
+class BatchConductor(Conductor[BatchEnded]):
     """Conducts a batch search: tries sizes, and confirms the largest that fits in a fresh process."""
 
+    JOURNAL = BatchSnapshot
+
     def __init__(
-        self,
-        directory: Path,
-        batch_plan: BatchPlan,
-        home: Home,
-        options: SearchOptions,
-        caller: SearchCaller[BatchLine],
+        self, directory: Path, batch_plan: BatchPlan, home: Home, options: SearchOptions, caller: SearchCaller
     ) -> None:
-        lines = read_batch_journal(directory)
-        question = next(line for line in lines if isinstance(line, BatchQuestion))
+        super().__init__(directory, home, options, caller)
+        question = self._state().asked
         plan = with_limits(on_gpus(batch_plan.plan, question.device_uuids), tuple(question.limits_bytes))
-        super().__init__(directory, plan, home, lines, options, caller)
+        self._plan = replace(plan, search_id=directory.name)
         self._plan_script_run = batch_plan.plan_script_run
         self._try = self._try_in_warm_process if batch_plan.plan_script_run is None else self._try_in_own_process
 
@@ -263,7 +246,6 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
     def _ready_process(self) -> WarmProcess | Probe:
         """Start the warm process and return it once all ranks are ready, or the probe if memory ran out before."""
         process = self._runs.start_process(self._plan, PROBE)
-        self._write(BatchLaunched(run_id=process.directory.name, role=PROBE))
         if process.ready() is not None:
             return process
         result = self._runs.wait_for_process_end()
@@ -335,7 +317,6 @@ class BatchConductor(Conductor[BatchLine, BatchEnded]):
                 memory_limit_bytes=self._plan.memory_limit_bytes or plan.memory_limit_bytes,
             )
         directory = self._runs.start(plan, role)
-        self._write(BatchLaunched(run_id=directory.name, role=role))
         result = self._runs.wait_for_end(directory)
         return directory, result, self._runs.clock_s() - began_s
 
@@ -349,16 +330,6 @@ def on_gpus(plan: RunPlan, uuids: list[str]) -> RunPlan:
     if plan.script is not None or not uuids or plan.device_uuids == uuids:
         return plan
     return planning.plan_run(plan.spec, plan.python, uuids)
-
-
-def conduct_batch(
-    directory: Path, batch_plan: BatchPlan, home: Home, options: SearchOptions, caller: SearchCaller[BatchLine]
-) -> BatchEnded:
-    """Conduct the search in `directory` to its end; record and return the end.
-
-    Raises UserError when another process conducts the search, and when its device is in use.
-    """
-    return conduct_alone(directory, lambda: BatchConductor(directory, batch_plan, home, options, caller))
 
 
 def predicted_size(model: MemoryModel, plan: RunPlan, limit_bytes: int) -> Predicted:
@@ -377,13 +348,8 @@ def trace_size_model(plan: RunPlan, cancelled: threading.Event) -> MemoryModel:
 
     Raises UserError with the reason that there is none.
     """
-
-    def note(tracing: TraceProgress) -> None:
-        if tracing.waits_for:
-            print_holder(tracing.waits_for)
-
     try:
-        model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, note)
+        model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
     except ProgramCancelled:
         raise UserError("the trace took too long", key="model") from None
     except OSError as error:  # as in a full temporary folder

@@ -7,7 +7,6 @@ the line. A size near the boundary is tried first only while the error of the li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +18,6 @@ from trainfast_runner.search.batch_journal import (
     BatchSnapshot,
     BatchStep,
     ConfirmationRun,
-    Margin,
     MemoryFit,
     Predicted,
     Probe,
@@ -250,8 +248,7 @@ def answer_of(state: BatchState) -> BatchAnswer:
     max_batch = confirmation.batch_size
     tight_fit = state.tightest(max_batch)
     limiting_line = max(tight_fit.lines, key=lambda phase_line: phase_line.at(max_batch))
-    margins = list(_margins(state, tight_fit, max_batch))
-    recommended, recommended_why = _recommended(state, max_batch, margins)
+    recommended, recommended_why = _recommended(state, max_batch, margins_of(state, tight_fit, max_batch))
     fastest = _fastest(state)
     too_large = min((run.batch_size for run in failed_runs(state) if run.batch_size > max_batch), default=None)
     certainty = state.no_more_sizes_reason or state.need_words(max_batch + 1)
@@ -266,7 +263,6 @@ def answer_of(state: BatchState) -> BatchAnswer:
         aligned_batch=aligned(max_batch),
         recommended_batch=recommended,
         recommended_why=recommended_why,
-        margins=margins,
         fastest_batch=fastest.batch_size if fastest is not None else None,
         fastest_samples_per_s=fastest.samples_per_s if fastest is not None else None,
         limit_bytes=tight_fit.limit_bytes,
@@ -323,24 +319,23 @@ def aligned(batch_size: int) -> int | None:
     return batch_size // unit * unit or None
 
 
-def _margins(state: BatchState, fit: MemoryFit, max_batch: int) -> Iterator[Margin]:
-    """Yield the parts of the memory that the recommended batch leaves free; parts of 0 bytes are listed too."""
+def margins_of(state: BatchState, fit: MemoryFit, max_batch: int) -> dict[str, int]:
+    """Return the bytes that the recommended batch leaves free, by the reason."""
     spread_bytes = round(SPREAD_SHARE * fit.need_bytes(max_batch))
-    yield Margin(
-        margin_bytes=spread_bytes, why=f"a long run, whose samples and allocations differ ({SPREAD_SHARE:.0%})"
-    )
+    margins = {f"a long run, whose samples and allocations differ ({SPREAD_SHARE:.0%})": spread_bytes}
     if state.asked.device != "cuda":
-        return
+        return margins
     peaks = [peaks for probe in state.probes for peaks in probe.ranks if peaks.rank == fit.rank]
     last = next((peaks for peaks in state.probes_that_fit[-1].ranks if peaks.rank == fit.rank), RankPeaks(rank=0))
     kept_bytes = (last.peak_reserved_bytes or 0) - (last.peak_allocated_bytes or 0)
-    yield Margin(margin_bytes=kept_bytes, why="fragmentation (memory reserved beyond the peak)")
+    margins["fragmentation (memory reserved beyond the peak)"] = kept_bytes
     available_bytes = [rank.available_bytes for rank in peaks if rank.available_bytes is not None] or [0]
     change_bytes = max(available_bytes) - min(available_bytes)
-    yield Margin(margin_bytes=change_bytes, why="other users of the GPU, whose share changed while searching")
+    margins["other users of the GPU, whose share changed while searching"] = change_bytes
+    return margins
 
 
-def _recommended(state: BatchState, max_batch: int, margins: list[Margin]) -> tuple[int | None, str]:
+def _recommended(state: BatchState, max_batch: int, margins: dict[str, int]) -> tuple[int | None, str]:
     """Return the largest batch that leaves the margins on every rank and made no allocator retry, and why it does.
 
     None without one. A rank's limit is left as measured at the largest batch, and more below it by the fit.
@@ -351,8 +346,8 @@ def _recommended(state: BatchState, max_batch: int, margins: list[Margin]) -> tu
             _headroom(state, fit, max_batch) + fit.need_bytes(max_batch) - fit.need_bytes(size) for fit in state.fits
         )
 
-    margin_bytes = sum(margin.margin_bytes for margin in margins)
-    reasons = ", and for ".join(margin.why for margin in margins if margin.margin_bytes)
+    margin_bytes = sum(margins.values())
+    reasons = ", and for ".join(why for why, part_bytes in margins.items() if part_bytes)
     size = largest_fitting(lambda size: left_bytes(size) >= margin_bytes, min(max_batch, LARGEST_BATCH))
     retried = [probe.batch_size for probe in state.probes_that_fit if probe.alloc_retries]
     retries = f"; from {retried[0]} on the allocator had to retry, which is slow" if retried else ""

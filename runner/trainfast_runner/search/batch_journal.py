@@ -18,8 +18,8 @@ from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.search.journal import (
     Conducted,
-    JournalFollower,
     JournalLines,
+    Launched,
     Line,
     Paused,
     Resumed,
@@ -29,7 +29,6 @@ from trainfast_runner.search.journal import (
     current_end,
     fields_of,
     first_fields,
-    read_journal,
 )
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
@@ -93,13 +92,6 @@ class BatchStep(Line, frozen=True, kw_only=True, tag="next"):
     """An `EndState`: that of the search which this step ends; None for another step."""
 
 
-class BatchLaunched(Line, frozen=True, kw_only=True, tag="launched"):
-    """A run of the search was started. `role` is probe or proof."""
-
-    run_id: str
-    role: str
-
-
 class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's peaks in a probe or a confirmation run."""
 
@@ -159,13 +151,6 @@ class ConfirmationRun(Tried, frozen=True, kw_only=True, tag="proof"):
     """The sizes that fitted in a probe but no longer count, because this run ran out of memory."""
 
 
-class Margin(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the memory that the recommended batch leaves free, and its reason."""
-
-    margin_bytes: int
-    why: str
-
-
 class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer; bytes are those of the tightest rank."""
 
@@ -175,9 +160,8 @@ class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     aligned_batch: int | None = None
     """The largest multiple of 8 (of 64 from 512 on) within `max_batch`; None below 8."""
     recommended_batch: int | None
-    """The largest batch that leaves the margins; None if no size does."""
+    """The largest batch that leaves the margins of `recommended_why`; None if no size does."""
     recommended_why: str = ""
-    margins: list[Margin] = []
     fastest_batch: int | None = None
     """The size with the highest rate, probed or confirmed; None on a CPU, whose speeds do not rank."""
     fastest_samples_per_s: float | None = None
@@ -225,7 +209,7 @@ BatchLine = (
     | Conducted
     | Predicted
     | BatchStep
-    | BatchLaunched
+    | Launched
     | Probe
     | ConfirmationRun
     | Paused
@@ -336,7 +320,8 @@ def _secant_error(
 class BatchSnapshot(JournalLines):
     """A batch search at one moment: the lines of its journal by kind, and what a screen shows of them."""
 
-    lines: tuple[BatchLine, ...]
+    LINE_TYPE = BatchLine
+    lines: tuple[BatchLine, ...] = ()
 
     @cached_property
     def question(self) -> BatchQuestion | None:
@@ -460,35 +445,10 @@ class BatchSnapshot(JournalLines):
         return self.tightest(size or self.probes_that_fit[-1].batch_size) if self.fits else None
 
     @cached_property
-    def run_id(self) -> str | None:
-        """The search's current run; None between conductors and after the end."""
-        lines = (line for line in reversed(self.lines) if isinstance(line, BatchLaunched | Conducted | BatchEnded))
-        last_line = next(lines, None)
-        return last_line.run_id if isinstance(last_line, BatchLaunched) else None
-
-    @cached_property
     def since_ns(self) -> int | None:
         """CLOCK_MONOTONIC when the current step or wait began; before the first step, when the conductor began."""
         starts = BatchStep | Conducted | Paused | Waiting | Resumed
         return next((line.t_ns for line in reversed(self.lines) if isinstance(line, starts)), None)
-
-    @cached_property
-    def confirmation_steps(self) -> int | None:
-        """Optimizer steps of a confirmation run; None before a conductor has begun."""
-        conducted = newest(self.lines, Conducted)
-        return None if conducted is None else conducted.confirmation_steps
-
-
-class BatchFollower(JournalFollower[BatchSnapshot]):
-    """Reads the new lines of a batch search's journal."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, BatchSnapshot, BatchLine)
-
-
-def read_batch_journal(directory: Path) -> list[BatchLine]:
-    """Read every readable line, oldest first, without a half-written last one."""
-    return read_journal(directory, BatchLine)
 
 
 PROBE_FIELDS = (
@@ -507,8 +467,8 @@ PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "re
 
 def batch_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
-    journal = BatchSnapshot(tuple(read_batch_journal(directory)), directory)
-    question, prediction, end = journal.question, journal.prediction, newest(journal.lines, BatchEnded)
+    journal = BatchSnapshot.read(directory)
+    question, prediction, end = journal.question, journal.prediction, journal.ended
     assert question is not None, "a journal begins with its question"
     answer = end.answer if end is not None else None
     fastest = widths = None
@@ -522,7 +482,6 @@ def batch_report(directory: Path) -> dict[str, Any]:
         "measured_under": question.measured_under,
         "doubts": _doubts(directory, question, answer),
         "recommended_reason": answer.recommended_why if answer else None,
-        "margins": answer.margins if answer else [],
         "fastest": fastest,
         "probes": [_probe(probe, journal) for probe in journal.probes],
         "model": fields_of(answer, "fixed_bytes", "bytes_per_sample", "phase"),

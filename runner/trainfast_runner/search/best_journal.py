@@ -10,7 +10,6 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -22,6 +21,7 @@ from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_runner.search.journal import (
     Conducted,
     JournalLines,
+    Launched,
     Line,
     Paused,
     Resumed,
@@ -29,7 +29,6 @@ from trainfast_runner.search.journal import (
     SearchQuestion,
     Waiting,
     current_end,
-    read_journal,
 )
 from trainfast_runner.settings.knob_values import KnobValue, KnobValues, whole_number
 
@@ -275,15 +274,6 @@ class BestStep(Line, frozen=True, kw_only=True, tag="chosen"):
     """True for a trial that repeats the first of its process."""
 
 
-class BestLaunched(Line, frozen=True, kw_only=True, tag="launched-best"):
-    """A run of the search was started for a candidate, or a warm process that tries the candidate first."""
-
-    run_id: str
-    role: str
-    candidate_number: int = msgspec.field(name="candidate")
-    knob: str | None = None
-
-
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """Gain of one value of a knob over the baseline's, `before`, in percent of the objective."""
 
@@ -352,7 +342,7 @@ BestLine = (
     | Trial
     | ColdRun
     | BestStep
-    | BestLaunched
+    | Launched
     | Paused
     | Waiting
     | Resumed
@@ -365,7 +355,8 @@ BestLine = (
 class BestJournal(JournalLines):
     """The lines of a best-fit search's journal, oldest first, by kind."""
 
-    lines: tuple[BestLine, ...]
+    LINE_TYPE = BestLine
+    lines: tuple[BestLine, ...] = ()
 
     @cached_property
     def question(self) -> BestQuestion | None:
@@ -423,8 +414,3 @@ class BestJournal(JournalLines):
     def answer(self) -> BestAnswer | None:
         """The answer, or the best so far of a cancelled search; None before either."""
         return None if self.ended is None else self.ended.answer
-
-
-def read_best_journal(directory: Path) -> list[BestLine]:
-    """Read every readable line, oldest first, without a half-written last one."""
-    return read_journal(directory, BestLine)

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -40,7 +40,9 @@ from trainfast_runner.search.journal import (
     CANCELLED_REASON,
     Conducted,
     EndState,
+    JournalLines,
     JournalWriter,
+    Launched,
     Line,
     Paused,
     Resumed,
@@ -51,15 +53,15 @@ from trainfast_runner.search.journal import (
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.worker.shared.words import CONTROL_FILE, PROBE, TRIAL
 
-LineT = TypeVar("LineT")
+PlanT = TypeVar("PlanT")
 EndedT = TypeVar("EndedT", bound=SearchEnded)
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchCaller(Generic[LineT]):
+class SearchCaller:
     """Callbacks and start time that the caller of a search gives."""
 
-    on_line: Callable[[LineT], None] = lambda line: None
+    on_line: Callable[[Any], None] = lambda line: None
     """Called with every new line of the journal."""
     is_cancelled: Callable[[], bool] = lambda: False
     """Returns True to end the search."""
@@ -71,26 +73,19 @@ class AlreadyConducted(UserError):
     """Another process conducts the search."""
 
 
-class Conductor(ABC, Generic[LineT, EndedT]):
+class Conductor(ABC, Generic[EndedT]):
     """One process's work on a search, until the search ends or is cancelled.
 
     A subclass takes the steps: it starts runs through `_runs`, and records with `_write` in `_lines`, the journal so
-    far.
+    far, of the kind `JOURNAL`.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        plan: RunPlan,
-        home: Home,
-        lines: list[LineT],
-        options: SearchOptions,
-        caller: SearchCaller[LineT],
-    ) -> None:
+    JOURNAL: ClassVar[type[JournalLines]]
+
+    def __init__(self, directory: Path, home: Home, options: SearchOptions, caller: SearchCaller) -> None:
         self._directory, self._home = directory, home
         self._options, self._caller = options, caller
-        self._plan = dataclasses.replace(plan, search_id=directory.name)
-        self._lines = lines
+        self._lines: list[Any] = [*self.JOURNAL.read(directory).lines]
         self._journal = JournalWriter(directory)
         self._runs = SearchRuns(home, options, self._write, self._raise_if_cancelled)
 
@@ -116,7 +111,6 @@ class Conductor(ABC, Generic[LineT, EndedT]):
                 pid=os.getpid(),
                 start_ticks=conductor.start_ticks if conductor else -1,
                 boot_id=boot_id(),
-                confirmation_steps=self._options.confirmation_steps,
             )
         )
         try:
@@ -174,15 +168,21 @@ class Conductor(ABC, Generic[LineT, EndedT]):
     def _write(self, line: Line) -> None:
         """Append a line of this kind of journal."""
         self._journal.write(line)
-        own_line = cast(LineT, line)
-        self._lines.append(own_line)
-        self._caller.on_line(own_line)
+        self._lines.append(line)
+        self._caller.on_line(line)
 
 
-def conduct_alone(directory: Path, make_conductor: Callable[[], Conductor[LineT, EndedT]]) -> EndedT:
-    """Make the conductor under the search's lock, and conduct the search to its end.
+def conduct(
+    kind: Callable[[Path, PlanT, Home, SearchOptions, SearchCaller], Conductor[EndedT]],
+    directory: Path,
+    plan: PlanT,
+    home: Home,
+    options: SearchOptions,
+    caller: SearchCaller,
+) -> EndedT:
+    """Conduct the search in `directory` to its end under its lock; record and return the end.
 
-    Raises AlreadyConducted when another process holds the lock.
+    Raises AlreadyConducted when another process holds the lock, and UserError when the device is in use.
     """
     with conductor_lock(directory) as is_ours:
         if not is_ours:
@@ -192,7 +192,7 @@ def conduct_alone(directory: Path, make_conductor: Callable[[], Conductor[LineT,
                 advice="a fresh search",
                 option="--fresh to start a second search",
             )
-        conductor = make_conductor()
+        conductor = kind(directory, plan, home, options, caller)
         try:
             return conductor.run()
         finally:
@@ -227,6 +227,7 @@ class SearchRuns:
                 if not self._options.wait:
                     raise
                 continue  # another waiting run was faster
+            self._write(Launched(run_id=self._live_run.name, role=role))
             return self._live_run
 
     def start_process(self, plan: RunPlan, role: str) -> WarmProcess:

@@ -158,10 +158,10 @@ def conduct_request(
     `report_held` is called once the lock of the search is held.
     """
     # Imported late: the app starts searches without them.
-    from trainfast_runner.search.batch_conductor import conduct_batch, open_batch, plan_spec_batch
-    from trainfast_runner.search.best.conductor import conduct_best
+    from trainfast_runner.search.batch_conductor import BatchConductor, open_batch, plan_spec_batch
+    from trainfast_runner.search.best.conductor import BestConductor
     from trainfast_runner.search.best.question import open_best, plan_spec_best
-    from trainfast_runner.search.conductor import AlreadyConducted, SearchCaller
+    from trainfast_runner.search.conductor import AlreadyConducted, SearchCaller, conduct
     from trainfast_runner.search.searches import SearchOptions
 
     home, spec = Home(Path(request.home)), replace(spec_of_record(request), script=request.script)
@@ -171,16 +171,16 @@ def conduct_request(
         if isinstance(line, Conducted):
             report_held(directory)
 
-    caller: SearchCaller[Any] = SearchCaller(on_line, is_cancelled, began_ns)
+    caller = SearchCaller(on_line, is_cancelled, began_ns)
     try:
         if request.best is not None:
             best_plan = plan_spec_best(spec, request.best, request.python)
             directory = open_best(best_plan, home, options)
-            conduct_best(directory, best_plan, home, options, caller)
+            conduct(BestConductor, directory, best_plan, home, options, caller)
         else:
             batch_plan = plan_spec_batch(spec, request.python)
             directory = open_batch(batch_plan, home, options)
-            conduct_batch(directory, batch_plan, home, options, caller)
+            conduct(BatchConductor, directory, batch_plan, home, options, caller)
     except AlreadyConducted:
         report_held(directory)  # the starter follows it
 

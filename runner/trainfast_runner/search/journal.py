@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 
@@ -65,8 +65,6 @@ class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
     pid: int
     start_ticks: int
     boot_id: str
-    confirmation_steps: int = msgspec.field(default=10, name="proof_steps")
-    """Option of a batch search; the default in a best-fit search."""
 
 
 class Paused(Line, frozen=True, kw_only=True, tag="paused"):
@@ -78,6 +76,13 @@ class Waiting(Line, frozen=True, kw_only=True, tag="waiting"):
 
     run_id: str
     """The run; or the process that launches another one, in words."""
+
+
+class Launched(Line, frozen=True, kw_only=True, tag="launched"):
+    """A run of the search was started; `role` is that of the run."""
+
+    run_id: str
+    role: str
 
 
 class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
@@ -112,9 +117,16 @@ class JournalLines:
     recorded end: the same command continues the search), answered, nothing_fits, failed or cancelled.
     """
 
+    LINE_TYPE: ClassVar[Any]
+    """The union of the lines that this kind of journal has."""
     lines: tuple[Any, ...] = ()
     directory: Path = Path()
     state: str = "starting"
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Return every readable line, without a half-written last one, and without the state of the search."""
+        return cls(tuple(read_all(directory / JOURNAL_FILE, cls.LINE_TYPE)[0]), directory)
 
     def all_of(self, kind: type[LineT]) -> tuple[LineT, ...]:
         """The lines of this kind, in their order."""
@@ -147,6 +159,12 @@ class JournalLines:
         """The end; None while the search goes on or was continued."""
         return current_end(self.lines, SearchEnded)
 
+    def after(self, new_lines: Sequence[object], *, has_conductor: bool) -> Self:
+        """Return the journal with these lines added; the same one if neither the lines nor the state changed."""
+        journal = replace(self, lines=(*self.lines, *new_lines)) if new_lines else self
+        state = journal.state_now(has_conductor=has_conductor)
+        return journal if state == journal.state else replace(journal, state=state)
+
     def state_now(self, *, has_conductor: bool) -> str:
         """Return the state of the search: that of its end, else by its lines and by its lock."""
         if self.ended is not None:
@@ -166,11 +184,10 @@ JournalT = TypeVar("JournalT", bound=JournalLines)
 class JournalFollower(Generic[JournalT]):
     """Reads the new lines of a journal at each `poll`. Not safe to share between threads."""
 
-    def __init__(self, directory: Path, kind: type[JournalT], line_type: Any) -> None:
-        """`line_type` is the union of the lines that this kind of journal has."""
+    def __init__(self, directory: Path, kind: type[JournalT]) -> None:
         self.directory = directory
         self._journal = kind((), directory)
-        self._tail: Tail[Any] = Tail(directory / JOURNAL_FILE, line_type)
+        self._tail: Tail[Any] = Tail(directory / JOURNAL_FILE, kind.LINE_TYPE)
 
     def poll(self) -> JournalT:
         """Return the journal so far: the last one if neither the lines nor the state changed."""
@@ -179,11 +196,7 @@ class JournalFollower(Generic[JournalT]):
         new_lines: list[Any] = []
         with suppress(OSError):  # unreadable for the moment
             new_lines = self._tail.new()
-        journal = self._journal
-        if new_lines:
-            journal = replace(journal, lines=(*journal.lines, *new_lines))
-        state = journal.state_now(has_conductor=has_conductor)
-        self._journal = journal if state == journal.state else replace(journal, state=state)
+        self._journal = self._journal.after(new_lines, has_conductor=has_conductor)
         return self._journal
 
 
@@ -227,15 +240,6 @@ class JournalWriter:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def read_journal(directory: Path, line_type: Any) -> list[Any]:
-    """Read every readable line of a journal, oldest first, without a half-written last one.
-
-    `line_type` is the union of the lines that this kind of journal has.
-    """
-    lines, _ = read_all(directory / JOURNAL_FILE, line_type)
-    return lines
 
 
 def _end_cut_line(path: Path) -> None:

@@ -32,7 +32,7 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.script_plan import plan_script
 from trainfast_runner.search.batch_journal import BatchEnded, BatchQuestion
 from trainfast_runner.search.best_journal import BestEnded, BestQuestion
-from trainfast_runner.search.journal import newest_conducted
+from trainfast_runner.search.journal import JournalWriter, SearchQuestion, newest_conducted
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME, knob
 from trainfast_runner.settings.script_preset import ScriptPreset
@@ -110,6 +110,24 @@ def new_search(home: Home, name: str) -> Path:
     return directory
 
 
+def open_search(
+    question: SearchQuestion, home: Home, options: SearchOptions, can_continue: Callable[[Path], bool] = Path.exists
+) -> Path:
+    """Return the directory of the search this question continues, or of a new one with its first line written.
+
+    `can_continue` judges the directory of an unfinished search. Raises UserError when the home cannot be written.
+    """
+    home.create()
+    earlier = None if options.fresh else unfinished(home, question.key, str(question.__struct_config__.tag))
+    if earlier is not None and can_continue(earlier):
+        return earlier
+    directory = new_search(home, question.name)
+    journal = JournalWriter(directory)
+    journal.write(msgspec.structs.replace(question, search_id=directory.name))
+    journal.close()
+    return directory
+
+
 ScriptPlanner = Callable[[Mapping[str, KnobValue]], RunPlan]
 """Plans the script's run with these knobs."""
 
@@ -144,33 +162,25 @@ def incompatible_reason(result: Result, knobs: Collection[str]) -> str | None:
 
 MAX_HASHED_BYTES = 1 << 20
 """The content of a file this large is left out of the hash of a script's command: an interpreter, or data."""
-KEY_DIGITS, FILES_DIGITS = 16, 8
-"""Hex digits of the hash of a question, and of the files of a script's command."""
+KEY_DIGITS = 16
+"""Hex digits of the hash of a question."""
 
 
 def key_of_question(parts: tuple[object, ...], plan: RunPlan) -> str:
-    """Return the key of a question: a hash. A script's is `QUESTION.FILES`; an edit of its files changes only FILES."""
-    if plan.script is None:
-        return _hash_of(parts)
-    question = _hash_of((*parts, plan.script.command, plan.cwd))
-    return f"{question}.{_hash_of_files(plan.script.command, plan.cwd)}"
+    """Return the key of a question: a hash, for a script also of its command and of the files that this names.
 
-
-def _hash_of_files(words: Sequence[str], cwd: str) -> str:
-    """Return a hash of the contents of a command's files: its script, and files named alone or after `=`."""
-    contents = hashlib.sha256()
-    names = [name for word in words for name in (word, word.partition("=")[2])]
-    for name in names:
-        path = os.path.join(cwd, name)
+    A file is named by a word of the command, alone or after `=`.
+    """
+    command = () if plan.script is None else plan.script.command
+    files = [Path(plan.cwd, name) for word in command for name in (word, word.partition("=")[2])]
+    contents = []
+    for path in files:
         with suppress(OSError):
-            if os.path.isfile(path) and os.path.getsize(path) < MAX_HASHED_BYTES:
-                contents.update(hashlib.sha256(Path(path).read_bytes()).digest())
-    return contents.hexdigest()[:FILES_DIGITS]
-
-
-def _hash_of(value: object) -> str:
-    """Return a hash that differs for different values."""
-    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:KEY_DIGITS]
+            if path.is_file() and path.stat().st_size < MAX_HASHED_BYTES:
+                contents.append(hashlib.sha256(path.read_bytes()).hexdigest())
+    script = () if plan.script is None else (command, plan.cwd, contents)
+    encoded = msgspec.json.encode((*parts, *script), order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()[:KEY_DIGITS]
 
 
 BATCH_KNOBS = ("batch_size", "grad_accum")

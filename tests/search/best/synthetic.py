@@ -4,7 +4,7 @@ from benchmarks.best_fit_replay import question
 from benchmarks.best_fit_spaces import Synthetic
 
 from trainfast_runner.search.best.decide import BestState
-from trainfast_runner.search.best_journal import BestLaunched, BestLine, BestQuestion, ColdRun, ProcessReady, Trial
+from trainfast_runner.search.best_journal import BestLine, BestQuestion, ColdRun, ProcessReady, Trial
 
 
 def asking(terrain: Synthetic, *words: object, **fields: object) -> BestQuestion:
@@ -21,10 +21,7 @@ def trial(candidate: int, run_id: str = "one", ms: float = 100.0, **fields: obje
 def process_ready(terrain: Synthetic, candidate: int, run_id: str = "one") -> list[BestLine]:
     """The lines of a process that was started for a candidate."""
     process = terrain.space.candidates[candidate].process_knobs
-    return [
-        BestLaunched(run_id=run_id, role="trial", candidate_number=candidate),
-        ProcessReady(run_id=run_id, process_knobs=process, start_s=5.0),
-    ]
+    return [ProcessReady(run_id=run_id, process_knobs=process, start_s=5.0)]
 
 
 def state_of(terrain: Synthetic, *lines: BestLine, warm: str | None = None, spent_s: float = 0.0) -> BestState:
@@ -39,8 +36,7 @@ def cold(candidate: int, role: str = "confirm", outcome: str = "measured", **fie
 
 def confirmed(candidate: int, rates: tuple[float, ...], role: str = "confirm") -> list[BestLine]:
     """Runs in fresh processes with these samples/s."""
-    runs: list[BestLine] = []
-    for place, rate in enumerate(rates):
-        race = cold(candidate, role, run_id=f"{role}-{candidate}-{place}", samples_per_s=rate)
-        runs += [BestLaunched(run_id=race.run_id, role=role, candidate_number=candidate), race]
-    return runs
+    return [
+        cold(candidate, role, run_id=f"{role}-{candidate}-{place}", samples_per_s=rate)
+        for place, rate in enumerate(rates)
+    ]

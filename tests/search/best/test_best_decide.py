@@ -9,7 +9,6 @@ from benchmarks.best_fit_spaces import Synthetic
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import COLD_RULE, BestState, decide
 from trainfast_runner.search.best_journal import (
-    BestLaunched,
     BestLine,
     ProcessReady,
     Space,
@@ -169,9 +168,8 @@ def test_an_oom_under_the_real_limit_rules_the_leader_out(space):
     assert decision.step.action == "limit"
     leader = decision.step.candidate_number
     assert leader is not None
-    run = BestLaunched(run_id="limited", role="limit", candidate_number=leader)
     end = cold(leader, "limit", "oom", run_id="limited", reason="ran out of memory")
-    conductor.lines += [run, end]
+    conductor.lines.append(end)
     tried = []
     while (decision := conductor.next()).step.action == "trial":
         tried.append(decision.step.candidate_number)

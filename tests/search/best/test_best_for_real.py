@@ -8,7 +8,7 @@ import pytest
 
 from cli.command import Cli, Started, directory_of, live_runs, until
 from trainfast_runner.records.home import is_conducted
-from trainfast_runner.search.best_journal import ColdRun, Trial, read_best_journal
+from trainfast_runner.search.best_journal import BestJournal, ColdRun, Trial
 from trainfast_runner.search.effects import Measurements
 
 SMALL = [
@@ -27,7 +27,7 @@ def until_measured(cli: Cli, started: Started, count: int) -> None:
 
     def measured() -> int:
         found = list((cli.home / "searches").glob("*"))
-        lines = read_best_journal(found[0]) if found else []
+        lines = BestJournal.read(found[0]).lines if found else []
         return sum(isinstance(one, Trial | ColdRun) and one.outcome == "measured" for one in lines)
 
     until(lambda: measured() >= count or started.process.poll() is not None, f"{count} measurements")
@@ -65,7 +65,7 @@ def test_every_candidate_gets_a_verdict_and_winner_and_baseline_two_cold_runs(cl
     assert 1 < len(measured) < 24, "as many settings measured as there are"
     assert {one["knob"] for one in found["effects"]} >= {"batch_size", "precision", "optimizer"}
     assert ("optimizer" in found["changes_training"]) == (found["best"]["knobs"]["optimizer"] == "sgd")
-    lines = read_best_journal(directory_of(cli))
+    lines = BestJournal.read(directory_of(cli)).lines
     assert all(len(one.losses) == len(one.step_ms) > 0 for one in lines if isinstance(one, Trial) and not one.reason)
     assert live_runs(cli) == []
 
@@ -85,7 +85,7 @@ def test_a_search_killed_five_times_measures_nothing_twice(cli):
         assert not is_conducted(directory_of(cli))
     done = cli(*command)
     assert done.code == 0, done.err
-    lines = read_best_journal(directory_of(cli))
+    lines = BestJournal.read(directory_of(cli)).lines
     assert_is_whole(cli, done.json, candidates=24)
     trials = [one for one in Measurements(lines, can_repeat=True).trials if one.outcome == "measured"]
     firsts = [one.candidate_number for one in trials if not one.repeats]

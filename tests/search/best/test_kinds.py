@@ -8,16 +8,13 @@ import pytest
 
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import ClockAnchor
-from trainfast_runner.search import searches
 from trainfast_runner.search.batch_journal import BatchQuestion
 from trainfast_runner.search.best_journal import BestEnded, BestQuestion, Trial
 from trainfast_runner.search.journal import Conducted, JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KIND,
     BEST_KIND,
-    LineHead,
     first_line,
     new_search,
     newest_search,
@@ -70,21 +67,6 @@ def test_a_screen_and_a_key_of_one_kind_do_not_find_a_search_of_the_other(home):
     assert (first_line(batch).kind, first_line(best).kind) == (BATCH_KIND, BEST_KIND)
     assert (newest_search(home), newest_search(home, BEST_KIND)) == (batch, best)
     assert (unfinished(home, "k", BATCH_KIND), unfinished(home, "k", BEST_KIND)) == (batch, best)
-
-
-def test_only_the_journals_of_the_same_question_are_read_whole(home, monkeypatch):
-    own, other = at_second(1, best_search(home, TRIED)), at_second(2, batch_search(home))
-    read_whole = []
-
-    def recorded_read(path: Path, kind: type[LineHead]) -> tuple[list[LineHead], int]:
-        read_whole.append(path.parent)
-        return read_all(path, kind)
-
-    monkeypatch.setattr(searches, "read_all", recorded_read)
-    assert unfinished(home, "k", BEST_KIND) == own
-    assert unfinished(home, "another", BATCH_KIND) is None
-    assert read_whole == [own]
-    assert first_line(other).kind == BATCH_KIND
 
 
 def test_a_search_that_was_answered_or_failed_is_not_continued_and_its_reason_is_shown(home):

@@ -6,7 +6,7 @@ from benchmarks.best_fit_replay import FakeConductor
 
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import BestState, decide
-from trainfast_runner.search.best_journal import BestLaunched, BestLine, ColdRun
+from trainfast_runner.search.best_journal import BestLine, ColdRun
 
 from .synthetic import asking, cold, confirmed, process_ready, trial
 from .test_best_for_real import SMALL
@@ -54,7 +54,6 @@ def test_trials_go_on_where_all_that_was_measured_does_not_fit_under_the_limit(s
     asked = msgspec.structs.replace(asking(space), limits_bytes=[2**50])
     lines: list[BestLine] = [asked, space.space, *begun]
     lines += [
-        BestLaunched(run_id="u", role="limit", candidate_number=base),
         cold(base, "limit", "oom", run_id="u", reason="it failed"),
         *process_ready(space, other, "two"),
         trial(other, "two", warm=False),

@@ -8,7 +8,7 @@ from cli.command import SMALL
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import PAUSE_FILE, Home, conductor_lock
 from trainfast_runner.search.best.question import open_best, plan_preset_best
-from trainfast_runner.search.best_journal import BestRequest, read_best_journal
+from trainfast_runner.search.best_journal import BestJournal, BestRequest
 from trainfast_runner.search.control import SearchRequest, conduct_request, pause
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
@@ -48,11 +48,11 @@ def test_a_search_that_another_process_conducts_is_followed_and_stays_as_it_is(t
     asked = BestRequest(vary={"precision": ["fp32", "bf16"]})
     directory = open_best(plan_preset_best(spec, asked), home, options)
     pause(directory)
-    before = read_best_journal(directory)
+    before = BestJournal.read(directory).lines
     request = SearchRequest(home=str(home.path), **spec.record_fields(), best=asked)
     followed: list[Path] = []
     with conductor_lock(directory):
         conduct_request(request, followed.append, is_cancelled=lambda: False, began_ns=0)
     assert followed == [directory]
     assert (directory / PAUSE_FILE).exists(), "the first one's pause holds"
-    assert read_best_journal(directory) == before
+    assert BestJournal.read(directory).lines == before

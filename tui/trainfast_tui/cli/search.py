@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
@@ -18,32 +18,28 @@ from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.search import batch_conductor
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
-    BatchFollower,
-    BatchLine,
+    BatchSnapshot,
     BatchStep,
     ConfirmationRun,
     Predicted,
     Probe,
     batch_report,
-    read_batch_journal,
 )
 from trainfast_runner.search.best.answer import BestSoFar, best_report
-from trainfast_runner.search.best.conductor import conduct_best
+from trainfast_runner.search.best.conductor import BestConductor
 from trainfast_runner.search.best.question import BestPlan, open_best, plan_preset_best, plan_script_best
 from trainfast_runner.search.best_journal import (
     UNDER_LIMIT,
-    BestLine,
     BestRequest,
     BestStep,
     ColdRun,
     ProcessReady,
     Space,
     Trial,
-    read_best_journal,
     read_budget,
 )
-from trainfast_runner.search.conductor import SearchCaller
-from trainfast_runner.search.journal import Paused, Resumed, Waiting, fields_of
+from trainfast_runner.search.conductor import SearchCaller, conduct
+from trainfast_runner.search.journal import Line, Paused, Resumed, fields_of
 from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings import presets, script_preset
 from trainfast_runner.settings.knobs import read_vary
@@ -59,6 +55,7 @@ from trainfast_tui.text import best_words
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_words import batch_answer_lines
 from trainfast_tui.text.memory_words import phase_words
+from trainfast_tui.text.search_states import state_words
 from trainfast_tui.text.search_words import outcome_of, role_of
 
 
@@ -135,17 +132,17 @@ def search_max_batch(arguments: argparse.Namespace) -> int:
             print_notice(f"{setting} is not used: a search sets it itself")
     began_ns += await_devices(plan.plan, home) if arguments.wait else 0
     directory = batch_conductor.open_batch(plan, home, options)
-    sizes = ", ".join(str(line.batch_size) for line in read_batch_journal(directory) if isinstance(line, Probe))
-    if sizes:
+    search = BatchSnapshot.read(directory)
+    if sizes := ", ".join(str(probe.batch_size) for probe in search.probes):
         _print_continued(directory, f"which has tried {sizes}")
     with caught_signals() as signals:
-        ended = SearchPrinter().watch(
-            partial(batch_conductor.conduct_batch, directory, plan, home, options), signals, began_ns
+        ended = SearchPrinter(search).watch(
+            partial(conduct, batch_conductor.BatchConductor, directory, plan, home, options), signals, began_ns
         )
     if arguments.json:
         print_json(batch_report(directory))
     else:
-        print_lines(batch_answer_lines(BatchFollower(directory).poll(), ended))
+        print_lines(batch_answer_lines(BatchSnapshot.read(directory), ended))
     return SEARCH_EXIT_CODES[ended.state]
 
 
@@ -163,17 +160,16 @@ def search_best(arguments: argparse.Namespace) -> int:
         return 0
     began_ns += await_devices(plan.plan, home) if arguments.wait else 0
     directory = open_best(plan, home, options)
-    lines = read_best_journal(directory)
-    if measured := sum(isinstance(line, Trial | ColdRun) for line in lines):
-        _print_continued(directory, f"with {counted(measured, 'measurement')}")
+    so_far = BestSoFar.read(directory)
+    if so_far.attempts:
+        _print_continued(directory, f"with {counted(len(so_far.attempts), 'measurement')}")
     question = plan.question
     for words in best_words.question_lines(question.vary, question.left_alone, question.global_batch):
         print_notice(words)
-    for words in best_words.busy_lines(plan.plan.device):
-        print_notice(words)
     with caught_signals() as signals:
-        printer = SearchPrinter(BestSoFar(tuple(lines)))
-        ended = printer.watch(partial(conduct_best, directory, plan, home, options), signals, began_ns)
+        ended = SearchPrinter(so_far).watch(
+            partial(conduct, BestConductor, directory, plan, home, options), signals, began_ns
+        )
     _report_best(directory, arguments.json, arguments.record)
     return SEARCH_EXIT_CODES[ended.state]
 
@@ -220,14 +216,14 @@ def _best_plan(arguments: argparse.Namespace, request: BestRequest) -> BestPlan:
 
 
 def _report_best(directory: Path, as_json: bool, record: Path | None) -> None:
-    lines = read_best_journal(directory)
+    so_far = BestSoFar.read(directory)
     report = best_report(directory) if as_json or record is not None else {}
     if as_json:
         print_json(report)
     else:
-        print_lines(best_words.answer_lines(BestSoFar(tuple(lines)), directory.name))
+        print_lines(best_words.answer_lines(so_far, directory.name))
     if record is not None:
-        write_output(record, msgspec.json.encode({**report, "journal": lines}).decode(), "--record")
+        write_output(record, msgspec.json.encode({**report, "journal": so_far.lines}).decode(), "--record")
 
 
 def _print_estimate(plan: BestPlan, as_json: bool) -> None:
@@ -249,21 +245,19 @@ def _print_estimate(plan: BestPlan, as_json: bool) -> None:
 
 TICK_S = 2.0
 """Seconds between two lines about the step of a search that goes on."""
-LineT = TypeVar("LineT", BatchLine, BestLine)
 EndT = TypeVar("EndT")
 
 
 class SearchPrinter:
-    """Prints the journal of a search of either kind; `so_far` has the earlier lines of a best-fit search."""
+    """Prints the new lines of a search of either kind, whose journal so far is `search`."""
 
-    def __init__(self, so_far: BestSoFar | None = None) -> None:
-        self._progress, self._so_far = Progress(), so_far
-        self._step_work = ""
-        """The work of the newest step, which goes on after a wait for another run."""
+    def __init__(self, search: BatchSnapshot | BestSoFar) -> None:
+        self._progress, self._search = Progress(), search
         self._work = "starting"
+        """The work under way, in words."""
         self._work_began_s = self._printed_at_s = time.monotonic()
 
-    def watch(self, conduct: Callable[[SearchCaller[LineT]], EndT], signals: Signals, began_ns: int) -> EndT:
+    def watch(self, work: Callable[[SearchCaller], EndT], signals: Signals, began_ns: int) -> EndT:
         """Conduct a search and print each line of its journal; cancel it on Ctrl-C or when the terminal is closed.
 
         The search's time counts from `began_ns` (CLOCK_MONOTONIC).
@@ -275,54 +269,34 @@ class SearchPrinter:
             return bool(signals.interrupts or signals.must_leave)
 
         try:
-            return conduct(SearchCaller(self.print_line, is_cancelled, began_ns))
+            return work(SearchCaller(self.print_line, is_cancelled, began_ns))
         finally:
             self._progress.close()
 
-    def print_line(self, line: BatchLine | BestLine) -> None:
-        """Print a line of the journal, and show the work that it begins from now on."""
-        if self._so_far is not None:
-            self._so_far = BestSoFar((*self._so_far.lines, cast(BestLine, line)))
-        if words := line_words(line, self._so_far):
+    def print_line(self, line: Line) -> None:
+        """Print a line of the journal, and show the work under way from now on."""
+        self._search = search = self._search.after([line], has_conductor=True)
+        if words := line_words(line, search):
             self._progress.print_line(words)
-        match line:
-            case Waiting():
-                self._begin(f"waiting for {line.run_id} to end")
-            case Paused():
-                self._step_work = ""  # a pause comes between two steps
-                self._begin("")
-            case Resumed():
-                self._begin(self._step_work)
-            case BatchStep(action="end"):
-                self._begin("")
-            case BatchStep():
-                verb = "confirming" if line.action == CONFIRM_STEP else "trying"
-                self._begin(f"{verb} {fmt.count(line.batch_size)}")
-                self._step_work = self._work
-            case BestStep() if self._so_far is not None:
-                self._begin(best_words.doing_words(self._so_far))
-                self._step_work = self._work
+        if (work := state_words(search)) != self._work:
+            self._work, self._work_began_s = work, time.monotonic()
+            self._printed_at_s = self._work_began_s
 
     def tick(self) -> None:
         """Show the time of the work under way, and what a best-fit search has found, once in two seconds."""
         now_s = time.monotonic()
-        if not self._work or now_s - self._printed_at_s < TICK_S:
+        if self._search.state == "paused" or now_s - self._printed_at_s < TICK_S:
             return
         self._printed_at_s = now_s
         parts = [f"{self._work}… {fmt.duration(int(now_s - self._work_began_s))}"]
-        if self._so_far is not None:
-            best = best_words.best_words(self._so_far)
-            parts += [f"best so far {best}" if best else "", best_words.chance_words(self._so_far)]
+        if isinstance(self._search, BestSoFar):
+            best = best_words.best_words(self._search)
+            parts += [f"best so far {best}" if best else "", best_words.chance_words(self._search)]
         self._progress.show_activity("; ".join(part for part in parts if part))
 
-    def _begin(self, work: str) -> None:
-        """Begin a task and its clock; with an empty text the last line stays."""
-        self._work = work
-        self._work_began_s = self._printed_at_s = time.monotonic()
 
-
-def line_words(line: BatchLine | BestLine, so_far: BestSoFar | None) -> str:
-    """Return a line of a journal in words; empty if nothing is printed. `so_far` ends with a best-fit search's line."""
+def line_words(line: Line, search: BatchSnapshot | BestSoFar) -> str:
+    """Return the last line of a search in words; empty if nothing is printed."""
     match line:
         case Paused():
             return "paused"
@@ -354,16 +328,14 @@ def line_words(line: BatchLine | BestLine, so_far: BestSoFar | None) -> str:
             return ", ".join(words) + dropped
         case ProcessReady():
             return f"  process {line.run_id} ready after {fmt.duration(line.start_s)}"
-        case BestStep() if so_far is not None and line.candidate_number is not None:
+        case BestStep() if isinstance(search, BestSoFar) and line.candidate_number is not None:
             knob = f" {line.knob} of" if line.knob else ""
-            is_first = so_far.space is None
-            tried = (
-                "the baseline" if is_first else best_words.typed_knobs(so_far.candidates[line.candidate_number].knobs)
-            )
+            is_first = search.space is None
+            tried = "the baseline" if is_first else best_words.candidate_text(search, line.candidate_number)
             return f"{role_of(line.action).noun}{knob} {tried}: {line.why}"
-        case Trial() | ColdRun() if so_far is not None:
+        case Trial() | ColdRun() if isinstance(search, BestSoFar):
             run = f": {line.run_id}" if isinstance(line, ColdRun) else ""
-            return f"  {_attempt_words(line, so_far)}{run}"
+            return f"  {_attempt_words(line, search)}{run}"
     return ""
 
 

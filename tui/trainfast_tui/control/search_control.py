@@ -6,26 +6,25 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.records.home import PAUSE_STATES, Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control import messages
 from trainfast_tui.control.run_control import PendingStart
 from trainfast_tui.control.threads import start_thread
-from trainfast_tui.live.snapshot import SearchKind, SearchSnapshotT, Snapshot
+from trainfast_tui.live.snapshot import SearchKind, Snapshot
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.batch_journal import BatchSnapshot
-    from trainfast_runner.search.best.answer import BestSnapshot
     from trainfast_runner.search.best_journal import BestRequest
+    from trainfast_tui.live.snapshot import SearchSnapshot
 
 
 NOT_LIVE = messages.Notified("There is no live search.", "warning")
 STILL_STARTING = messages.Notified("The search is starting; press the key again once it runs.", "warning")
 
 
-class SearchControl(Generic[SearchSnapshotT]):
+class SearchControl:
     """Talks to the conductors of one kind of search, which outlive the app."""
 
     def __init__(self, kind: SearchKind, home: Home, post: messages.Post, python: messages.TrainingPython) -> None:
@@ -33,7 +32,7 @@ class SearchControl(Generic[SearchSnapshotT]):
         self._home = home
         self._post = post
         self._python = python
-        self._snapshot: SearchSnapshotT | None = None
+        self._snapshot: SearchSnapshot | None = None
         """The newest snapshot of the followed search, also while another one is starting."""
         self._unended_directory: Path | None = None
         """The search that was started here or was live, until its end is posted."""
@@ -42,7 +41,7 @@ class SearchControl(Generic[SearchSnapshotT]):
         # The fields below are about the newest start: each `start` sets all of them anew.
         self.requested_ns: int | None = None
         """CLOCK_MONOTONIC at which the search was started."""
-        self._seen_before_start: SearchSnapshotT | None = None
+        self._seen_before_start: SearchSnapshot | None = None
         """The followed search when the start began; a continued search may be seen as it was then."""
         self._stop_when_seen = False
         """True if the search is to be stopped as soon as the reader shows it; counts only while it is pending."""
@@ -50,8 +49,8 @@ class SearchControl(Generic[SearchSnapshotT]):
         """The ended search that was followed when the start was refused; else None."""
 
     @property
-    def current(self) -> SearchSnapshotT | None:
-        """The newest snapshot of the followed search; None while another one is starting or after it was refused."""
+    def current(self) -> Any:
+        """The newest snapshot of the followed search, of this kind; None while another starts or was refused."""
         search = self._snapshot
         is_outdated = search is None or self._pending.is_pending or search.directory == self._dismissed_directory
         return None if is_outdated else search
@@ -85,7 +84,7 @@ class SearchControl(Generic[SearchSnapshotT]):
         search = self._snapshot
         self._dismissed_directory = search.directory if search is not None and not search.is_live else None
 
-    def note_seen(self, search: SearchSnapshotT | None) -> list[messages.Notified]:
+    def note_seen(self, search: SearchSnapshot | None) -> list[messages.Notified]:
         """Record the search that the reader shows; return the notice that it was started elsewhere or has ended.
 
         A search that was to be stopped as soon as it started is stopped.
@@ -174,12 +173,11 @@ class Searches:
     """The controls of both kinds of search."""
 
     def __init__(self, home: Home, post: messages.Post, python: messages.TrainingPython) -> None:
-        self.batch: SearchControl[BatchSnapshot] = SearchControl(SearchKind.BATCH, home, post, python)
-        self.best: SearchControl[BestSnapshot] = SearchControl(SearchKind.BEST, home, post, python)
+        self._by_kind = {kind: SearchControl(kind, home, post, python) for kind in SearchKind}
 
-    def of(self, kind: SearchKind) -> SearchControl[BatchSnapshot] | SearchControl[BestSnapshot]:
+    def of(self, kind: SearchKind) -> SearchControl:
         """Return the control of this kind of search."""
-        return self.best if kind is SearchKind.BEST else self.batch
+        return self._by_kind[kind]
 
     @property
     def running_kind(self) -> SearchKind | None:
@@ -188,7 +186,8 @@ class Searches:
 
     def note_snapshot(self, snapshot: Snapshot) -> list[messages.Notified]:
         """Note the followed search of each kind, and return the notices about them."""
-        return [*self.batch.note_seen(snapshot.batch_search), *self.best.note_seen(snapshot.best_search)]
+        seen = {SearchKind.BATCH: snapshot.batch_search, SearchKind.BEST: snapshot.best_search}
+        return [notice for kind, search in seen.items() for notice in self.of(kind).note_seen(search)]
 
     def badge(self, now_ns: int) -> str:
         """Return a few words on the search that is going on, for every screen; empty without one."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.batch_journal import BatchSnapshot
-    from trainfast_runner.search.best.answer import BestSnapshot
+    from trainfast_runner.search.best.answer import BestSoFar
 
 
 ReadT = TypeVar("ReadT")
@@ -59,8 +59,8 @@ class Reader(threading.Thread):
         self._post = post
         self._on_failure = on_failure
         self._followed_run = Followed(partial(_newest_run, home), _open_run)
-        self._batch_search = FollowedSearch(home, SearchKind.BATCH, _open_batch_search)
-        self._best_search = FollowedSearch(home, SearchKind.BEST, _open_best_search)
+        self._batch_search: FollowedSearch[BatchSnapshot] = FollowedSearch(home, SearchKind.BATCH)
+        self._best_search: FollowedSearch[BestSoFar] = FollowedSearch(home, SearchKind.BEST)
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
@@ -239,8 +239,8 @@ class Followed(Generic[FollowedT]):
 class FollowedSearch(Followed[SearchSnapshotT]):
     """The followed search of one kind; a live one of another terminal takes the place of an idle one."""
 
-    def __init__(self, home: Home, kind: SearchKind, open_records: Callable[[Path], Poll[SearchSnapshotT]]):
-        super().__init__(partial(_newest_search, home, kind), open_records)
+    def __init__(self, home: Home, kind: SearchKind) -> None:
+        super().__init__(partial(_newest_search, home, kind), partial(_open_search, kind))
         self._looked_elsewhere_s = time.monotonic()
 
     def poll(self) -> SearchSnapshotT | None:
@@ -263,16 +263,15 @@ def _open_run(directory: Path) -> Poll[RunSnapshot]:
     return Follower(directory).poll
 
 
-def _open_batch_search(directory: Path) -> Poll[BatchSnapshot]:
-    from trainfast_runner.search.batch_journal import BatchFollower
+def _open_search(kind: SearchKind, directory: Path) -> Poll[Any]:
+    from trainfast_runner.search.batch_journal import BatchSnapshot
+    from trainfast_runner.search.journal import JournalFollower
 
-    return BatchFollower(directory).poll
+    if kind is SearchKind.BATCH:
+        return JournalFollower(directory, BatchSnapshot).poll
+    from trainfast_runner.search.best.answer import BestSoFar  # with numpy, which takes a while
 
-
-def _open_best_search(directory: Path) -> Poll[BestSnapshot]:
-    from trainfast_runner.search.best.answer import BestFollower
-
-    return BestFollower(directory).poll
+    return JournalFollower(directory, BestSoFar).poll
 
 
 def _newest_search(home: Home, kind: SearchKind) -> Path | None:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.batch_journal import BatchSnapshot
-    from trainfast_runner.search.best.answer import BestSnapshot
+    from trainfast_runner.search.best.answer import BestSoFar
 
+    SearchSnapshot = BatchSnapshot | BestSoFar
 
-SearchSnapshotT = TypeVar("SearchSnapshotT", bound="BatchSnapshot | BestSnapshot")
+SearchSnapshotT = TypeVar("SearchSnapshotT", bound="BatchSnapshot | BestSoFar")
 """The snapshots of both kinds of search; each has a `directory`, a `state`, and `is_live` while a conductor works."""
 
 
@@ -38,7 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """True once the home has been searched: without a run this is then a first start."""
     batch_search: BatchSnapshot | None = None
     """The followed batch search, which may have ended."""
-    best_search: BestSnapshot | None = None
+    best_search: BestSoFar | None = None
     """The followed best-fit search, which may have ended."""
     trouble: str | None = None
     """The reason the run, a search or the list of runs cannot be read, in one line."""

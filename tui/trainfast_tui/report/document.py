@@ -28,14 +28,13 @@ from trainfast_runner.running.follower import Follower, Rates, RunSnapshot, Summ
 from trainfast_runner.running.settling import final_result
 from trainfast_runner.search.batch_journal import (
     BatchEnded,
-    BatchFollower,
     BatchQuestion,
     BatchSnapshot,
     ConfirmationRun,
     Probe,
 )
-from trainfast_runner.search.best.answer import BestSoFar, verdicts_without_answer
-from trainfast_runner.search.best_journal import BestEnded, BestQuestion, CandidateVerdict, read_best_journal
+from trainfast_runner.search.best.answer import BestSoFar
+from trainfast_runner.search.best_journal import BestEnded, BestQuestion, CandidateVerdict
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.settings.spec import without_search_settings
 from trainfast_runner.units import counted
@@ -73,7 +72,7 @@ def report_document(home: Home, references: Sequence[str]) -> tuple[Document, li
 
 def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     """Return the report of a search of either kind, with the runs that confirmed its answer."""
-    best, batch = BestSoFar(tuple(read_best_journal(directory))), BatchFollower(directory).poll()
+    best, batch = BestSoFar.read(directory), BatchSnapshot.read(directory)
     if (answer := best.answer) is not None:
         confirmed = list(dict.fromkeys([*answer.baseline_run_ids, *answer.best_run_ids]))
     else:
@@ -184,10 +183,9 @@ def _best_blocks(so_far: BestSoFar, question: BestQuestion) -> Iterator[Block]:
         ]
     )
     answer = so_far.answer
-    verdicts = answer.verdicts if answer is not None else verdicts_without_answer(so_far.lines)
     rows: list[tuple[str, str]] = []
     if answer is not None and so_far.space is not None:
-        rows = [*best_words.best_answer_rows(so_far, answer), *best_words.count_rows(so_far, verdicts)]
+        rows = [*best_words.best_answer_rows(so_far, answer), *best_words.count_rows(so_far)]
     yield from _answer(so_far.ended, rows)
     if answer is not None:
         yield prose("Intervals are confidence intervals of 95 %.")
@@ -196,11 +194,11 @@ def _best_blocks(so_far: BestSoFar, question: BestQuestion) -> Iterator[Block]:
         if answer.effects:
             yield heading("Gain of each knob")
             yield grid(best_words.EFFECT_HEADER, best_words.effect_rows(answer))
-    if verdicts:
+    if so_far.verdicts:
         figures = fmt.figure_headings("samples/s", "predicted", "peak")
         yield heading("Every setting")
         header = (FigureHeading(""), "settings", "verdict", *figures, "reason")
-        yield grid(header, [_verdict_row(so_far, verdict) for verdict in verdicts])
+        yield grid(header, [_verdict_row(so_far, verdict) for verdict in so_far.verdicts])
 
 
 def _best_exports(so_far: BestSoFar, runs: Sequence[ReportedRun]) -> Iterator[Block]:

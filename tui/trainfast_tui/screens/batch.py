@@ -11,11 +11,9 @@ from trainfast_runner.records.home import ANSWERED_STATES
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.search.batch_decide import ALIGNED_UNIT, LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT
 from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, MemoryFit, Probe
-from trainfast_runner.search.journal import SearchQuestion
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
 from trainfast_tui.control.messages import Notified
-from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun, has_same_settings
 from trainfast_tui.next_run.sources import next_run_from_search
@@ -43,10 +41,6 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         self._limit = limit_notice(next_run.spec, session.machine, ranks, read_host_free_bytes())
         """The notice of the memory limit when the screen was opened."""
 
-    @property
-    def search_control(self) -> SearchControl[BatchSnapshot]:
-        return self.session.searches.batch
-
     def is_answered_by(self, search: BatchSnapshot) -> bool:
         return has_same_settings(search, self._next_run.spec) and search.state in ANSWERED_STATES
 
@@ -54,9 +48,6 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
         spec, earlier = self._next_run.spec, self.search_control.current
         is_same = earlier is not None and has_same_settings(earlier, spec)
         return batch_question_rows(spec, self._limit, earlier if is_same else None)
-
-    def question_of(self, search: BatchSnapshot) -> SearchQuestion | None:
-        return search.question
 
     def search_page(self, search: BatchSnapshot, width: int, cursor: int) -> TablePage:
         return batch_page(search, self._now_ns, width, cursor)
@@ -127,23 +118,10 @@ def batch_page(search: BatchSnapshot, now_ns: int, width: int, cursor: int) -> T
 
 
 def _time_words(search: BatchSnapshot, now_ns: int) -> str:
-    """Return the elapsed and predicted time of the step under way, or the total time of an ended search."""
+    """Return the elapsed time of the step under way, or the total time of an ended search."""
     if search.ended is not None:
         return f"took {fmt.duration(search.ended.seconds)}"
-    if not search.is_live or search.state == "paused":
-        return ""
-    elapsed, expected_s = fmt.elapsed(search.since_ns, now_ns), _expected_s(search)
-    return f"{elapsed} of about {fmt.duration(expected_s)}" if expected_s >= 1 and not search.waits_for else elapsed
-
-
-def _expected_s(search: BatchSnapshot) -> float:
-    """Predict the seconds of the probe under way from the largest size that fitted; 0 if they are unknown."""
-    step = search.newest_step
-    fitting = [probe for probe in search.probes if probe.outcome == "fits"]
-    if step is None or step.action != "probe" or step.batch_size is None or not fitting:
-        return 0.0
-    last = max(fitting, key=lambda probe: probe.batch_size)
-    return step.batch_size / last.batch_size * last.seconds
+    return fmt.elapsed(search.since_ns, now_ns) if search.is_live and search.state != "paused" else ""
 
 
 def _limit_words(search: BatchSnapshot) -> str:

@@ -18,7 +18,6 @@ from trainfast_runner.settings.knobs import defaults, knob, read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.control.messages import Message, TrainingPython
-from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.control.threads import start_thread
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun, has_same_model
@@ -61,7 +60,7 @@ from trainfast_tui.text.search_states import state_words
 from trainfast_tui.text.search_words import outcome_of, role_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.answer import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best.answer import BestSoFar
     from trainfast_runner.search.best_journal import ColdRun
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
@@ -91,7 +90,7 @@ def plan_best(spec: RunSpec, request: BestRequest, python: TrainingPython) -> Be
     return BestPlanned(request, texts, question.vary, question.global_batch)
 
 
-class BestScreen(SearchScreen["BestSnapshot"]):
+class BestScreen(SearchScreen["BestSoFar"]):
     """Shows the live best-fit search, else the newest of the next run's model; Enter takes its best setting."""
 
     SCOPE = KIND = SearchKind.BEST
@@ -107,18 +106,11 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         self._plans_after_run = False
         """True while the plan waits for the end of a live run."""
 
-    @property
-    def search_control(self) -> SearchControl[BestSnapshot]:
-        return self.session.searches.best
-
-    def is_answered_by(self, search: BestSnapshot) -> bool:
-        question = search.so_far.question
+    def is_answered_by(self, search: BestSoFar) -> bool:
+        question = search.question
         return question is not None and has_same_model(question, self._next_run.spec)
 
-    def question_of(self, search: BestSnapshot) -> BestQuestion | None:
-        return search.so_far.question
-
-    def search_page(self, search: BestSnapshot, width: int, cursor: int) -> TablePage:
+    def search_page(self, search: BestSoFar, width: int, cursor: int) -> TablePage:
         return best_page(search, self._now_ns, width)
 
     def on_mount(self) -> None:
@@ -163,14 +155,14 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         ]
 
     def answer_run_id(self) -> str | None:
-        answer = self._search.so_far.answer if self._search is not None else None
+        answer = self._search.answer if self._search is not None else None
         return None if answer is None or not answer.best_run_ids else answer.best_run_ids[-1]
 
     def useless_keys(self) -> set[str]:
         useless = set() if self._is_asking else {ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET, "fresh"}
         if self.search_control.is_active:
             useless.add(ASK_VARY)  # beside an ended search the key asks a new question
-        if not self._is_asking and (self._search is None or self._search.so_far.best is None):
+        if not self._is_asking and (self._search is None or self._search.best is None):
             useless.add("apply")
         return useless
 
@@ -181,13 +173,13 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         super().show_refusal(error)
 
     def action_apply(self) -> None:
-        so_far = self._search.so_far if self._search is not None else None
-        if so_far is None:
+        search = self._search
+        if search is None:
             self.start_search()
-        elif so_far.best is None or so_far.question is None:
+        elif search.best is None or search.question is None:
             self.notify("Nothing was measured yet.", severity="warning")
         else:
-            self.apply_knobs(so_far.question, candidate_knob_texts(so_far, so_far.best.number))
+            self.apply_knobs(search.question, candidate_knob_texts(search, search.best.number))
 
     def action_ask(self, part: str) -> None:
         """Ask for `vary`, `batch`, `objective` or `budget` of the next search's question, and plan with the answer."""
@@ -241,7 +233,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
             words = f"The search is live; stop it with {key_of('best', 'cancel')} to ask another question."
             self.notify(words, severity="warning")
             return None
-        question = self._search.so_far.question if self._search is not None else None
+        question = self._search.question if self._search is not None else None
         return self._request if question is None else request_of(question)
 
     def _ask_anew(self, request: BestRequest, *, fresh: bool) -> None:
@@ -256,7 +248,7 @@ class BestScreen(SearchScreen["BestSnapshot"]):
         One that starts over takes the knobs of a next run of the same model.
         """
         spec = self._next_run.spec
-        question = self._search.so_far.question if self._search is not None else None
+        question = self._search.question if self._search is not None else None
         if self._search is None or question is None:
             return SearchStart(spec, self._is_fresh, self._request)
         self._request = request_of(question)
@@ -293,26 +285,23 @@ ANSWER_ROWS = ("baseline", "trains", "note", "within the noise", "settings", "st
 """The rows of the command's answer that the screen shows; its head has the others."""
 
 
-def best_page(search: BestSnapshot, now_ns: int, width: int) -> TablePage:
+def best_page(so_far: BestSoFar, now_ns: int, width: int) -> TablePage:
     """Return a best-fit search as of `now_ns` (CLOCK_MONOTONIC)."""
-    so_far = search.so_far
-    rows = list(_rows(so_far, is_live=search.is_live)) if so_far.space is not None else []
+    rows = list(_rows(so_far)) if so_far.space is not None else []
     unit = _unit(so_far)[0]
     header = ("setting", *fmt.figure_headings(f"{unit} (95 % CI)", "steps", "took", "process"))
     lines = table_lines(header, rows, width, dropped=("process", "steps", "took"))
-    head = [*_state_lines(search, now_ns, width), *_varied_lines(so_far, width)]
-    chart = partial(_chart, so_far, is_live=search.is_live)
-    return TablePage(head, lines if rows else (), _answer_lines(so_far, width), chart=chart)
+    head = [*_state_lines(so_far, now_ns, width), *_varied_lines(so_far, width)]
+    return TablePage(head, lines if rows else (), _answer_lines(so_far, width), chart=partial(_chart, so_far))
 
 
-def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
+def _state_lines(so_far: BestSoFar, now_ns: int, width: int) -> list[Line]:
     """Return the state of the search, the best setting so far, and the time."""
-    so_far = search.so_far
     doubt: Piece = (f"{DOUBT_SIGN} ", "warning")
-    sign, tone = state_sign(search.state)
-    lines = labelled(doubt if is_doubtful(search) else (f"{sign} ", tone), state_words(search), width, "title")
+    sign, tone = state_sign(so_far.state)
+    lines = labelled(doubt if is_doubtful(so_far) else (f"{sign} ", tone), state_words(so_far), width, "title")
     if so_far.best is not None and so_far.space is not None:
-        label = best_label(so_far.answer, search.state)
+        label = best_label(so_far.answer, so_far.state)
         best = candidate_words(so_far.space, so_far.best.number)
         lines += labelled((f"{label} {best_words(so_far)}  ", "accent"), best, width)
     for doubted in so_far.answer_doubts:
@@ -320,7 +309,7 @@ def _state_lines(search: BestSnapshot, now_ns: int, width: int) -> list[Line]:
     measured = counted(len(so_far.attempts), "measurement")
     counts = f"{counted(len(so_far.candidates), 'setting')}, {measured}" if so_far.candidates else measured
     words = f"{counts}, took {fmt.duration(so_far.spent_s())}"
-    if search.is_live:
+    if so_far.is_live:
         budget = "" if so_far.question is None else f", the budget is {fmt.duration(so_far.question.budget_s)}"
         words = f"{counts}, {fmt.duration(so_far.spent_s(now_ns))} so far{budget}"
         words = "; ".join(filter(None, (chance_words(so_far), words)))
@@ -343,15 +332,15 @@ def _answer_lines(so_far: BestSoFar, width: int) -> list[Line]:
         return []
     effects = table(EFFECT_HEADER, effect_rows(answer)) if answer.effects else []
     lines: list[Line] = [[(text, "text" if index else "muted")] for index, text in enumerate(effects)]
-    for label, words in (*best_answer_rows(so_far, answer), *count_rows(so_far, answer.verdicts)):
+    for label, words in (*best_answer_rows(so_far, answer), *count_rows(so_far)):
         if label in ANSWER_ROWS:
             lines += labelled((f"{label:<18}", "muted"), words, width)
     return lines
 
 
-def _chart(so_far: BestSoFar, width: int, height: int, *, is_live: bool) -> list[Line]:
+def _chart(so_far: BestSoFar, width: int, height: int) -> list[Line]:
     """Return the chart of throughput over memory, below a title that explains its signs."""
-    points = candidate_points(so_far, is_live=is_live)
+    points = candidate_points(so_far)
     chart = scatter_chart(points, so_far.limit_bytes, width, height - 1) if height >= MIN_CHART_LINES else []
     if not chart:
         return []
@@ -364,7 +353,7 @@ def _chart(so_far: BestSoFar, width: int, height: int, *, is_live: bool) -> list
     return [title, *chart]
 
 
-def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[ChartPoint]:
+def candidate_points(so_far: BestSoFar) -> list[ChartPoint]:
     """Return the candidates as points of the chart, the best last; the one under way stands at the bottom."""
     # A time is no throughput: the chart then shows samples/s.
     figures = so_far.rates if so_far.objective == "time" else so_far.values
@@ -374,8 +363,7 @@ def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[ChartPoint]:
             marks[attempt.candidate_number] = None, ("✗", "error")
         elif attempt.outcome in ("measured", "slow") and (figure := figures.get(index)) is not None:
             marks[attempt.candidate_number] = figure.median, ("•", "text")
-    number = _number_under_way(so_far) if is_live else None
-    if number is not None:
+    if (number := _number_under_way(so_far)) is not None:
         marks[number] = marks[number][0] if number in marks else None, ("○", "accent")
     best = so_far.best
     if best is not None and best.number in marks and marks[best.number][0] is not None:
@@ -394,7 +382,8 @@ def candidate_points(so_far: BestSoFar, *, is_live: bool) -> list[ChartPoint]:
 
 def _number_under_way(so_far: BestSoFar) -> int | None:
     """Return the number of the candidate under way; None without one."""
-    return so_far.newest_step.candidate_number if so_far.newest_step is not None and so_far.is_under_way else None
+    step = so_far.newest_step if so_far.is_live and so_far.is_under_way else None
+    return None if step is None else step.candidate_number
 
 
 def _unit(so_far: BestSoFar) -> tuple[str, float]:
@@ -403,7 +392,7 @@ def _unit(so_far: BestSoFar) -> tuple[str, float]:
     return unit_of(so_far.objective, first.median if first is not None else 0.0)
 
 
-def _rows(so_far: BestSoFar, *, is_live: bool) -> Iterator[TableRow]:
+def _rows(so_far: BestSoFar) -> Iterator[TableRow]:
     """Yield a row for each trial or run in their order, and one for the candidate under way."""
     assert so_far.space is not None
     divisor = _unit(so_far)[1]
@@ -423,7 +412,7 @@ def _rows(so_far: BestSoFar, *, is_live: bool) -> Iterator[TableRow]:
             candidate = f"{attempt.knob} of {candidate}"
         note = fmt.with_sizes(attempt.reason) if attempt.outcome not in ("oom", "slow") else ""
         yield TableRow(sign, (candidate, words, steps, fmt.duration(attempt.seconds), process), note)
-    number = _number_under_way(so_far) if is_live else None
+    number = _number_under_way(so_far)
     if number is not None and so_far.newest_step is not None:
         candidate = candidate_words(so_far.space, number, short=True)
         yield TableRow(("▸", "accent"), (candidate, "", "", "", ""), so_far.newest_step.why, "title")

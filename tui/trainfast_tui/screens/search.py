@@ -68,9 +68,9 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
         """CLOCK_MONOTONIC of the newest snapshot."""
 
     @property
-    def search_control(self) -> SearchControl[SearchSnapshotT]:
+    def search_control(self) -> SearchControl:
         """The session's control of this kind of search."""
-        raise NotImplementedError
+        return self.session.searches.of(self.KIND)
 
     def is_answered_by(self, search: SearchSnapshotT) -> bool:
         """True if this ended search is shown in place of the question."""
@@ -78,10 +78,6 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
 
     def question_rows(self) -> list[LabelledText]:
         """Return the rows that ask for the next search."""
-        raise NotImplementedError
-
-    def question_of(self, search: SearchSnapshotT) -> SearchQuestion | None:
-        """Return the question of a search; None before it is written."""
         raise NotImplementedError
 
     def search_page(self, search: SearchSnapshotT, width: int, cursor: int) -> TablePage:
@@ -139,8 +135,7 @@ class SearchScreen(AppScreen, Generic[SearchSnapshotT]):
             texts = (labelled((label, "accent"), text, width, tone) for label, text, tone in rows)
             page = TablePage([line for lines in texts for line in lines])
         else:
-            question = self.question_of(search)
-            name = name if question is None else question.name
+            name = name if search.question is None else search.question.name
             page = self.search_page(search, width, cursor)
         return replace(page, head=[rule(f"{self.TITLE_WORDS}: {name}", width), *page.head])
 

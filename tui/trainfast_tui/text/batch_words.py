@@ -104,23 +104,19 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
 
     `limit` is the notice about the search's limit; `earlier` is the newest search of these knobs, or None.
     """
-    continues = earlier is not None and bool(earlier.probes) and earlier.state in (*LIVE_STATES, *UNFINISHED_STATES)
     overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
     own_limit = spec.knobs.get("memory_limit")
     limit = limit or ("the device's free memory" if own_limit is None else f"memory_limit={own_limit}")
-    question = earlier.question if continues and earlier is not None else None
-    if question is not None and question.limits_bytes:
-        limit = f"{limits_words(question.limits_bytes)}, as it began ({question.limit_words})"
-    time = "not known before the first sizes have run"
-    if earlier is not None and earlier.probes:
-        sizes = ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
-        time = f"continues the search that has tried {sizes}"
-        if not continues and earlier.ended is not None:
-            time = f"the search before took {fmt.duration(earlier.ended.seconds)} for the sizes {sizes}"
-    rows = [("knobs", ", ".join(typed_overrides(overrides)) or "as the preset"), ("limit", limit), ("time", time)]
+    rows, hint = [("knobs", ", ".join(typed_overrides(overrides)) or "as the preset")], START_HINT
+    if earlier is not None and earlier.probes and earlier.state in (*LIVE_STATES, *UNFINISHED_STATES):
+        hint, sizes = CONTINUE_HINT, ", ".join(f"{probe.batch_size:,}" for probe in earlier.probes)
+        rows.append(("sizes", f"continues the search that has tried {sizes}"))
+        if earlier.asked.limits_bytes:
+            limit = f"{limits_words(earlier.asked.limits_bytes)}, as it began ({earlier.asked.limit_words})"
+    rows.append(("limit", limit))
     return [
         ("", ABOUT_SEARCH if spec.script is None else ABOUT_SCRIPT_SEARCH, "muted"),
-        ("", CONTINUE_HINT if continues else START_HINT, "title"),
+        ("", hint, "title"),
         *((f"{label:<{LABEL_CELLS}}", words, "text") for label, words in rows),
     ]
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.search.searches import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -18,12 +17,11 @@ from trainfast_tui.text.next_run_words import typed_overrides
 from trainfast_tui.text.search_words import role_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.best.answer import BestSnapshot, BestSoFar
+    from trainfast_runner.search.best.answer import BestSoFar
     from trainfast_runner.search.best.question import BestPlan
     from trainfast_runner.search.best_journal import (
         BestAnswer,
         BestRequest,
-        CandidateVerdict,
         Interval,
         Space,
     )
@@ -45,7 +43,7 @@ def answer_lines(so_far: BestSoFar, search_id: str) -> list[str]:
         lines += ["", *table(EFFECT_HEADER, effect_rows(answer))]
     if answer.pareto_numbers:
         lines += ["", *table(PARETO_HEADER, pareto_rows(so_far, answer))]
-    counts = count_rows(so_far, answer.verdicts)
+    counts = count_rows(so_far)
     continues = [("cancelled", f"the same command continues {search_id}")] if _is_cancelled(so_far) else []
     lines += ["", *pair_lines([*counts, *continues])]
     return [fmt.plain(line) for line in lines]
@@ -128,18 +126,17 @@ def pareto_rows(so_far: BestSoFar, answer: BestAnswer) -> Iterator[tuple[str, ..
         yield knobs, rate_text(rates.get(number)), fmt.size(so_far.peak_bytes(number))
 
 
-def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Iterator[tuple[str, str]]:
-    """Yield the number of each verdict, the settings not tried or disturbed, why the search stopped, and its time."""
+def count_rows(so_far: BestSoFar) -> Iterator[tuple[str, str]]:
+    """Yield the number of each verdict, the settings not tried or void, why the search stopped, and its time."""
     dropped_count = so_far.space.dropped if so_far.space is not None else 0
     note = f"; another global batch: {counted(dropped_count, 'combination')}" if dropped_count else ""
-    yield "settings", f"{len(so_far.candidates):,}: {verdict_counts(verdict.verdict for verdict in verdicts)}{note}"
-    not_tried = [verdict for verdict in verdicts if verdict.verdict == "not_tried"]
+    counts = verdict_counts(verdict.verdict for verdict in so_far.verdicts)
+    yield "settings", f"{len(so_far.candidates):,}: {counts}{note}"
+    not_tried = [verdict for verdict in so_far.verdicts if verdict.verdict == "not_tried"]
     not_tried_words = [f"{candidate_text(so_far, verdict.candidate_number)}: {verdict.reason}" for verdict in not_tried]
     yield from _shortened("not tried", not_tried_words)
     void = [trial for trial in so_far.attempts if trial.outcome == "void"]
     yield from _shortened("void", [f"{candidate_text(so_far, line.candidate_number)}: {line.reason}" for line in void])
-    if so_far.disturbed_count:
-        yield "disturbed", f"{counted(so_far.disturbed_count, 'measurement')}, by other processes or a throttled GPU"
     if so_far.ended is not None:
         if so_far.ended.stopped_because:
             yield "stopped because", so_far.ended.stopped_because
@@ -149,8 +146,6 @@ def count_rows(so_far: BestSoFar, verdicts: Sequence[CandidateVerdict]) -> Itera
 
 
 def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
-    from trainfast_runner.search.best.answer import verdicts_without_answer
-
     ended = so_far.ended
     if _is_cancelled(so_far):
         void = [trial.reason for trial in so_far.trials if trial.outcome == "void"]
@@ -159,7 +154,7 @@ def _without_answer(so_far: BestSoFar, search_id: str) -> Iterator[str]:
     elif ended is not None:
         missing = ended.missing_bytes
         yield f"{ended.reason}{'' if missing is None else f': the smallest setting is {fmt.size(missing)} too large'}"
-        if counts := verdict_counts(verdict.verdict for verdict in verdicts_without_answer(so_far.lines)):
+        if counts := verdict_counts(verdict.verdict for verdict in so_far.verdicts):
             yield f"{counted(len(so_far.candidates), 'setting')}: {counts}"
 
 
@@ -240,22 +235,7 @@ def estimate_lines(plan: BestPlan) -> list[str]:
         ("settings", f"{legal}; the baseline is one"),
         ("takes", f"at most {budget}, half of it for cold runs that confirm the answer"),
     ]
-    return [*busy_lines(plan.plan.device), *pair_lines(rows)]
-
-
-OTHERS_SEEN_S = 0.3
-
-
-def busy_lines(device: str) -> list[str]:
-    """Return the share of the CPU that others take from trials on it; empty if it is small. Looks for 0.3 s."""
-    from trainfast_runner.machine.cpu import others_percent
-    from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
-
-    percent = others_percent(OTHERS_SEEN_S) if device == CPU else None
-    if percent is None or percent < OTHERS_CPU_PERCENT:
-        return []
-    left = fmt.percent(100 - percent)
-    return [f"others take {fmt.percent(percent)} of the CPU: this budget tries about {left} of what it would alone"]
+    return pair_lines(rows)
 
 
 VOID_CAUSES = {
@@ -289,12 +269,12 @@ def end_words(so_far: BestSoFar) -> str:
     return f"no setting fits{too_large}; {key_of('best', ASK_VARY)} varies other knobs"
 
 
-def is_doubtful(search: BestSnapshot) -> bool:
+def is_doubtful(search: BestSoFar) -> bool:
     """True for an answer that is not final, or whose figures are in doubt."""
-    answer = search.so_far.answer
+    answer = search.answer
     if search.state != "answered" or answer is None:
         return False
-    return not is_final(answer, search.state) or bool(search.so_far.answer_doubts)
+    return not is_final(answer, search.state) or bool(search.answer_doubts)
 
 
 def doing_words(so_far: BestSoFar) -> str:

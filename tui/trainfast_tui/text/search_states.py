@@ -11,7 +11,7 @@ from trainfast_tui.text.keys import key_of
 
 if TYPE_CHECKING:
     from trainfast_runner.search.batch_journal import BatchSnapshot
-    from trainfast_runner.search.best.answer import BestSnapshot
+    from trainfast_runner.search.best.answer import BestSoFar
 
 
 CONTINUE_WORDS = f"{key_of('batch', 'again')} continues"
@@ -24,18 +24,17 @@ STATES = {
 """The states of a search that has not ended, in words."""
 
 
-def state_words(search: BatchSnapshot | BestSnapshot) -> str:
+def state_words(search: BatchSnapshot | BestSoFar) -> str:
     """Return the state of a search, what it is doing, or its answer, in one line."""
     from trainfast_runner.search.batch_journal import BatchSnapshot
     from trainfast_runner.search.journal import CANCELLED_REASON
     from trainfast_tui.text import batch_words, best_words
 
-    lines = search if isinstance(search, BatchSnapshot) else search.so_far
-    if search.state in ("starting", "running") and (waiting := wait_words(lines.waits_for)):
+    if search.state in ("starting", "running") and (waiting := wait_words(search.waits_for)):
         return waiting
     if search.state == "running":
-        return batch_words.doing_words(lines) if isinstance(lines, BatchSnapshot) else best_words.doing_words(lines)
-    ended = lines.ended
+        return batch_words.doing_words(search) if isinstance(search, BatchSnapshot) else best_words.doing_words(search)
+    ended = search.ended
     if ended is None or search.state in STATES:
         return STATES.get(search.state, search.state)
     if search.state == "failed":
@@ -43,20 +42,19 @@ def state_words(search: BatchSnapshot | BestSnapshot) -> str:
     if search.state == "cancelled":
         reason = "" if ended.reason in ("", CANCELLED_REASON) else f": {plain(ended.reason)}"
         return f"stopped{reason}; its journal is kept, {CONTINUE_WORDS}"
-    return batch_words.end_words(lines) if isinstance(lines, BatchSnapshot) else best_words.end_words(lines)
+    return batch_words.end_words(search) if isinstance(search, BatchSnapshot) else best_words.end_words(search)
 
 
-def progress_words(search: BatchSnapshot | BestSnapshot, now_ns: int) -> str:
+def progress_words(search: BatchSnapshot | BestSoFar, now_ns: int) -> str:
     """Return how far a live search has come at `now_ns` (CLOCK_MONOTONIC): `3/6 · 1:12 left`, `4 probes`."""
     from trainfast_runner.search.batch_journal import BatchSnapshot
 
     if isinstance(search, BatchSnapshot):
         done, left = counted(len(search.probes), "probe"), ""
     else:
-        so_far = search.so_far
-        tried = len({attempt.candidate_number for attempt in so_far.attempts})
-        done = f"{tried}/{len(so_far.candidates)}" if so_far.candidates else ""
-        budget_s = so_far.question.budget_s if so_far.question is not None else 0.0
-        minutes, seconds = divmod(round(max(0.0, budget_s - so_far.spent_s(now_ns))), 60)
+        tried = len({attempt.candidate_number for attempt in search.attempts})
+        done = f"{tried}/{len(search.candidates)}" if search.candidates else ""
+        budget_s = search.question.budget_s if search.question is not None else 0.0
+        minutes, seconds = divmod(round(max(0.0, budget_s - search.spent_s(now_ns))), 60)
         left = f"{minutes}:{seconds:02} left"
     return " · ".join(filter(None, (done, left if search.state == "running" else search.state)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import Doubt
 from trainfast_runner.results.distributions import NORMAL_95, pareto_front, spread
 from trainfast_runner.search.best.decide import (
@@ -30,21 +29,17 @@ from trainfast_runner.search.best_journal import (
     UNDER_LIMIT,
     Attempt,
     BestAnswer,
-    BestEnded,
     BestJournal,
-    BestLine,
     BestStep,
     CandidateVerdict,
     ColdRun,
     Effect,
     Interval,
-    Space,
     Trial,
     VerdictWord,
-    read_best_journal,
 )
 from trainfast_runner.search.effects import DRIFT_LOG_RATE, Measurements, ProcessStarts, log_rate
-from trainfast_runner.search.journal import JournalFollower, Waiting, fields_of, first_fields, worked_seconds
+from trainfast_runner.search.journal import Waiting, fields_of, first_fields, worked_seconds
 from trainfast_runner.search.searches import knobs_key
 from trainfast_runner.units import chance_text, counted
 
@@ -223,30 +218,14 @@ def _notes(cold: ColdRuns) -> Iterator[str]:
         yield f"{drifted} drifted by more than {percent}: their trials were repeated, or count with the drift as noise"
 
 
-def verdicts_without_answer(lines: Sequence[BestLine]) -> list[CandidateVerdict]:
-    """Return one verdict for every candidate, in their order, of a search that ended without an answer.
-
-    Empty before the end; a cancelled search has not ended, because the same command continues it.
-    """
-    end = newest(lines, BestEnded)
-    if end is None or end.state == "cancelled" or not any(isinstance(line, Space) for line in lines):
-        return []
-    state = BestState(lines, end.seconds)
-    return [
-        state.ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=end.reason))
-        for number in range(len(state.candidates))
-    ]
-
-
 LINE_FIELDS = ("outcome", "reason", "doubts", "seconds", "peak_allocated_bytes", "run_id")
 """The fields that the report has of trials and of cold runs."""
 
 
 def best_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
-    lines = read_best_journal(directory)
-    so_far, end = BestSoFar(tuple(lines)), newest(lines, BestEnded)
-    question, space, fields = so_far.question, so_far.space, so_far.fields_with_knobs
+    so_far = BestSoFar.read(directory)
+    question, space, end, fields = so_far.question, so_far.space, so_far.ended, so_far.fields_with_knobs
     assert question is not None, "a search is reported once it has its question"
     trials = [
         {**fields(trial, "warm", "repeats", *LINE_FIELDS), "samples_per_s": _spread(trial), "steps": len(trial.step_ms)}
@@ -262,12 +241,11 @@ def best_report(directory: Path) -> dict[str, Any]:
     return {
         **first_fields(question, end),
         **fields_of(question, "objective", "for_steps", "global_batch", "vary", "left_alone"),
-        **_answer_fields(end, so_far),
+        **_answer_fields(so_far),
         "candidates": None if space is None else len(space.candidates),
         **fields_of(space, "dropped"),
         "trials": trials,
         "races": cold_runs,
-        "disturbed": so_far.disturbed_count,
         **fields_of(end, "missing_bytes", "stopped_because", "seconds"),
     }
 
@@ -278,17 +256,16 @@ def _spread(trial: Trial) -> dict[str, float | None] | None:
     return None if rates.median is None else {"median": rates.median, "mad": rates.mad}
 
 
-def _answer_fields(end: BestEnded | None, so_far: BestSoFar) -> dict[str, Any]:
+def _answer_fields(so_far: BestSoFar) -> dict[str, Any]:
     """Return the fields of the answer; None and empty lists without one. `winner` is None if the noise is too large."""
-    answer, space = None if end is None else end.answer, so_far.space
-    verdicts = verdicts_without_answer(so_far.lines) if answer is None else answer.verdicts
+    answer, space, end = so_far.answer, so_far.space, so_far.ended
     verdict_fields = [
         {
             **so_far.fields_with_knobs(verdict, "verdict", "reason", "excess_bytes"),
             "samples_per_s": verdict.rate,
             "predicted_bytes": so_far.candidate(verdict.candidate_number).predicted_bytes,
         }
-        for verdict in verdicts
+        for verdict in so_far.verdicts
     ]
     if end is None or answer is None or space is None:
         names = ("winner", "best", "baseline", "gain", "within_percent", "tried_in_budget")
@@ -346,16 +323,24 @@ class Leader(NamedTuple):
 
 @dataclass(frozen=True)
 class BestSoFar(BestJournal):
-    """A journal's lines with the figures derived for a screen."""
+    """A best-fit search at one moment: its journal with the figures derived for a screen."""
+
+    @cached_property
+    def verdicts(self) -> list[CandidateVerdict]:
+        """One verdict for every candidate, in their order; empty before the end, and if a cancelled search has none."""
+        if self.ended is None or self.space is None or self.answer is not None:
+            return [] if self.answer is None else self.answer.verdicts
+        if self.ended.state == "cancelled":
+            return []  # the same command continues it
+        ruled_out, reason = BestState(self.lines, self.ended.seconds).ruled_out, self.ended.reason
+        return [
+            ruled_out.get(number, CandidateVerdict(candidate_number=number, verdict="not_tried", reason=reason))
+            for number in range(len(self.candidates))
+        ]
 
     def fields_with_knobs(self, line: Attempt | CandidateVerdict, *names: str) -> dict[str, Any]:
         """Return these fields of a line, with the knobs of its candidate."""
         return {"knobs": self.candidate(line.candidate_number).knobs, **fields_of(line, *names)}
-
-    @property
-    def disturbed_count(self) -> int:
-        """The number of measurements that count although other processes or heat disturbed them."""
-        return sum(line.counts_disturbed for line in self.attempts)
 
     @cached_property
     def is_under_way(self) -> bool:
@@ -469,37 +454,3 @@ class BestSoFar(BestJournal):
         is_working = last_line is not None and not self.is_paused and not isinstance(last_line, Waiting)
         since_last = now_ns - last_line.t_ns if now_ns is not None and last_line is not None and is_working else 0
         return worked_seconds(self.lines) + max(0, since_last) / 1e9
-
-
-@dataclass(frozen=True)
-class BestSnapshot:
-    """The state of a best-fit search at one moment."""
-
-    so_far: BestSoFar
-
-    @property
-    def directory(self) -> Path:
-        """The search's directory."""
-        return self.so_far.directory
-
-    @property
-    def state(self) -> str:
-        """The state of the search, as of its journal."""
-        return self.so_far.state
-
-    @property
-    def is_live(self) -> bool:
-        """True if a conductor works on the search."""
-        return self.so_far.is_live
-
-
-class BestFollower:
-    """Reads new journal lines at each `poll`. Not safe to share between threads."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._journal = JournalFollower(directory, BestSoFar, BestLine)
-
-    def poll(self) -> BestSnapshot:
-        """Read the new lines and return a snapshot."""
-        return BestSnapshot(self._journal.poll())

@@ -44,7 +44,7 @@ from trainfast_runner.search.best_journal import (
     Attempt,
     AttemptOutcome,
     BestEnded,
-    BestLaunched,
+    BestJournal,
     BestLine,
     BestQuestion,
     BestStep,
@@ -53,13 +53,11 @@ from trainfast_runner.search.best_journal import (
     ProcessReady,
     Space,
     Trial,
-    read_best_journal,
 )
 from trainfast_runner.search.conductor import (
     Conductor,
     SearchCaller,
     WarmProcess,
-    conduct_alone,
     wait_until,
 )
 from trainfast_runner.search.effects import UNTIMED_TRIAL_STEPS, StepRule, relative_error
@@ -86,16 +84,18 @@ USUAL_DISTURBANCES, LAST_MEASUREMENTS = 2, 8
 the next counts: the disturbance is the machine's normal noise."""
 
 
-class BestConductor(Conductor[BestLine, BestEnded]):
+class BestConductor(Conductor[BestEnded]):
     """Conducts a best-fit search: trials, then cold runs.
 
     A preset's candidates are tried in warm processes, each of a script's in a run of its own.
     """
 
+    JOURNAL = BestJournal
+
     def __init__(
-        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: SearchCaller[BestLine]
+        self, directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: SearchCaller
     ) -> None:
-        super().__init__(directory, best_plan.plan, home, read_best_journal(directory), options, caller)
+        super().__init__(directory, home, options, caller)
         self._question = next(line for line in self._lines if isinstance(line, BestQuestion))
         # The journal's question has the GPUs that the search took when it began.
         self._best_plan = dataclasses.replace(best_plan, question=self._question)
@@ -172,10 +172,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             self._write(self._trial(number, "", outcome="failed", reason=error.line_without_option()))
             return None
 
-    def _record_launch(self, directory: Path, role: str, number: int, knob: str | None = None) -> None:
-        """Write that a run was started for a candidate."""
-        self._write(BestLaunched(run_id=directory.name, role=role, candidate_number=number, knob=knob))
-
     def _trial(self, number: int, run_id: str, **fields: Any) -> Trial:
         """Return a trial of a candidate without a step."""
         samples_per_step = self._space.candidates[number].samples_per_step
@@ -205,7 +201,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
             plan = self._plan_of(number, steps=steps, timing_warmup=UNTIMED_COLD_STEPS)
             plan = with_predicted_speed(plan, self._home)
         directory = self._runs.start(plan, COLD)
-        self._record_launch(directory, step.action, number, step.knob)
         result = self._runs.wait_for_end(directory)
         run = cold_run_of(step, self._space.candidates[number], directory, result)
         self._write(with_usual_disturbance(run, self._lines))
@@ -262,7 +257,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if plan is None:
             return None
         process = self._runs.start_process(plan, TRIAL)
-        self._record_launch(process.directory, TRIAL, number)
         self._process_knobs, self._process_uuids = process_knobs, plan.device_uuids
         if process.ready() is None:
             self._record_end(number, began_s)
@@ -279,7 +273,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
         if plan is None:
             return
         directory = self._runs.start(plan, TRIAL)
-        self._record_launch(directory, TRIAL, number)
         result = self._runs.wait_for_end(directory)
         start_s = read_start_s(directory)
         seconds = max(0.0, self._runs.clock_s() - began_s - start_s)
@@ -296,16 +289,6 @@ class BestConductor(Conductor[BestLine, BestEnded]):
                 self._space = with_seen_samples(self._space, trial)
                 self._write(self._space)
         self._write(trial)
-
-
-def conduct_best(
-    directory: Path, best_plan: BestPlan, home: Home, options: SearchOptions, caller: SearchCaller[BestLine]
-) -> BestEnded:
-    """Conduct the search in `directory` to its end; record and return the end.
-
-    Raises UserError when another process conducts the search, and when its device is in use.
-    """
-    return conduct_alone(directory, lambda: BestConductor(directory, best_plan, home, options, caller))
 
 
 def take_trial(

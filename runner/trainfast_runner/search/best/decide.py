@@ -33,7 +33,6 @@ from trainfast_runner.search.best_journal import (
     Attempt,
     AttemptOutcome,
     BestJournal,
-    BestLaunched,
     BestLine,
     BestStep,
     CandidateVerdict,
@@ -678,12 +677,13 @@ class ColdRuns:
 
     @property
     def has_begun(self) -> bool:
-        """True once a cold run was started for its speed: from then on there are no more trials.
+        """True once a cold run was chosen for its speed: from then on there are no more trials.
 
         A run under memory_limit does not count: such a run may rule out every measured candidate.
         """
-        runs = (line for line in self.state.journal.lines if isinstance(line, BestLaunched | ColdRun))
-        return any(run.role in SPEED_ROLES for run in runs)
+        journal = self.state.journal
+        actions = (step.action for step in journal.all_of(BestStep))
+        return bool({*actions, *(run.role for run in journal.cold_runs)} & {*SPEED_ROLES})
 
     @cached_property
     def finalists(self) -> list[int]:

@@ -42,21 +42,18 @@ from trainfast_runner.search.best_journal import (
     Trial,
 )
 from trainfast_runner.search.effects import MIN_TIMED_STEPS, UNTIMED_TRIAL_STEPS
-from trainfast_runner.search.journal import JournalWriter
 from trainfast_runner.search.searches import (
     BATCH_KNOBS,
-    BEST_KIND,
     MESH_KNOBS,
     ScriptPlanner,
     SearchOptions,
     candidate_spec,
     key_of_question,
     limits_of,
-    new_search,
+    open_search,
     script_planner,
     share_of_free,
     takes_warm_trials,
-    unfinished,
 )
 from trainfast_runner.settings.compatibility import Facts, check
 from trainfast_runner.settings.device_counts import (
@@ -295,13 +292,9 @@ def oom_reason(message: str, missing_bytes: int | None = None) -> str:
 
 
 def oom_verdict(reason: str, candidate: Candidate) -> str:
-    """Return why a candidate that ran out of memory is too large: by the prediction, and the reason of its attempt."""
-    predicted_bytes, excess_bytes = candidate.predicted_bytes, candidate.excess_bytes
-    if predicted_bytes is None:
-        return reason
-    if excess_bytes is None:
-        return f"{reason}; predicted {mebibytes(predicted_bytes)}"
-    return f"{excess_text(predicted_bytes, excess_bytes)}; {reason}"
+    """Return why a candidate that ran out of memory is too large: the reason of its attempt, and the prediction."""
+    predicted_bytes = candidate.predicted_bytes
+    return reason if predicted_bytes is None else f"{reason}; predicted {mebibytes(predicted_bytes)}"
 
 
 def excess_text(needed_bytes: int, excess_bytes: int) -> str:
@@ -705,16 +698,7 @@ def _has_several_devices(survey: Survey, strategy: KnobValue) -> bool:
 
 def open_best(best_plan: BestPlan, home: Home, options: SearchOptions) -> Path:
     """Return the directory of the search this question continues, or of a new one with its first line written."""
-    home.create()
-    question, key = best_plan.question, best_key(best_plan)
-    unfinished_search = None if options.fresh else unfinished(home, key, BEST_KIND)
-    if unfinished_search is not None:
-        return unfinished_search
-    directory = new_search(home, question.name)
-    journal = JournalWriter(directory)
-    journal.write(msgspec.structs.replace(question, search_id=directory.name, key=key))
-    journal.close()
-    return directory
+    return open_search(msgspec.structs.replace(best_plan.question, key=best_key(best_plan)), home, options)
 
 
 def best_key(best_plan: BestPlan) -> str:
