@@ -143,20 +143,17 @@ def test_logind_says_whose_runs_end_at_logout(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not ends_at_logout("ann"), "there is no busctl"
 
-    def answers(*lines: str) -> None:
+    def answers(line: str) -> None:
         bus = tmp_path / "busctl"
-        bus.write_text("#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
+        bus.write_text(f"#!/bin/sh\necho {line}\n")
         bus.chmod(0o700)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    answers("b false", "as 0", 'as 1 "root"')
+    answers("b false")
     assert not ends_at_logout("ann")
-    answers("b true", "as 0", 'as 1 "root"')
+    answers("b true")
     assert ends_at_logout("ann")
     assert not ends_at_logout("root")
-    answers("b true", 'as 2 "bob" "cy"', 'as 1 "root"')
-    assert ends_at_logout("bob")
-    assert not ends_at_logout("ann")
     answers("Failed to get property")
     assert not ends_at_logout("bob")
 

@@ -4,7 +4,7 @@ import pytest
 
 from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.doctor import gpu_findings
-from trainfast_runner.machine.telemetry.throttle import degrees_left, slows_down_at_c
+from trainfast_runner.machine.telemetry.throttle import slows_down_at_c
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.monitor import lines_below
 from trainfast_tui.text.topology import pcie_link
@@ -23,7 +23,7 @@ def gpu(**fields):
     [
         ({"throttle_reasons": ["hw_slowdown", "hw_thermal"], "temperature_c": 93}, "hardware), at 93 °C", "more air"),
         ({"throttle_reasons": ["hw_power_brake"]}, "power brake from the power supply", "its cables"),
-        ({"temperature_c": 92, "gpu_max_temperature_c": 87}, "at its temperature limit, at 92 °C", "more air"),
+        ({"temperature_c": 92, "degrees_to_slowdown_c": -5}, "at its temperature limit, at 92 °C", "more air"),
         ({"ecc_uncorrected_errors": 2}, "2 uncorrected memory errors since the driver was loaded", "--gpu-reset"),
         ({"remapped_rows_uncorrected": 1}, "1 rows of its memory were replaced", "ROW_REMAPPER"),
         ({"remapped_rows_pending": 1}, "wait to be replaced", "--gpu-reset"),
@@ -43,7 +43,7 @@ def test_each_ailment_is_a_warning_with_its_cure(fields, expected, cure):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"throttle_reasons": ["idle", "sw_power_cap"], "temperature_c": 60, "gpu_max_temperature_c": 87},
+        {"throttle_reasons": ["idle", "sw_power_cap"], "temperature_c": 60, "degrees_to_slowdown_c": 27},
         {"pcie_generation": 1, "gpu_utilization_percent": 0},
         {"ecc_corrected_errors": 9, "ecc_uncorrected_errors": 0, "remapped_rows_corrected": 1},
         dict.fromkeys(("throttle_reasons", *LINK)),
@@ -61,25 +61,7 @@ def test_the_processes_stand_below_the_rows_of_the_monitor():
 
 
 @pytest.mark.parametrize(
-    ("now", "driver", "hardware", "degrees", "limit", "left"),
-    [
-        (60, 87, 92, None, 87, 27),  # the driver comes first
-        (60, 92, 87, None, 87, 27),
-        (60, None, 92, None, 92, 32),
-        (60, 87, None, 20, 87, 20),  # what it says of the way to go is nearer to it than a difference
-        (60, None, None, 20, 80, 20),
-        (90, None, 87, None, 87, -3),
-        (None, None, 87, None, 87, None),
-        (None, None, None, 20, None, 20),
-        (60, None, None, None, None, None),
-    ],
+    ("driver", "hardware", "limit"), [(87, 92, 87), (92, 87, 87), (None, 92, 92), (None, None, None)]
 )
-def test_what_is_known_of_the_limit_is_used(now, driver, hardware, degrees, limit, left):
-    seen = DeviceReading(
-        index=0,
-        temperature_c=now,
-        gpu_max_temperature_c=driver,
-        slowdown_temperature_c=hardware,
-        degrees_to_slowdown_c=degrees,
-    )
-    assert (slows_down_at_c(seen), degrees_left(seen)) == (limit, left)
+def test_the_lower_limit_slows_down(driver, hardware, limit):
+    assert slows_down_at_c(gpu(gpu_max_temperature_c=driver, slowdown_temperature_c=hardware)) == limit

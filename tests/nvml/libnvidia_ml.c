@@ -1,7 +1,7 @@
 /* A stand-in libnvidia-ml.so.1 for whole processes that find it through LD_LIBRARY_PATH; scenario.h says what its
  * GPUs can be made to do.
  *
- * Links: GPUs 0-3, 4-7, ... are islands, on one NUMA node of 32 CPUs each; every pair within one is joined by four
+ * Links: GPUs 0-3, 4-7, ... are islands, on one NUMA node each; every pair within one is joined by four
  * NVLinks, what crosses goes over the system. */
 #include "scenario.h"
 
@@ -52,8 +52,8 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = gpu_count(); return librar
 /* What the driver answers for the handle of a MIG instance. */
 static int answers_of_a_part(const char *name) {
     static const char *known[] = {"nvmlDeviceGetName", "nvmlDeviceGetUUID",
-                                  "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGpuInstanceId",
-                                  "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetComputeRunningProcesses_v3",
+                                  "nvmlDeviceGetMemoryInfo_v2",
+                                  "nvmlDeviceGetComputeRunningProcesses_v3",
                                   "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"};
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (!strcmp(name, known[i])) return 1;
@@ -76,17 +76,6 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **device) {
     return look(*device, __func__, &s);
 }
 
-int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **device) {
-    unsigned index, part;
-    if (sscanf(uuid, "MIG-00000000-0000-0000-%4u-%12u", &part, &index) == 2) {
-        if (index >= gpu_count() || !part || part > state_of(index).script->part_count) return NOT_FOUND;
-        *device = &instances[index][part - 1];
-        return OK;
-    }
-    if (sscanf(uuid, "GPU-00000000-0000-0000-0000-%12u", &index) != 1) return INVALID_ARGUMENT;
-    return nvmlDeviceGetHandleByIndex_v2(index, device);
-}
-
 /* A function of one GPU with its state in `s`; a lost GPU answers nothing. */
 #define GPU_CALL(name, arguments, ...) \
     int name arguments { State s; int code = look(d, #name, &s); if (code) return code; __VA_ARGS__; return OK; }
@@ -102,10 +91,6 @@ GPU_CALL(nvmlDeviceGetMaxMigDeviceCount, (Gpu *d, unsigned *out), *out = s.scrip
 GPU_CALL(nvmlDeviceGetMigDeviceHandleByIndex, (Gpu *d, unsigned place, Gpu **out),
          if (place >= s.script->part_count) return NOT_FOUND; *out = &instances[d->index][place])
 GPU_CALL(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (Gpu *d, Gpu **out), *out = &gpus[d->index])
-GPU_CALL(nvmlDeviceGetGpuInstanceId, (Gpu *d, unsigned *out), if (!d->part) return NOT_SUPPORTED;
-         *out = s.script->parts[d->part - 1].gpu_instance)
-GPU_CALL(nvmlDeviceGetComputeInstanceId, (Gpu *d, unsigned *out), if (!d->part) return NOT_SUPPORTED;
-         *out = s.script->parts[d->part - 1].compute_instance)
 GPU_CALL(nvmlDeviceGetTemperature, (Gpu *d, unsigned sensor, unsigned *out), (void)sensor;
          wait_s(s.call_s); *out = (unsigned)s.temperature_c)
 GPU_CALL(nvmlDeviceGetTemperatureThreshold, (Gpu *d, unsigned which, unsigned *out),
@@ -273,11 +258,6 @@ static unsigned link_end(unsigned index, unsigned link) {
 }
 
 GPU_CALL(nvmlDeviceGetPciInfo_v3, (Gpu *d, Pci *out), put_bus(out, d->index))
-GPU_CALL(nvmlDeviceGetCpuAffinity, (Gpu *d, unsigned words, unsigned long *out),
-         memset(out, 0, words * sizeof *out); unsigned node = d->index / ISLAND;
-         if (node / 2 < words) out[node / 2] = 0xFFFFFFFFul << node % 2 * 32)
-GPU_CALL(nvmlDeviceGetMemoryAffinity, (Gpu *d, unsigned words, unsigned long *out, unsigned scope),
-         (void)scope; memset(out, 0, words * sizeof *out); out[0] = 1ul << d->index / ISLAND)
 GPU_CALL(nvmlDeviceGetTopologyCommonAncestor, (Gpu *d, Gpu *other, unsigned *out),
          *out = d->index / ISLAND == other->index / ISLAND ? 40 : 50)
 GPU_CALL(nvmlDeviceGetP2PStatus, (Gpu *d, Gpu *other, unsigned capability, unsigned *out),

@@ -25,7 +25,6 @@ from stand_in_machine import (
 )
 
 XID = 0x8
-NO_INSTANCE = 0xFFFFFFFF
 
 
 @machine_call("nvmlInitWithFlags")
@@ -64,18 +63,6 @@ def _handle(machine, index, device):
     return SUCCESS
 
 
-@machine_call("nvmlDeviceGetHandleByUUID")
-def _handle_by_uuid(machine, uuid, device):
-    text = getattr(uuid, "value", uuid)
-    for index, gpu in enumerate(machine.gpus):
-        if gpu.uuid.encode() == text:
-            return _handle(machine, ctypes.c_uint(index), device)
-        for place, instance in enumerate(gpu.instances):
-            if instance.uuid.encode() == text:
-                return _put_instance(device, index, place)
-    return NOT_FOUND
-
-
 def _put_instance(device, index, place):
     ctypes.c_void_p.from_buffer(device._obj).value = FIRST_INSTANCE + index * MAX_INSTANCES + place
     return SUCCESS
@@ -95,10 +82,6 @@ def _parent_handle(machine, instance, device):
     return _handle(machine, ctypes.c_uint(number // MAX_INSTANCES), device)
 
 
-def _give_number(name, place):
-    gpu_call(name)(lambda gpu, _, number: put(number, gpu.numbers[place]) if gpu.numbers else NOT_SUPPORTED)
-
-
 def _give_text(name, field):
     @gpu_call(name)
     def _text(gpu, _seconds, buffer, _size):
@@ -106,8 +89,6 @@ def _give_text(name, field):
         return SUCCESS
 
 
-_give_number("nvmlDeviceGetGpuInstanceId", 0)
-_give_number("nvmlDeviceGetComputeInstanceId", 1)
 _give_text("nvmlDeviceGetName", "name")
 _give_text("nvmlDeviceGetUUID", "uuid")
 
@@ -274,30 +255,17 @@ def _register_events(_gpu, _seconds, types, _set):
 @machine_call("nvmlEventSetWait_v2")
 def _wait(machine, _set, event, timeout_ms):
     try:
-        position, number, *instance = machine.xids.get(timeout=timeout_ms.value / 1000)
+        position, number = machine.xids.get(timeout=timeout_ms.value / 1000)
     except queue.Empty:
         return TIMEOUT
     ctypes.c_void_p.from_buffer(event._obj.device).value = FIRST_HANDLE + position
     event._obj.eventType, event._obj.eventData = XID, number
-    event._obj.gpuInstanceId = instance[0] if instance else NO_INSTANCE
     return SUCCESS
 
 
 @gpu_call("nvmlDeviceGetPciInfo_v3")
 def _pci_info(gpu, _seconds, info):
     info._obj.busId = b"00000000:%02X:00.0" % gpu.bus
-    return SUCCESS
-
-
-@gpu_call("nvmlDeviceGetCpuAffinity")
-def _cpu_affinity(gpu, _seconds, _words, mask):
-    mask._obj[0] = 0xFFFFFFFF << 32 * gpu.node
-    return SUCCESS
-
-
-@gpu_call("nvmlDeviceGetMemoryAffinity")
-def _memory_affinity(gpu, _seconds, _words, mask, _scope):
-    mask._obj[0] = 1 << gpu.node
     return SUCCESS
 
 

@@ -61,7 +61,7 @@ class Gpu:
     bus: int = 0
     """Its PCI bus number."""
     node: int = 0
-    """Its NUMA node, of 32 CPUs each; between nodes the common ancestor is the system, within one the host bridge."""
+    """Its NUMA node; between nodes the common ancestor is the system, within one the host bridge."""
     links: tuple[int | str | None, ...] = ()
     """The end of each NVLink: a bus number, "switch", or None for a link that is down."""
     peer_access: int = 0
@@ -99,7 +99,7 @@ class Machine:
     """Every call answers Uninitialized until nvmlInit is called again."""
     calls: dict[str, int] = field(default_factory=dict)
     xids: queue.SimpleQueue[tuple[int, ...]] = field(default_factory=queue.SimpleQueue)
-    """Xid errors to come, as (GPU's position, number), with the GPU instance's number where it is attributed to one."""
+    """Xid errors to come, as (GPU's position, number)."""
 
 
 FUNCTIONS = {}
@@ -141,8 +141,7 @@ def gpu_call(name):
 
 FIRST_HANDLE, FIRST_INSTANCE, MAX_INSTANCES = 0x1000, 0x2000, 7
 OF_AN_INSTANCE = (
-    *("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"),
-    *("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
+    *("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
     *("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"),
 )
 """The functions that the driver answers for the handle of a MIG instance."""

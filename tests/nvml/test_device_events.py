@@ -88,15 +88,6 @@ def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else(
     assert [event.pid for event in events.since_last(tick(gpu(pids=(11, 5000))))] == [11, 5000]
 
 
-def test_a_sampler_that_slows_itself_says_so_once():
-    events = DeviceEvents([])
-    slowed = {"sampler.period": "a tick costs 300 ms: sampling every 2 s instead of every 1 s"}
-    assert kinds_and_details(events.since_last(tick(**slowed))) == [("trouble", None, slowed["sampler.period"])]
-    assert events.since_last(tick(**slowed)) == []
-    assert events.since_last(tick()) == []
-    assert len(events.since_last(tick(**slowed))) == 1
-
-
 def test_this_process_is_its_own(tmp_path):
     assert os.getpid() in own_pids()
     outside, inside = tmp_path / "outside", tmp_path / "inside"

@@ -1,12 +1,9 @@
 """The batched field query: counters whose numbers moved, counters that wrap, fields that are not there."""
 
-from types import ModuleType
-
-import pynvml
 import pytest
 from stand_in import Machine, gpus
 
-from trainfast_runner.machine.telemetry.device import FIELDS, UNSIGNED_LONG_LONG, FieldCall, Unwrapped
+from trainfast_runner.machine.telemetry.device import Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
 
@@ -71,19 +68,3 @@ def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch):
     [gpu], missing = watch(absurd)(0)
     assert (gpu.processes, gpu.temperature_c) == (None, 50)
     assert "more processes than are looked at" in missing["gpu0.processes"]
-
-
-def test_a_field_that_the_driver_leaves_out_has_not_the_value_of_the_time_before():
-    left = 1
-
-    def driver(handle, count, entries):
-        for entry in entries._obj[:left]:
-            entry.valueType, entry.value.ullVal = UNSIGNED_LONG_LONG, entry.fieldId
-        return 0
-
-    nv = ModuleType("nv")
-    nv.__dict__.update(c_nvmlFieldValue_t=pynvml.c_nvmlFieldValue_t, _nvmlGetFunctionPointer=lambda name: driver)
-    call = FieldCall(nv, [(one, 83) for one in FIELDS if 83 in one.numbers])
-    assert call.ask(nv, None) == [(UNSIGNED_LONG_LONG, 0, 83)]
-    left = 0
-    assert call.ask(nv, None) == [(0, 0, 0)]

@@ -22,7 +22,7 @@ async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home:
     async with running(home, ascii=True, size=(80, 24)) as (_, pilot):
         text = await pilot.monitor(the_machine(0))
         words = " ".join(text.split())
-        has(words, "no GPU: no NVIDIA driver here: libnvidia-ml.so.1 was not found.")
+        has(words, "no GPU: no NVIDIA driver here: libnvidia-ml.so.1 was not found")
         has(words, "Runs use the CPU; with an NVIDIA card in this machine they need devices=cpu.")
         assert "CPU of all cores" in text
         assert "GPU memory" not in text

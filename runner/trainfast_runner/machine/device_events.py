@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_runner.machine.processes import own_pids, read_stat, sees_host_pids
 from trainfast_runner.machine.telemetry import throttle
-from trainfast_runner.machine.telemetry.throttle import degrees_left, severity
+from trainfast_runner.machine.telemetry.throttle import severity
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
 from trainfast_runner.units import process_memory
@@ -68,7 +68,7 @@ def _throttling(gpu: DeviceReading) -> Iterator[Defect]:
             f"slowed down now: {throttle.cause_text(name)}{at}",
             THROTTLING_CURES.get(name, f"{COOLING_CURE}; or {POWER_SUPPLY_CURE}"),
         )
-    headroom_c = degrees_left(gpu)
+    headroom_c = gpu.degrees_to_slowdown_c
     if not reasons and headroom_c is not None and headroom_c <= 0:
         yield Defect(f"at its temperature limit{at}: it is about to slow down", COOLING_CURE)
 
@@ -89,7 +89,6 @@ class DeviceEvents:
         self._processes: dict[int, dict[int, DeviceProcess]] = {}
         """The processes of the last tick, by the GPU's index."""
         self._foreign: dict[int, set[int]] = {}
-        self._slowed = False
         self._indexes: frozenset[int] | None = None
 
     def concerns(self, index: int) -> bool:
@@ -98,14 +97,10 @@ class DeviceEvents:
 
     def since_last(self, tick: Tick) -> list[Event]:
         """Events since the last tick: throttling began or ended, a device was lost or came back, a foreign process
-        appeared or left, the sampling slowed itself."""
+        appeared or left."""
         watched = [device for device in tick.devices if device.uuid in self._watched]
         self._indexes = frozenset(device.index for device in watched)
         events = []
-        sentence = tick.missing.get("sampler.period")
-        if sentence is not None and not self._slowed:
-            events.append(Event(t_ns=tick.t_ns, kind="trouble", detail=sentence))
-        self._slowed = sentence is not None
         for device in watched:
             if (device.error is not None) != (device.index in self._lost):
                 self._lost ^= {device.index}

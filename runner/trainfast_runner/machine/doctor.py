@@ -8,7 +8,6 @@ from __future__ import annotations
 import locale
 import os
 import pwd
-import shlex
 import shutil
 import subprocess
 import sys
@@ -161,18 +160,22 @@ def _memory() -> Finding:
 
 def _compiler(executable: str) -> Iterator[Finding]:
     """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
-    path = compiler(executable)
-    yield _judged(
-        "C++ compiler",
-        path is not None,
-        path or "none found: compile on the CPU and offload_path are refused; zero*-offload steps with torch's AdamW",
-        "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
-    )
-    ninja = shutil.which("ninja", path=search_path(executable))
-    no_ninja = "none found: DeepSpeed cannot build its extensions: offload_path is refused; zero*-offload steps with"
-    yield _judged(
-        "ninja", ninja is not None, ninja or f"{no_ninja} torch's AdamW", f"{executable} -m pip install ninja"
-    )
+    for name, path, refused, cure in (
+        (
+            "C++ compiler",
+            compiler(executable),
+            "compile on the CPU and offload_path are refused",
+            "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
+        ),
+        (
+            "ninja",
+            shutil.which("ninja", path=search_path(executable)),
+            "offload_path is refused",
+            f"{executable} -m pip install ninja",
+        ),
+    ):
+        consequence = f"none found: {refused}; zero*-offload steps with torch's AdamW"
+        yield _judged(name, path is not None, path or consequence, cure)
 
 
 def _shared_memory() -> Finding:
@@ -209,17 +212,15 @@ def _logout() -> Finding:
 
 
 def ends_at_logout(user: str) -> bool:
-    """True if logind kills this user's processes at logout (logind.conf(5)); False also if it does not answer."""
-    service = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
-    settings = ("KillUserProcesses", "KillOnlyUsers", "KillExcludeUsers")
+    """True if logind kills this user's processes at logout, by default never root's (logind.conf(5)); False also if it
+    does not answer."""
+    manager = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
     try:
-        command = ["busctl", "get-property", *service, *settings]
+        command = ["busctl", "get-property", *manager, "KillUserProcesses"]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=BUS_WITHIN_S, check=True).stdout
-        # A line each, with the type and for a list the count before the values.
-        (_, kills), (_, _, *only_users), (_, _, *excluded_users) = map(shlex.split, answer.splitlines())
     except (OSError, ValueError, subprocess.SubprocessError):
         return False
-    return kills == "true" and user not in excluded_users and (not only_users or user in only_users)
+    return answer.split() == ["b", "true"] and user != "root"
 
 
 def _terminal(environment: Mapping[str, str]) -> Iterator[Finding]:

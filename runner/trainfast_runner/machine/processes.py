@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from trainfast_runner.records.run_lines import UnendedProcess
 from trainfast_runner.records.tick import DeviceReading
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -138,15 +139,6 @@ def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class UnkillableProcess:
-    """A process that did not end; `state` is the kernel's letter. State D takes no signal."""
-
-    pid: int
-    name: str
-    state: str
-
-
 def descendants(root_pid: int) -> list[Identity]:
     """Every running process below `root_pid`, itself not among them."""
     return [Identity(pid, stat.start_ticks) for pid, stat in processes_below(root_pid) if not stat.ended]
@@ -157,10 +149,10 @@ def own_pids() -> set[int]:
     return {os.getpid(), *(process.pid for process in descendants(os.getpid()))}
 
 
-def unended_below(root_pid: int) -> list[UnkillableProcess]:
+def unended_below(root_pid: int) -> list[UnendedProcess]:
     """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
-    unkillable = [UnkillableProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in processes_below(root_pid)]
-    return [process for process in unkillable if process.state != "Z"] or unkillable
+    unended = [UnendedProcess(pid, stat.name, _worst_state(pid, stat)) for pid, stat in processes_below(root_pid)]
+    return [process for process in unended if process.state != "Z"] or unended
 
 
 def _worst_state(pid: int, stat: Stat) -> str:

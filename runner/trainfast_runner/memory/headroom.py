@@ -409,27 +409,12 @@ def limit_below_weights_error(spec: RunSpec, parameter_count: int | None, device
 
 
 def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:
-    """Estimated bytes of weights, gradients and states that each of `devices` keeps under a strategy.
-
-    ZeRO-1 shards the states, ZeRO-2 the gradients as well (2P + 18P/N under mixed precision), ZeRO-3 and FSDP all of
-    it but the largest layer, which is gathered whole; offloaded parts are in host memory.
+    """Estimated bytes of weights, gradients and states that each of `devices` keeps: all, or a share under a strategy
+    that shards the weights, beside the largest layer, which is gathered whole; offloaded parts are in host memory.
     """
     entry = STRATEGIES[strategy]
-    parameters = size.parameters
-    per_parameter = bytes_per_parameter(precision, optimizer)
-    weight_width = PRECISIONS[precision].compute_bytes
-    gathered_bytes = FP32_BYTES * size.largest_layer
+    gathered_bytes = FP32_BYTES * size.largest_layer if "weights" in entry.shards else 0
     if entry.offloads:
-        return gathered_bytes if "weights" in entry.shards else parameters * 2 * weight_width
-    if "weights" in entry.shards:
-        return gathered_bytes + parameters * per_parameter // devices
-    if "gradients" in entry.shards:
-        return parameters * weight_width + parameters * per_parameter // devices
-    if "states" in entry.shards:
-        return (
-            parameters * (weight_width + FP32_BYTES)
-            + parameters * max(0, per_parameter - weight_width - FP32_BYTES) // devices
-        )
-    if entry.copies_gradients:
-        return parameters * (per_parameter + PRECISIONS[precision].weight_bytes)
-    return parameters * per_parameter // (1 if entry.one_device or "dp" in entry.axes else devices)
+        return gathered_bytes or size.parameters * 2 * PRECISIONS[precision].compute_bytes
+    shards = devices if gathered_bytes else 1
+    return gathered_bytes + size.parameters * bytes_per_parameter(precision, optimizer) // shards

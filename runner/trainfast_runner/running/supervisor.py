@@ -32,7 +32,7 @@ from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.records.capped_file import CAP_BYTES
 from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file, shared_lock
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import Event, TrainingEnd, UnendedProcess
+from trainfast_runner.records.run_lines import Event, TrainingEnd
 from trainfast_runner.running.present_state import STOP_GRACE_S
 from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, StopLadder, StopRequests
 from trainfast_runner.running.record_files import CappedRecords, EventLog, TelemetryLog
@@ -252,8 +252,7 @@ class Supervisor:
     def _note_unkillable(self, killed_s: float) -> bool:
         """Return True, and keep the processes, if any has outlived the SIGKILL of `killed_s` for too long."""
         if time.monotonic() > killed_s + self._end.unkillable_s:
-            unended = [UnendedProcess(one.pid, one.name, one.state) for one in unended_below(os.getpid())]
-            self._note(unended=unended)
+            self._note(unended=unended_below(os.getpid()))
         return bool(self._end.unended)
 
     def _end_leftovers(self) -> None:

@@ -15,7 +15,7 @@ from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.processes import command_line, owner_of, sees_host_pids
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick, take_tick
+from trainfast_runner.machine.telemetry.sampler import next_due_s, read_tick, take_tick
 from trainfast_runner.machine.telemetry.throttle import slows_down_at_c
 from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
 from trainfast_runner.records.tick import DeviceReading, Tick
@@ -54,7 +54,7 @@ def monitor(arguments: argparse.Namespace) -> int:
         _print(take_tick(), arguments.json)
         return 0
     # A slow driver does not delay the host's readings; later ticks have its GPUs.
-    nvml, host, cadence = Nvml(opening_s=OPEN_DRIVER_S), HostReader(), Cadence(arguments.interval)
+    nvml, host = Nvml(opening_s=OPEN_DRIVER_S), HostReader()
     redraws = can_redraw(sys.stdout) and not arguments.json
     try:
         tick = read_tick(nvml, host)
@@ -64,10 +64,8 @@ def monitor(arguments: argparse.Namespace) -> int:
             _print(tick, as_json=False, begin=CLEAR_SCREEN)
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
-            tick = read_tick(nvml, host)
-            cadence.adapt_to(tick)
-            _print(tick, arguments.json, begin=CLEAR_SCREEN if redraws else "")
-            due = cadence.next_due_s(due)
+            _print(read_tick(nvml, host), arguments.json, begin=CLEAR_SCREEN if redraws else "")
+            due = next_due_s(due, arguments.interval)
     finally:
         nvml.close()
 
@@ -98,8 +96,6 @@ def _lines(tick: Tick) -> list[str]:
     rows = [host_line(tick.host, tick.host.cpu_percent, width, bool(tick.devices))]
     rows += [gpu_line(gpu, width, is_used=False, missing=tick.missing) for gpu in tick.devices]
     lines = [truncate(line_text(row), width) for row in rows]
-    if "sampler.period" in tick.missing:
-        lines.append(tick.missing["sampler.period"])
     if not tick.devices:
         return [*lines, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
     # A sentence with its cure does not fit in a row.

@@ -184,7 +184,7 @@ class Reader(threading.Thread):
             self._sampler = Sampler(self._add_tick, on_xid=self._add_xid)
             self._sampler.start()
         if self._sampler is not None:
-            self._sampler.ask_period(WATCHED_PERIOD_S if self._looks_at_processes else SAMPLE_PERIOD_S)
+            self._sampler.period_s = WATCHED_PERIOD_S if self._looks_at_processes else SAMPLE_PERIOD_S
 
 
 LOOK_AGAIN_S = 2.0

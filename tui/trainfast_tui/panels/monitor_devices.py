@@ -104,14 +104,13 @@ class MonitorDevices(PaintedWidget):
 
 
 def _head_line(tick: Tick, xids: Sequence[Event], width: int) -> Line:
-    """Return the throttled and the lost GPUs, the newest Xid error, and the reason for slower samples."""
+    """Return the throttled and the lost GPUs, and the newest Xid error."""
     line: Line = [("monitor", "title")]
     if tick.devices:
         line += [(f"  {counted(len(tick.devices), 'GPU')}", "text")]
         worded = [*line, *_throttled(tick, with_words=True)]
         line = worded if line_length(worded) <= width else [*line, *_throttled(tick, with_words=False)]
-    line += [(f"   GPU {xid.device}: Xid error {xid.detail}", "error") for xid in xids[-1:]]
-    return [*line, (f"   {tick.missing.get('sampler.period', '')}", "warning")]
+    return line + [(f"   GPU {xid.device}: Xid error {xid.detail}", "error") for xid in xids[-1:]]
 
 
 def _last_minute(snapshot: Snapshot, tick: Tick) -> dict[str | None, DeviceConditions]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry import throttle
-from trainfast_runner.machine.telemetry.throttle import degrees_left
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.format import Line, Tone, line_length
 from trainfast_tui.text.memory_words import no_memory_words
@@ -81,7 +80,7 @@ def _gpu_cells(
     else:
         yield f" {used} of {total}" if is_wide else f" {used}", 10, 22, "left", "text"
     yield fmt.percent(device.gpu_utilization_percent), PERCENT_CELLS, PERCENT_CELLS, "right", "text"
-    left_c = degrees_left(device)
+    left_c = device.degrees_to_slowdown_c
     is_near = left_c is not None and left_c <= NEAR_SLOWDOWN_C
     yield fmt.celsius(device.temperature_c), 7, 7, "right", "warning" if is_near else "text"
     if left_c is None:

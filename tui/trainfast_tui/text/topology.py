@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
+from trainfast_runner.machine.telemetry.topology import LEGEND, Topology
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_tui.text.format import ABSENT, FigureHeading, pair_lines, plain, size, table
+from trainfast_tui.text.format import ABSENT, FigureHeading, pair_lines, plain, table
 
 SectionKind = Literal["table", "text", "errors", "prose"]
 """The first line of a table names its columns; errors and prose are sentences of any length."""
@@ -23,31 +23,23 @@ class TopologySection:
 
 
 def _matrix_lines(topology: Topology) -> list[str]:
-    """Return the matrix as `nvidia-smi topo -m` lays it out, CPU and NUMA affinity at the right."""
+    """Return the matrix as `nvidia-smi topo -m` lays it out."""
     names = [f"GPU{device.index}" for device in topology.devices]
-    rows = [
-        [name, *row, device.cpu_affinity or ABSENT, ABSENT if device.numa_node is None else str(device.numa_node)]
-        for name, row, device in zip(names, topology.matrix, topology.devices, strict=True)
-    ]
-    return table(["", *names, "CPU AFFINITY", "NUMA"], rows)
+    return table(["", *names], [[name, *row] for name, row in zip(names, topology.matrix, strict=True)])
 
 
 def _device_lines(topology: Topology) -> list[str]:
-    """Return a line for each GPU: name, memory, bus id, PCIe link beside its maximum, NVLinks."""
+    """Return a line for each GPU: name, bus id, NVLinks."""
     rows = [
         [
             f"GPU{device.index}",
             plain(device.name or ("does not answer" if device.error else ABSENT)),
-            size(device.memory_total_bytes),
             device.bus_id or ABSENT,
-            pcie_link(device)
-            + (" (idle)" if device.pcie_below_max == "generation" and not device.busy_percent else ""),
             ABSENT if device.nvlinks is None else str(device.nvlinks),
         ]
         for device in topology.devices
     ]
-    header = ("", "NAME", FigureHeading("MEMORY"), "BUS", "PCIE", FigureHeading("NVLINKS"))
-    return table(header, rows, max_cells=48)
+    return table(("", "NAME", "BUS", FigureHeading("NVLINKS")), rows, max_cells=48)
 
 
 def silent_lines(topology: Topology) -> list[str]:
@@ -55,7 +47,7 @@ def silent_lines(topology: Topology) -> list[str]:
     return [f"GPU{device.index} does not answer: {device.error}" for device in topology.devices if device.error]
 
 
-def pcie_link(device: TopologyDevice | DeviceReading) -> str:
+def pcie_link(device: DeviceReading) -> str:
     """Return the PCIe generation and width, with the maximum if it is higher: `1 x8 of 4 x16`."""
     generation, width = device.pcie_generation, device.pcie_width
     if generation is None or width is None:

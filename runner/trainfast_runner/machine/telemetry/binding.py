@@ -5,7 +5,6 @@ The codes are `nvmlReturn_t` of nvml.h. A binding may lack functions; each missi
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import re
@@ -64,7 +63,7 @@ class NvmlFailure(msgspec.Struct, frozen=True):
 
 LIBRARY_FAILURES: Final = {
     LIBRARY_NOT_FOUND: NvmlFailure(
-        "no NVIDIA driver here: libnvidia-ml.so.1 was not found",
+        "no NVIDIA driver here: libnvidia-ml.so.1 was not found, or cannot be loaded",
         "Install the driver; in a container, start it with --gpus all; if the file is elsewhere, put its folder in"
         " LD_LIBRARY_PATH",
     ),
@@ -96,7 +95,6 @@ NO_ACCESS: Final = NvmlFailure(
     "no permission to talk to the NVIDIA driver",
     "give this user the /dev/nvidia* files (often the group video or render); in a container, start it with --gpus all",
 )
-UNLOADABLE: Final = "libnvidia-ml.so.1 was found and cannot be loaded"
 NO_BINDING: Final = NvmlFailure(
     "the pynvml module cannot be imported, or lacks functions", "pip install --force-reinstall nvidia-ml-py"
 )
@@ -130,8 +128,6 @@ UNREPORTED: Final = "this GPU does not report this reason, so it is never seen h
 TOO_OLD_REASONS: Final = frozenset((BINDING_TOO_OLD, _READING_FAILURES[FUNCTION_NOT_FOUND]))
 VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmesg`; a reboot usually brings it back"
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
-_HAS_NOT_ANSWERED: Final = "has not answered for"
-"""In each sentence about a call that has not returned: recorded runs are read by it."""
 HANGS_AFTER_S: Final = 15.0
 """Seconds after which a call is treated as hanging; until then it mostly returns."""
 
@@ -142,9 +138,6 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure
     `text` is the library's own name for the code. Ambiguous codes are decided by the driver's files below `root`: the
     kernel module makes /proc/driver/nvidia/version, and every process opens /dev/nvidiactl.
     """
-    if code == LIBRARY_NOT_FOUND and (reason := _loader_error()) is not None:
-        again = "install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
-        return NvmlFailure(f"{UNLOADABLE} ({reason})", again)
     if code in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
         control = root / "dev/nvidiactl"
         if not control.exists() and (root / "proc/driver/nvidia/version").exists():
@@ -158,21 +151,6 @@ def library_failure(code: int, text: str, root: Path = Path("/")) -> NvmlFailure
     return _OPENING_FAILURES.get(code, unnamed)
 
 
-def _loader_error() -> str | None:
-    """The loader's error about the library that it found; None when it finds none, or loads it.
-
-    The binding reports both cases as "not found".
-    """
-    # Needed only after a failure, while the app's first frame needs this file's sentences.
-    import ctypes
-
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError as error:
-        return None if os.strerror(errno.ENOENT) in str(error) else str(error)
-    return None
-
-
 def comes_from_a_driver(sentence: str) -> bool:
     """True if a failure of NVML is the answer of a driver, which a machine without a GPU seldom has.
 
@@ -180,7 +158,7 @@ def comes_from_a_driver(sentence: str) -> bool:
     """
     absent = (LIBRARY_FAILURES[LIBRARY_NOT_FOUND], LIBRARY_FAILURES[DRIVER_NOT_LOADED], NO_DEVICE_NODES, NO_BINDING)
     sentences = (NO_DEVICES, *(failure.sentence for failure in absent))
-    return sentence not in sentences and not sentence.startswith(UNLOADABLE)
+    return sentence not in sentences
 
 
 def device_failure(code: int, text: str) -> str:
@@ -209,7 +187,7 @@ def _coded(text: str, code: int) -> str:
 
 def slow_call_sentence(seconds: float, subject: str = "NVML") -> str:
     """A sentence about a call into the driver that has not returned for this long."""
-    waited = f"{subject} {_HAS_NOT_ANSWERED} {f'{seconds:.0f}' if seconds >= 1 else f'{seconds:.1f}'} s"
+    waited = f"{subject} has not answered for {f'{seconds:.0f}' if seconds >= 1 else f'{seconds:.1f}'} s"
     if seconds < HANGS_AFTER_S:
         return f"{waited}: the NVIDIA driver is slow with it; it is asked again"
     return (
@@ -223,7 +201,7 @@ def opening_failure(seconds: float) -> NvmlFailure:
     if seconds > HANGS_AFTER_S:
         return NvmlFailure(slow_call_sentence(seconds))
     return NvmlFailure(
-        f"NVML {_HAS_NOT_ANSWERED} {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
+        f"NVML has not answered for {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
         " each GPU without persistence mode"
     )
 

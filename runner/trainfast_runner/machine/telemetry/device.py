@@ -7,14 +7,14 @@ tick reads all field values: it takes the driver's lock once, where a function f
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from enum import Enum
 from functools import partial
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+from trainfast_runner.errors import lowest
 from trainfast_runner.machine.telemetry import binding, throttle
 from trainfast_runner.machine.telemetry.binding import NvmlError, call, drop_impossible, gpu_count, reading_failure
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, is_instance
@@ -154,9 +154,6 @@ QUERIES = (
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of the NVLink counters that sums over the GPU's links."""
-_ENTRY_LAYOUT = struct.Struct("=24xIIQ")
-"""`nvmlFieldValue_t` of nvml.h: type, code and value, after field, scope, timestamp and latency. Taken apart in one
-go, since each look at an attribute through the structures of the binding costs a microsecond."""
 _BITS_BY_TYPE = {1: 32, 2: 64, 3: 64, 6: 16}
 """`nvmlValueType_t` of nvml.h, the unsigned ones, to the width of the value; no field here is a double or negative."""
 UNSIGNED_LONG_LONG = 3
@@ -216,26 +213,14 @@ Entry = tuple[int, int, int]
 """The driver's answer about one field: the type of the value, NVML's code, the value's bits."""
 
 
-class FieldCall:
-    """One call for some fields: the array that the driver fills is made once, which takes as long as the call."""
+Asked = list[tuple[NvmlField, int]]
+"""Fields, each with the number to ask for."""
 
-    def __init__(self, nv: ModuleType, asked: Iterable[tuple[NvmlField, int]]) -> None:
-        """`asked` are fields, each with the number to ask for."""
-        self.asked = list(asked)
-        self._answers = (nv.c_nvmlFieldValue_t * len(self.asked))()
-        for entry, (field, number) in zip(self._answers, self.asked, strict=True):
-            entry.fieldId, entry.scopeId = number, field.scope
-        self._blank = bytes(self._answers)
 
-    def ask(self, nv: ModuleType, handle: Handle) -> list[Entry]:
-        """The driver's answers, in order. Raises an error when the call as a whole fails."""
-        # A field that the driver leaves out must not keep its previous answer.
-        ctypes.memmove(self._answers, self._blank, len(self._blank))
-        function = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
-        code = function(handle, ctypes.c_int32(len(self.asked)), ctypes.byref(self._answers))
-        if code != 0:
-            raise NvmlError(code)
-        return list(_ENTRY_LAYOUT.iter_unpack(self._answers))
+def _ask_fields(nv: ModuleType, handle: Handle, asked: Asked) -> list[Entry]:
+    """The driver's answers, in order."""
+    answers = nv.nvmlDeviceGetFieldValues(handle, [(number, field.scope) for field, number in asked])
+    return [(answer.valueType, answer.nvmlReturn, answer.value.ullVal) for answer in answers]
 
 
 class Unwrapped:
@@ -290,8 +275,8 @@ class Device:
         self.handle: Handle = None
         """NVML's, valid until the next initialization."""
         self.is_probed = False
-        self._field_calls: dict[bool, FieldCall] = {}
-        """The call of a tick without (False) and with (True) the sparse fields; none if no field is answered."""
+        self._fields: dict[bool, Asked] = {}
+        """The answered fields of a tick without (False) and with (True) the sparse ones."""
         self._wrapping: dict[NvmlField, Unwrapped] = {}
         self._queries: list[tuple[Query, Ask]] = []
         """The queries with an answer that holds for a while only, each with the call that gives it."""
@@ -304,7 +289,7 @@ class Device:
     def attach(self, nv: ModuleType, handle: Handle) -> None:
         """Take a fresh handle, and probe the GPU's readings."""
         self.handle, self.is_probed = handle, False
-        self._field_calls, self._wrapping, self._queries, self._values, self.reasons = {}, {}, [], {}, {}
+        self._fields, self._wrapping, self._queries, self._values, self.reasons = {}, {}, [], {}, {}
         if is_instance(self.uuid):
             self.reasons = dict.fromkeys(_READINGS, binding.OF_THE_WHOLE_GPU)
             self._probe(nv, INSTANCE_QUERIES)
@@ -354,14 +339,15 @@ class Device:
         if (bits := values.get("throttle_reasons")) is not None:
             values["throttle_reasons"] = throttle.decode(throttle.believed(bits, self._last_reason_bits))
             self._last_reason_bits = bits
-        if values.get("temperature_c") is None and "temperature_c" in reasons:
+        temperature_c = values.get("temperature_c")
+        limit_c = lowest((values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c")))
+        if temperature_c is None and "temperature_c" in reasons:
             # The margin is of no use either.
             values["degrees_to_slowdown_c"] = None
             reasons.setdefault("degrees_to_slowdown_c", reasons["temperature_c"])
-        elif values.get("degrees_to_slowdown_c") is None:
-            values["degrees_to_slowdown_c"] = degrees_c = throttle.degrees_by_limits(values)
-            if degrees_c is not None:
-                reasons.pop("degrees_to_slowdown_c", None)
+        elif values.get("degrees_to_slowdown_c") is None and temperature_c is not None and limit_c is not None:
+            values["degrees_to_slowdown_c"] = limit_c - temperature_c
+            reasons.pop("degrees_to_slowdown_c", None)
         return DeviceReading(index=self.index, uuid=self.uuid, name=self.name, t_ns=t_ns, **values), reasons
 
     def _take(self, values: Values, failures: Reasons) -> None:
@@ -380,8 +366,8 @@ class Device:
         """Ask for all fields, to know those that the GPU answers."""
         numbers: dict[NvmlField, int] = {}
         try:
-            everything = FieldCall(nv, ((field, number) for field in FIELDS for number in field.numbers))
-            for (field, number), entry in zip(everything.asked, call(everything.ask, nv, self.handle), strict=True):
+            everything = [(field, number) for field in FIELDS for number in field.numbers]
+            for (field, number), entry in zip(everything, call(_ask_fields, nv, self.handle, everything), strict=True):
                 if field not in numbers and _is_usable(field, entry):
                     numbers[field] = number
                 elif field not in numbers:
@@ -399,22 +385,20 @@ class Device:
         else:
             self._values["throttle_counters"] = f"{first}-{first + 2}"
         for sparse in (False, True):
-            due = [(field, number) for field, number in numbers.items() if sparse or field.pace is Pace.TICK]
-            if due:
-                self._field_calls[sparse] = FieldCall(nv, due)
+            self._fields[sparse] = [each for each in numbers.items() if sparse or each[0].pace is Pace.TICK]
 
     def _read_fields(self, nv: ModuleType, *, sparse: bool) -> tuple[Values, Reasons]:
         """The values of the due fields, by one call. Raises NvmlError when the GPU or the library is gone."""
         values: Values = {}
         failures: Reasons = {}
-        if (due := self._field_calls.get(sparse)) is None:
+        if not (due := self._fields.get(sparse)):
             return values, failures
         try:
-            entries = call(due.ask, nv, self.handle)
+            entries = call(_ask_fields, nv, self.handle, due)
         except NvmlError as error:
-            names = [name for field, _ in due.asked for name in field.names]
+            names = [name for field, _ in due for name in field.names]
             return values, dict.fromkeys(names, _field_failure(error))
-        for (field, number), (kind, code, raw) in zip(due.asked, entries, strict=True):
+        for (field, number), (kind, code, raw) in zip(due, entries, strict=True):
             if code != 0 or kind not in _BITS_BY_TYPE:
                 failures |= dict.fromkeys(field.names, _field_failure(NvmlError(code), number))
                 continue
@@ -475,8 +459,6 @@ class DeviceList:
                     uuid = call(binding.uuid_of, nv, handle)
                 except NvmlError as error:
                     reason = reading_failure(error)
-                if uuid is not None and uuid in (known.uuid for known in handles):
-                    uuid, reason = None, f"the driver gives {uuid} to two GPUs"
                 device = self._identify(position, uuid)
                 device.uuid_failure = None if device.uuid else reason
                 handles[device] = handle
@@ -495,11 +477,6 @@ class DeviceList:
             if device.index not in seen_indexes:
                 device.fail(binding.VANISHED, lost=True)
         return handles
-
-    def find_lost(self, nv: ModuleType) -> dict[Device, Handle]:
-        """The handles of the lost GPUs, without another initialization; empty if not all of them have one."""
-        lost = [device for device in self.devices if device.lost]
-        return binding.answer_or_none(lambda: {gpu: _handle_of(nv, gpu.uuid or "") for gpu in lost}) or {}
 
     def _identify(self, position: int, uuid: str | None) -> Device:
         """The GPU known by this UUID, else the one last seen at this position without one, else a new one."""
@@ -522,8 +499,3 @@ def _instances(nv: ModuleType, gpu: Handle) -> list[Handle]:
     slots = range(binding.answer_or_none(ask) or 0)
     handles = [binding.answer_or_none(lambda slot: nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot), n) for n in slots]
     return [handle for handle in handles if handle is not None]
-
-
-def _handle_of(nv: ModuleType, uuid: str) -> Handle:
-    """The handle of a GPU or MIG instance."""
-    return nv.nvmlDeviceGetHandleByUUID(uuid.encode())

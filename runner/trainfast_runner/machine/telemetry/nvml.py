@@ -9,7 +9,6 @@ rest. A killable process instead would need seconds for each GPU to open the dri
 from __future__ import annotations
 
 import ctypes
-import queue
 import threading
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 from trainfast_runner.machine.telemetry import binding
 from trainfast_runner.machine.telemetry.binding import NvmlError, NvmlFailure, answer_or_none, call
 from trainfast_runner.machine.telemetry.device import Device, DeviceList, Handle
-from trainfast_runner.records.tick import DeviceReading, is_instance
+from trainfast_runner.records.tick import DeviceReading
 
 T = TypeVar("T")
 _LOOK_EVERY_S = 0.05
@@ -58,62 +57,40 @@ class Job(Generic[T]):
         self.ended = True
 
 
-_Round = tuple[deque[Job[Any]], threading.Event]
-"""Jobs in order, taken out as they begin, and the end of the last one."""
+def run_timed(jobs: Iterable[Job[Any]], timeout_s: float) -> None:
+    """Run the jobs one after another in another thread; leave one behind that takes longer than `timeout_s` seconds.
+
+    A job left behind may have `ended` later. An exception of a call is in the job's `error`. Each job that hangs halves
+    the time for the next ones: a driver that hangs mostly does so for every GPU, and all jobs together then take little
+    more than twice `timeout_s`.
+    """
+    waiting = deque(jobs)
+    while waiting:
+        ended = threading.Event()
+        threading.Thread(target=_work, args=(waiting, ended), name="nvml-calls", daemon=True).start()
+        if _ends(waiting, ended, timeout_s):
+            return
+        # The thread that hangs finds no further job.
+        waiting = deque(_taken_out(waiting))
+        timeout_s = max(timeout_s / 2, min(timeout_s, _MIN_TIMEOUT_S))
 
 
-class TimedCalls:
-    """Runs calls one after another in a thread of its own. Use it from one thread."""
-
-    def __init__(self) -> None:
-        self._rounds: queue.SimpleQueue[_Round | None] | None = None
-
-    def run(self, jobs: Iterable[Job[Any]], timeout_s: float) -> None:
-        """Run the jobs; leave one behind that takes longer than `timeout_s` seconds.
-
-        A job left behind may have `ended` later. An exception of a call is in the job's `error`. Each job that hangs
-        halves the time for the next ones: a driver that hangs mostly does so for every GPU, and all jobs together
-        then take little more than twice `timeout_s`.
-        """
-        waiting = deque(jobs)
-        while waiting:
-            if self._rounds is None:
-                self._rounds = queue.SimpleQueue()
-                threading.Thread(target=_work, args=(self._rounds,), name="nvml-calls", daemon=True).start()
-            begun = (waiting, threading.Event())
-            self._rounds.put(begun)
-            if self._ends(begun, timeout_s):
-                return
-            # The thread that hangs finds no further job.
-            waiting = deque(_taken_out(waiting))
-            timeout_s = max(timeout_s / 2, min(timeout_s, _MIN_TIMEOUT_S))
-            self.close()
-
-    def close(self) -> None:
-        """Let the thread end, at once or when its call comes back."""
-        if self._rounds is not None:
-            self._rounds.put(None)
-            self._rounds = None
-
-    def _ends(self, begun: _Round, timeout_s: float) -> bool:
-        """True when all jobs have ended, False once one of them takes too long."""
-        waiting, ended = begun
-        left, waited_s = len(waiting), 0.0
-        while not ended.wait(_LOOK_EVERY_S):
-            # The sum of the waits: a machine that had no time for this thread had none for the call either.
-            waited_s = waited_s + _LOOK_EVERY_S if left == len(waiting) else _LOOK_EVERY_S
-            left = len(waiting)
-            if waited_s >= timeout_s:
-                return False
-        return True
+def _ends(waiting: deque[Job[Any]], ended: threading.Event, timeout_s: float) -> bool:
+    """True when all jobs have ended, False once one of them takes too long."""
+    left, waited_s = len(waiting), 0.0
+    while not ended.wait(_LOOK_EVERY_S):
+        # The sum of the waits: a machine that had no time for this thread had none for the call either.
+        waited_s = waited_s + _LOOK_EVERY_S if left == len(waiting) else _LOOK_EVERY_S
+        left = len(waiting)
+        if waited_s >= timeout_s:
+            return False
+    return True
 
 
-def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
-    while (begun := rounds.get()) is not None:
-        waiting, ended = begun
-        for job in _taken_out(waiting):
-            job.run()
-        ended.set()
+def _work(waiting: deque[Job[Any]], ended: threading.Event) -> None:
+    for job in _taken_out(waiting):
+        job.run()
+    ended.set()
 
 
 def _taken_out(jobs: deque[Job[Any]]) -> Iterator[Job[Any]]:
@@ -133,8 +110,6 @@ _WAIT_MS: Final = 500
 _LOST_PAUSE_S: Final = 1.0
 """Chosen, not measured: pause after a wait that failed."""
 
-_WHOLE_GPU: Final = 0xFFFFFFFF
-"""gpuInstanceId of nvmlEventData_t for an error that NVML attributes to no single instance."""
 XID_MEANINGS: Final = {
     13: "graphics engine exception, often an illegal access of the program",
     31: "memory page fault of the program",
@@ -162,10 +137,8 @@ def xid_text(code: int) -> str:
 
 
 class XidWatch:
-    """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile.
-
-    NVML reports an error for the whole GPU: `on_xid` gets it for that GPU and for each MIG instance in it,
-    except for an error of another instance.
+    """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile, and reports none of a MIG
+    instance.
     """
 
     def __init__(self, nv: ModuleType, devices: Sequence[Device], on_xid: OnXid) -> None:
@@ -187,7 +160,7 @@ class XidWatch:
 
     def _run(self) -> None:
         nv = self._nv
-        watched: dict[int | None, list[tuple[int, int]]] = {}
+        watched: dict[int | None, int] = {}
         try:
             # An old binding may lack any of the three.
             events, register, wait = call(
@@ -198,13 +171,8 @@ class XidWatch:
             return
         for device in self._devices:
             try:
-                if is_instance(device.uuid):
-                    gpu = call(lambda handle: nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), device.handle)
-                    instance = call(lambda handle: nv.nvmlDeviceGetGpuInstanceId(handle), device.handle)
-                else:
-                    gpu, instance = device.handle, _WHOLE_GPU
-                    call(register, gpu, _XID_EVENTS, events)
-                watched.setdefault(_address(gpu), []).append((device.index, instance))
+                call(register, device.handle, _XID_EVENTS, events)
+                watched[_address(device.handle)] = device.index
             except NvmlError as error:
                 self.missing = self.missing | {device.index: binding.reading_text(error)}
         while watched and not self._stopping.is_set():
@@ -217,9 +185,9 @@ class XidWatch:
                     # A lost GPU makes every wait fail at once: pause, since the others may still report.
                     self._stopping.wait(_LOST_PAUSE_S)
                 continue
-            for index, instance in watched.get(_address(event.device), ()) if event.eventType == _XID_EVENTS else ():
-                if instance == _WHOLE_GPU or event.gpuInstanceId in (instance, _WHOLE_GPU):
-                    self._on_xid(time.monotonic_ns(), index, event.eventData)
+            index = watched.get(_address(event.device))
+            if index is not None and event.eventType == _XID_EVENTS:
+                self._on_xid(time.monotonic_ns(), index, event.eventData)
         answer_or_none(lambda: nv.nvmlEventSetFree(events))
 
 
@@ -269,7 +237,6 @@ class Nvml:
         self._failure: NvmlFailure | None = None
         """The reason that NVML as a whole does not answer, or None."""
         self._gpus = DeviceList()
-        self._calls = TimedCalls()
         self._hangs: dict[Device, Job[Any]] = {}
         """The call of a GPU that has not come back."""
         self._xids: XidWatch | None = None
@@ -324,7 +291,6 @@ class Nvml:
         """Close the driver. A later `sample` opens it again."""
         self._shut()
         self._retry_at_ns = 0
-        self._calls.close()
 
     def _read_all(self, nv: ModuleType, t_ns: int) -> tuple[dict[int, DeviceReading], dict[str, str]]:
         """The readings of the GPUs that answer, by index, and the reasons of their missing parts."""
@@ -353,7 +319,7 @@ class Nvml:
         A GPU whose call fails, or takes longer than `timeout_s`, is marked as not answering; or the whole library is.
         """
         jobs = {device: Job(partial(call, device)) for device in devices}
-        self._calls.run(jobs.values(), timeout_s)
+        run_timed(jobs.values(), timeout_s)
         hanging = {device: job for device, job in jobs.items() if not job.ended}
         self._hangs |= hanging
         for device, job in hanging.items():
@@ -382,11 +348,12 @@ class Nvml:
         self._delay_ns = min(self._delay_ns * 2, _LONGEST_RETRY_NS)
 
     def _open_when_due(self, t_ns: int) -> None:
-        """Open NVML, or look for a lost GPU again, in the thread that may hang."""
-        if self._opening is not None or t_ns < self._retry_at_ns or (self._hangs and self._nv is None):
+        """Open NVML, or look for a lost GPU again, in a thread that may hang; not beside a call that hangs, under which
+        the driver must not be closed."""
+        if self._opening is not None or t_ns < self._retry_at_ns or self._hangs:
             return
         job = Job(partial(self._find_gpus, t_ns))
-        self._calls.run([job], self._opening_s)
+        run_timed([job], self._opening_s)
         if job.ended:
             self._attach(job, t_ns)
         else:
@@ -394,9 +361,6 @@ class Nvml:
 
     def _find_gpus(self, t_ns: int) -> dict[Device, Handle]:
         """Open NVML, closed before if it is open; return the GPUs to ask."""
-        if self._nv is not None and self._hangs:
-            # A lost GPU can be asked for beside a call that hangs, under which the driver must not be closed.
-            return self._gpus.find_lost(self._nv)
         self._shut()
         nv = None
         try:

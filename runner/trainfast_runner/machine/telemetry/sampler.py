@@ -8,12 +8,6 @@ from trainfast_runner.machine.telemetry.host import HostReader, ProcessTree
 from trainfast_runner.machine.telemetry.nvml import Nvml, OnXid
 from trainfast_runner.records.tick import Tick
 
-BUDGET_SHARE = 0.2
-"""The share of the period that taking a tick may cost."""
-_LONGEST_PERIOD_S = 10.0
-_TICKS_TO_SLOW_DOWN = 3
-"""Slow ticks in a row before the period grows: one is an initialization or a GPU that just died."""
-_TICKS_TO_SPEED_UP = 10
 _OPENING_S = 1.0
 """Time that a tick waits for the driver to open; the next ticks have the host's readings meanwhile."""
 _CLOSING_S = 0.3
@@ -47,53 +41,15 @@ def take_tick(*, settle_s: float = 0.2, nvml: Nvml | None = None) -> Tick:
         nvml.close()
 
 
-class Cadence:
-    """The schedule of ticks, which keeps the cost of sampling within its budget.
-
-    The schedule is steady: a late tick is not made up for, and lateness does not add up. When ticks cost more than
-    `BUDGET_SHARE` of it, the period doubles (to 10 s at most), `missing["sampler.period"]` is set, and the period
-    comes back when ticks are cheap again.
-    """
-
-    def __init__(self, period_s: float) -> None:
-        self._asked_period_s = 0.0
-        self.set_period(period_s)
-
-    def set_period(self, period_s: float) -> None:
-        """Change the period from the next tick on. Raises ValueError for one that is not above 0."""
-        if period_s <= 0:
-            raise ValueError(f"period_s is {period_s}: it must be above 0")
-        if period_s != self._asked_period_s:
-            self._expensive_ticks = self._cheap_ticks = 0
-            self._asked_period_s = self.period_s = period_s
-            """The period now is longer than asked for while ticks are over budget."""
-
-    def next_due_s(self, due_s: float) -> float:
-        """The first moment of the schedule that is still to come."""
-        late_s = time.monotonic() - due_s
-        return due_s + self.period_s * (max(0, int(late_s // self.period_s)) + 1)
-
-    def adapt_to(self, tick: Tick) -> None:
-        """Double the period after ticks over budget, halve it after cheap ones, and note it in the tick."""
-        cost_s, budget_s = tick.sample_us / 1e6, BUDGET_SHARE * self.period_s
-        self._expensive_ticks = self._expensive_ticks + 1 if cost_s > budget_s else 0
-        # Half the period must hold the budget with room, or the period would swing.
-        self._cheap_ticks = self._cheap_ticks + 1 if cost_s < budget_s / 4 else 0
-        if self._expensive_ticks >= _TICKS_TO_SLOW_DOWN and self.period_s < _LONGEST_PERIOD_S:
-            self.period_s = min(self.period_s * 2, max(_LONGEST_PERIOD_S, self._asked_period_s))
-            self._expensive_ticks = 0
-        elif self._cheap_ticks >= _TICKS_TO_SPEED_UP and self.period_s > self._asked_period_s:
-            self.period_s = max(self.period_s / 2, self._asked_period_s)
-            self._cheap_ticks = 0
-        if self.period_s > self._asked_period_s:
-            tick.missing["sampler.period"] = (
-                f"a tick costs {cost_s * 1000:.0f} ms: sampling every {self.period_s:g} s "
-                f"instead of every {self._asked_period_s:g} s"
-            )
+def next_due_s(due_s: float, period_s: float) -> float:
+    """The first moment of a schedule that is still to come: a late tick is not made up for, and lateness does not add
+    up. `due_s` (CLOCK_MONOTONIC) is any moment of it."""
+    late_s = time.monotonic() - due_s
+    return due_s + period_s * (max(0, int(late_s // period_s)) + 1)
 
 
 class Sampler:
-    """Calls `on_tick` with a `Tick` every `period_s` seconds, as `Cadence` has it, from one thread of its own.
+    """Calls `on_tick` with a `Tick` every `period_s` seconds, from one thread of its own.
 
     `on_tick` must not raise: what it raises ends the sampling and is kept in `failure`.
     """
@@ -106,7 +62,8 @@ class Sampler:
         on_xid: OnXid | None = None,
     ) -> None:
         """`on_xid` gets Xid errors when they happen, from another thread."""
-        self._cadence = Cadence(period_s)
+        self.period_s = period_s
+        """Seconds between two ticks, above 0; another value holds after the next one. Safe from any thread."""
         self.failure: BaseException | None = None
         """The exception of `on_tick`, or None."""
         self._on_tick = on_tick
@@ -117,11 +74,6 @@ class Sampler:
         self._last_tick = False
         self._thread = threading.Thread(target=self._run, name="telemetry-sampler", daemon=True)
 
-    @property
-    def period_s(self) -> float:
-        """The period now; longer than asked for while ticks are over budget."""
-        return self._cadence.period_s
-
     def start(self) -> None:
         """Start the thread. The first tick is taken at once; it has no rates yet."""
         self._thread.start()
@@ -129,10 +81,6 @@ class Sampler:
     def set_root_pid(self, pid: int | None) -> None:
         """Add the process tree below `pid` to the coming ticks, or none. Safe from any thread."""
         self._root_pid = pid
-
-    def ask_period(self, period_s: float) -> None:
-        """Take a tick every `period_s` seconds after the next one. Safe from any thread."""
-        self._cadence.set_period(period_s)
 
     def stop(self, timeout_s: float = 2.0, *, last_tick: bool = False) -> bool:
         """End the sampling and wait for its last tick; False when a call into the driver holds it longer.
@@ -157,10 +105,8 @@ class Sampler:
             while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
                 if self._root_pid != (host.tree.root_pid if host.tree else None):
                     host.tree = None if self._root_pid is None else ProcessTree(self._root_pid)
-                tick = read_tick(nvml, host)
-                self._cadence.adapt_to(tick)
-                self._on_tick(tick)
-                due_s = self._cadence.next_due_s(due_s)
+                self._on_tick(read_tick(nvml, host))
+                due_s = next_due_s(due_s, self.period_s)
                 has_sampled = True
             # Skip the last tick if none was taken: it would open the driver only to close it.
             if self._last_tick and has_sampled:

@@ -1,10 +1,9 @@
-"""The connections of the GPUs: the matrix of `nvidia-smi topo -m`, PCIe links, CPU and NUMA affinity, peer access, and
-their meaning for the choice of a strategy. `read_topology` opens NVML for its readings only."""
+"""The connections of the GPUs: the matrix of `nvidia-smi topo -m`, peer access, and their meaning for the choice of a
+strategy. `read_topology` opens NVML for its readings only."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -18,7 +17,6 @@ from trainfast_runner.machine.telemetry.binding import (
     answer_or_none,
     ask_once,
     call,
-    drop_impossible,
     gpu_count,
 )
 from trainfast_runner.machine.telemetry.device import Handle
@@ -53,10 +51,6 @@ _SWITCH_TYPE = 2
 """`nvmlIntNvLinkDeviceType_t`: the other end of the link is an NVSwitch."""
 _MAX_LINKS = 36
 """The most NVLinks that are asked for; NVML refuses the first number past a GPU's last link."""
-_NODE_SCOPE = 0
-"""NVML_AFFINITY_SCOPE_NODE of nvml.h."""
-_WORD_BITS = 64
-"""Bits of each integer in an affinity mask of NVML."""
 
 
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,19 +61,6 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     bus_id: str | None = None
     """Linux notation: domain:bus:device.function, in hexadecimal."""
-    memory_total_bytes: int | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    """Lanes in use."""
-    pcie_width_max: int | None = None
-    pcie_below_max: str | None = None
-    """Properties below their maximum: generation, width, or both joined by `+`; None without any."""
-    busy_percent: int | None = None
-    """Share of the last moment in which a kernel ran: an idle GPU lowers its PCIe generation to save power."""
-    cpu_affinity: str | None = None
-    """The CPUs nearest to the GPU, as ranges: 0-31,64-95."""
-    numa_node: int | None = None
     nvlinks: int | None = None
     """NVLinks that are up, to any end; None when the GPU has none."""
     error: str | None = None
@@ -111,7 +92,12 @@ def _read_topology(nv: ModuleType) -> Topology:
     for index in range(gpu_count(nv)):
         try:
             handle = call(lambda index: nv.nvmlDeviceGetHandleByIndex(index), index)
-            device = _device(nv, handle, index)
+            device = TopologyDevice(
+                index=index,
+                uuid=answer_or_none(binding.uuid_of, nv, handle),
+                name=answer_or_none(binding.name_of, nv, handle),
+                bus_id=answer_or_none(lambda handle: _bus_id(nv.nvmlDeviceGetPciInfo(handle)), handle),
+            )
         except NvmlError as error:
             handle = None
             device = TopologyDevice(index=index, error=binding.device_failure(error.value, str(error)))
@@ -152,69 +138,10 @@ def _peer_status(nv: ModuleType, a: Handle, b: Handle, capability: int) -> int |
     return answer_or_none(lambda: int(nv.nvmlDeviceGetP2PStatus(a, b, capability))) if a and b else None
 
 
-_FIGURES: Final[dict[str, Callable[[ModuleType, Handle], int]]] = {
-    "memory_total_bytes": lambda nv, handle: nv.nvmlDeviceGetMemoryInfo(handle).total,
-    "gpu_utilization_percent": lambda nv, handle: nv.nvmlDeviceGetUtilizationRates(handle).gpu,
-    "pcie_generation": lambda nv, handle: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle),
-    "pcie_generation_max": lambda nv, handle: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle),
-    "pcie_width": lambda nv, handle: nv.nvmlDeviceGetCurrPcieLinkWidth(handle),
-    "pcie_width_max": lambda nv, handle: nv.nvmlDeviceGetMaxPcieLinkWidth(handle),
-}
-"""Readings by their name in `DeviceReading`, which has their possible values."""
-
-
-def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
-    figures: dict[str, Any] = {name: answer_or_none(ask, nv, handle) for name, ask in _FIGURES.items()}
-    drop_impossible(figures)
-    present = {name: figures[f"pcie_{name}"] for name in ("generation", "width")}
-    below_max = [name for name, now in present.items() if now is not None and now < (figures[f"pcie_{name}_max"] or 0)]
-    return TopologyDevice(
-        index=index,
-        uuid=answer_or_none(binding.uuid_of, nv, handle),
-        name=answer_or_none(binding.name_of, nv, handle),
-        bus_id=answer_or_none(lambda: _bus_id(nv.nvmlDeviceGetPciInfo(handle))),
-        pcie_below_max="+".join(below_max) or None,
-        busy_percent=figures.pop("gpu_utilization_percent"),
-        cpu_affinity=answer_or_none(_cpus, nv, handle),
-        numa_node=_numa_node(nv, handle),
-        **figures,
-    )
-
-
 def _bus_id(pci: Any) -> str:
     """`00000000:3B:00.0` of NVML as sysfs has it, `0000:3b:00.0`."""
     domain, _, bus_and_device = pci.busId.lower().partition(":")
     return f"{int(domain, 16):04x}:{bus_and_device}"
-
-
-def _cpus(nv: ModuleType, handle: Handle) -> str | None:
-    count = os.sysconf("SC_NPROCESSORS_CONF")
-    words = nv.nvmlDeviceGetCpuAffinity(handle, (count + _WORD_BITS - 1) // _WORD_BITS)
-    return ranges(_bits(words)) or None
-
-
-def _numa_node(nv: ModuleType, handle: Handle) -> int | None:
-    """The memory node nearest to the GPU; None when the driver gives none."""
-    nodes = answer_or_none(lambda: _bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE)))
-    return nodes[0] if nodes else None
-
-
-def _bits(words: Iterable[int]) -> list[int]:
-    numbered = [
-        (index * _WORD_BITS + bit, word >> bit & 1) for index, word in enumerate(words) for bit in range(_WORD_BITS)
-    ]
-    return [number for number, is_set in numbered if is_set]
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`[0, 1, 2, 5]` as `0-2,5`."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
 class _Links(NamedTuple):
@@ -295,7 +222,7 @@ def read_links_among(uuids: Collection[str]) -> Interconnect | None:
     return interconnect(topology, indexes) if len(indexes) > 1 else None
 
 
-DDP_MEASURED = "On two GPUs the guide measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
+FITS_ONE = "A model that fits one GPU: strategy=ddp, which sends gradients only, while the backward computes."
 
 
 def link_advice(topology: Topology) -> list[str]:
@@ -306,70 +233,33 @@ def link_advice(topology: Topology) -> list[str]:
             return [f"No GPU to show: {missing}. Until then devices=cpu trains on the CPU."]
         return [f"No GPU to show, runs train on the CPU: {missing}."]
     answering = [index for index, device in enumerate(topology.devices) if device.error is None]
-    silent = [index for index, device in enumerate(topology.devices) if device.error is not None]
     lines = []
-    if silent:
+    if silent := [index for index, device in enumerate(topology.devices) if device.error is not None]:
         verb = "does" if len(silent) == 1 else "do"
         lines.append(f"{gpus_text(silent)} {verb} not answer: the rest is about the others.")
     if len(answering) == 1:
         lines.append("One GPU: strategy=single; nothing has to be sent to another.")
     if len(answering) < 2:
-        return lines + _pcie(topology.devices)
+        return lines
     links = interconnect(topology, answering)
-    lines += _strategies(links)
+    lines.append(FITS_ONE)
+    if links.all_nvlink:
+        lines.append("NVLink joins every pair. A larger model: pp, zero3, fsdp and tp are about equal; measure them.")
+    elif links.any_nvlink:
+        names = " and ".join(gpus_text(island) for island in links.islands if len(island) > 1)
+        largest = max(len(island) for island in links.islands)
+        lines.append(
+            f"NVLink joins {names}. A larger model: keep tp inside a group (tp_degree at most {largest}); pp across the"
+            " groups sends the least."
+        )
+    else:
+        lines.append(
+            "No NVLink. A larger model: pp beats tp and zero, because it sends the least. On two GPUs the guide"
+            " measured 101 s for ddp over NVLink and 131 s without (p2p=off), dp 110 s with it."
+        )
     if links.slowest == "SYS":
         lines.append("SYS pairs cross the link between the CPU sockets: for two GPUs choose a pair that does not.")
     if refused := [peer for row in topology.p2p for peer in row if peer not in (None, "ok")]:
         reason = f"Some GPUs cannot read each other's memory ({refused[0]})"
         lines.append(f"{reason}: NCCL copies through host memory, as with p2p=off.")
-    lines += _pcie(topology.devices)
-    nodes = {device.numa_node for device in topology.devices if device.numa_node is not None}
-    if len(nodes) > 1:
-        lines.append(
-            f"The GPUs are attached to {len(nodes)} NUMA nodes: pin loader processes to the CPUs of their GPU's node"
-            " (numactl --cpunodebind)."
-        )
-    return lines
-
-
-def _strategies(links: Interconnect) -> list[str]:
-    fits = "A model that fits one GPU: strategy=ddp, which sends gradients only, while the backward computes."
-    if links.all_nvlink:
-        return [
-            f"Every pair of GPUs is joined by NVLink ({links.slowest} at the least).",
-            fits,
-            "A model that does not fit one: pp, zero3, fsdp and tp are about equal over NVLink; measure them.",
-        ]
-    if links.any_nvlink:
-        largest = max(len(island) for island in links.islands)
-        names = " and ".join(gpus_text(island) for island in links.islands if len(island) > 1)
-        return [
-            f"NVLink joins {names}; what crosses from one group to another goes over PCIe ({links.slowest}).",
-            f"Keep tensor parallelism inside a group: tp_degree at most {largest}.",
-            fits + " Across the groups its all-reduce is bound by the slow link, and still the cheapest.",
-            "A model that does not fit one group: pp across the groups sends the least; zero and fsdp gather every"
-            " weight over the slow link.",
-        ]
-    return [
-        f"No NVLink: GPUs talk over PCIe ({links.slowest or 'the path is not known'} at the worst).",
-        fits + " grad_accum makes its exchanges rarer. " + DDP_MEASURED,
-        "A model that does not fit one GPU: pp beats tp and zero here, because it sends the least.",
-    ]
-
-
-def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
-    """The meaning of PCIe links below their maximum; an idle GPU lowers its generation to save power."""
-    lines = [
-        f"GPU {device.index} uses {device.pcie_width} of {device.pcie_width_max} PCIe lanes: check its slot,"
-        " riser or the board's lane sharing; transfers to it are slower by as much."
-        for device in devices
-        if "width" in (device.pcie_below_max or "")
-    ]
-    lowered = [device for device in devices if "generation" in (device.pcie_below_max or "")]
-    for indexes, meaning in (
-        ([one.index for one in lowered if not one.busy_percent], "while idle, which saves power"),
-        ([one.index for one in lowered if one.busy_percent], "under load: check slot, riser and the BIOS setting"),
-    ):
-        if indexes:
-            lines.append(f"{gpus_text(indexes)}: PCIe generation below the maximum {meaning}.")
     return lines
