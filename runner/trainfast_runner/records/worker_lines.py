@@ -55,7 +55,6 @@ class CpuLine(RankLine, frozen=True, kw_only=True, tag="cpu"):
     allocator: str | None = None
     thresholds: str | None = None
     kept_because: str | None = None
-    openmp: str | None = None
     threads: int | None = None
     wait_policy: str | None = None
 
