@@ -275,9 +275,6 @@ class WarmLine(msgspec.Struct, frozen=True, kw_only=True):
     """Mean number of this rank's tokens in one step, without padding."""
     data_ms: list[float | None] = []
     """The wait for data in each timed step."""
-    untimed_ms: list[float] = []
-    switch_s: float | None = None
-    """Seconds from the order to the first step."""
     losses: list[float | None] = []
     """Losses of the timed steps; None for one that is not finite."""
     loss_not_finite: bool = False

@@ -263,9 +263,10 @@ def build_failure(builder: str, enter_phase: Callable[[str, str], None]) -> str 
         return reason
     try:
         extension = getattr(op_builder, builder)()
-        if not _is_built(extension.name):
+        folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+        if not (folder / extension.name / f"{extension.name}.so").exists():
             enter_phase("compile", f"{builder.removesuffix('Builder')} of DeepSpeed, once for this Python")
-        with build_lock(extension.name):
+        with build_lock(folder, extension.name):
             extension.load(verbose=False)
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
@@ -274,28 +275,14 @@ def build_failure(builder: str, enter_phase: Callable[[str, str], None]) -> str 
     return None
 
 
-def _is_built(extension: str) -> bool:
-    """True if TORCH_EXTENSIONS_DIR has the extension's library (torch.utils.cpp_extension)."""
-    directory = os.environ.get("TORCH_EXTENSIONS_DIR")
-    return bool(directory) and Path(directory or "", extension, f"{extension}.so").exists()
-
-
 @contextmanager
-def build_lock(extension: str) -> Iterator[None]:
+def build_lock(folder: Path, extension: str) -> Iterator[None]:
     """Wait for any running build in TORCH_EXTENSIONS_DIR, a folder of ours alone, and lock it for `extension`.
 
     A lock file of torch's that is there now was left by a killed build, and torch would wait for it for ever.
     """
-    directory = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if not directory:
-        yield
-        return
-    folder = Path(directory)
     make_private(folder)
-    fd = os.open(folder / "builder.flock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        wait_for_lock(fd, fcntl.LOCK_EX)
+    with (folder / "builder.flock").open("w") as lock:
+        wait_for_lock(lock.fileno(), fcntl.LOCK_EX)
         (folder / extension / "lock").unlink(missing_ok=True)
         yield
-    finally:
-        os.close(fd)
