@@ -8,8 +8,6 @@ import pytest
 
 from own_scripts.conftest import ARGPARSE, PYTHON, SCRIPTS, run_script, samples_of_steps, script, written
 from trainfast_runner.machine.processes import identify
-from trainfast_runner.records.run_file import Discovered
-from trainfast_runner.running.discovery import preset_of
 
 
 def discovered(cli, *words):
@@ -142,12 +140,6 @@ def test_hf_argument_parser(cli, tmp_path):
     values = {one["knob"]: one["value"] for one in found["mapping"]}
     assert (values["batch_size"], values["precision"]) == (2, "bf16")
     assert not output.exists()
-
-
-def test_checkpointing_that_nobody_set_is_off():
-    unset = Discovered(stopped_at="TrainingArguments", fields={"activation_checkpointing": None})
-    preset = preset_of([PYTHON, str(SCRIPTS / "hard_coded_trainer.py")], unset, (), name="mine", cwd="")
-    assert preset.knobs == {"checkpointing": "off"}
 
 
 @pytest.mark.long

@@ -69,7 +69,6 @@ class Run:
         if bounds is None and not self.waits:
             return [*python, "-m", SupervisorBounds.__module__, str(self.directory)]
         imports = "from pathlib import Path; from trainfast_runner.running import supervisor; "
-        imports += "from trainfast_runner.worker.shared import host; "
         waits = "".join(f"{name} = {seconds}; " for name, seconds in self.waits.items())
         call = f"supervisor.supervise(Path({str(self.directory)!r}), supervisor.{bounds or SupervisorBounds()!r})"
         return [*python, "-c", imports + waits + call]

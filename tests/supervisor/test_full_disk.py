@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -95,9 +94,11 @@ def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: 
         f"""
         sys.path.insert(0, {str(Path(trainfast_runner.__file__).parents[1])!r})
         from pathlib import Path
-        from trainfast_runner.worker.shared.host import Scratch
+        from trainfast_runner.worker.shared.host import states_folder
         begin()
-        with open(Scratch(Path({str(disk)!r})).path / "states", "wb", buffering=0) as file:
+        folder = states_folder({str(disk)!r}, Path({str(run.directory)!r}))
+        folder.mkdir()
+        with open(folder / "states", "wb", buffering=0) as file:
             train(3)
             try:
                 while True:
@@ -113,21 +114,6 @@ def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: 
     assert result is not None
     assert result.reason.startswith(f"offload_path={disk} is full (0 MiB free): the training process died of SIGABRT")
     assert (tmp_path / "left").read_text() == ""
-
-
-def test_a_lock_on_offload_path_does_not_keep_the_result_back(run: Run, tmp_path: Path) -> None:
-    """As with `flock /nvme command`, or a rank that hangs in the kernel while it makes its directory."""
-    run.waits = {"host.LOCK_WITHIN_S": 0.3}
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    held = os.open(disk, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    result = run.result_of(OFFLOADED, knobs={"strategy": "zero3-offload", "offload_path": str(disk)})
-    assert (result.state, result.throughput.samples_per_s.median) == ("finished", 400)
-    assert [event.detail for event in run.events("trouble")] == [
-        f"offload_path={disk} is locked: the next run frees its disk"
-    ]
-    os.close(held)
 
 
 def test_an_offload_path_that_never_answers_does_not_keep_the_verdict_back(run: Run, tmp_path: Path) -> None:

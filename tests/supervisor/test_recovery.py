@@ -20,6 +20,7 @@ from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.present_state import run_state
 from trainfast_runner.running.settling import recover_result
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised
+from trainfast_runner.worker.shared.host import states_folder
 
 
 def kill_supervisor(run):
@@ -131,13 +132,22 @@ def test_a_reader_that_comes_before_the_lock_is_free_sees_a_live_run(run):
     assert run_state(run.directory).state == "starting"
 
 
-def test_files_of_a_trial_go_when_its_supervisor_did_not_remove_them(run):
-    run.prepare("")
+def test_files_of_a_trial_and_offloaded_states_go_when_no_supervisor_removed_them(run, tmp_path):
+    """Beside the states is what the user keeps there: a checkout of this project, called trainfast-tui, was deleted."""
+    disk = tmp_path / "disk"
+    states = states_folder(disk, run.directory)
+    others = [disk / name for name in ("trainfast-tui", "trainfast-offload-of-mine", f"{states.name}-copy")]
+    for folder in (*others, states):
+        folder.mkdir(parents=True)
+        (folder / "mine").touch()
+    run.prepare("", knobs={"strategy": "zero3-offload", "offload_path": str(disk)})
     (run.directory / "alive.lock").touch()
     (run.directory / "sandbox").mkdir()
     (run.directory / "sandbox" / "checkpoint").write_bytes(b"x")
     assert recover_result(run.directory) is not None
     assert not (run.directory / "sandbox").exists()
+    assert not states.exists()
+    assert all((folder / "mine").exists() for folder in others)
 
 
 def test_nothing_but_an_empty_directory(tmp_path):

@@ -29,9 +29,3 @@ def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train):
     actual = compiled.record("actual")
     assert (actual["compiled"], actual["wrapper"], actual["compute_dtype"]) == (True, "none", "float32")
     assert eager.record("actual")["compiled"] is False
-
-
-def test_which_attention_kernel_ran_is_on_record(train):
-    assert train(steps=20).record("actual")["sdpa_backend"] == "flash_attention"
-    eager = train(precision="bf16-pure", optimizer="adafactor", attention="eager")
-    assert eager.record("actual")["sdpa_backend"] is None

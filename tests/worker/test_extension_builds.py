@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,10 +18,12 @@ from trainfast_tui.text.event_words import start_words
 
 BUILD = """
 import sys
+from pathlib import Path
 from trainfast_runner.worker.strategies.deepspeed_zero import build_lock
-with build_lock("cpu_adam"):
+lock = Path(sys.argv[1])
+with build_lock(lock.parents[1], "cpu_adam"):
     print("alone", flush=True)
-    open(sys.argv[1], "x")
+    open(lock, "x")
     sys.stdin.readline()
 """
 
@@ -31,7 +32,6 @@ def begin(lock: Path) -> subprocess.Popen[str]:
     """A build that takes torch's lock and keeps it until a line comes."""
     return subprocess.Popen(
         [sys.executable, "-c", BUILD, str(lock)],
-        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(lock.parents[1])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -221,7 +221,6 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     """The malloc in use."""
     thresholds: str | None = None
     """strict, strict in warm-up, ordinary, or kept (the user's own)."""
-    openmp: str | None = None
     threads: int | None = None
     """OpenMP threads of a rank."""
     wait_policy: str | None = None

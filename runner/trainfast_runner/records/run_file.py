@@ -405,15 +405,15 @@ class Discovered(msgspec.Struct, frozen=True, kw_only=True):
     parser: str | None = None
     """The kind of its parser; None without one."""
     flags: list[Flag] = []
-    fields: dict[str, Any] = {}
-    """Fields of a TrainingArguments that the script filled itself."""
+    knobs: dict[str, Any] = {}
+    """Knobs by the TrainingArguments that the script filled itself; empty without them."""
     uses: list[str] = []
     """The frameworks that its own names come from."""
 
     @property
     def framework(self) -> str | None:
         """The framework that trains, one of `FRAMEWORKS`; None if the script stopped before it showed one."""
-        if self.fields:
+        if self.knobs:
             return "HF Trainer"
         if self.stopped_at == "a Lightning Trainer":
             return "Lightning"

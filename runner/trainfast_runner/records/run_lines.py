@@ -76,7 +76,6 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_stages: Count | None = None
     compiled: bool | None = None
     engine: str | None = None
-    sdpa_backend: str | None = None
     optimizer_implementation: str | None = None
     optimizer_reason: str | None = None
     """The reason that an optimizer class runs which the strategy does not prefer; None for the preferred one."""

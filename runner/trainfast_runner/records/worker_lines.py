@@ -55,7 +55,6 @@ class CpuLine(RankLine, frozen=True, kw_only=True, tag="cpu"):
     allocator: str | None = None
     thresholds: str | None = None
     kept_because: str | None = None
-    openmp: str | None = None
     threads: int | None = None
     wait_policy: str | None = None
 
@@ -276,9 +275,6 @@ class WarmLine(msgspec.Struct, frozen=True, kw_only=True):
     """Mean number of this rank's tokens in one step, without padding."""
     data_ms: list[float | None] = []
     """The wait for data in each timed step."""
-    untimed_ms: list[float] = []
-    switch_s: float | None = None
-    """Seconds from the order to the first step."""
     losses: list[float | None] = []
     """Losses of the timed steps; None for one that is not finite."""
     loss_not_finite: bool = False

@@ -206,7 +206,7 @@ def _cpu(records: RunRecords) -> Cpu | None:
         return None
     launch = (run.threads if run is not None else None) or LaunchThreads()
     return Cpu(
-        **{name: getattr(line, name) for name in ("allocator", "thresholds", "openmp", "threads", "wait_policy")},
+        **{name: getattr(line, name) for name in ("allocator", "thresholds", "threads", "wait_policy")},
         wait_policy_reason=launch.reason,
         others_cores=launch.others_cores,
         has_fp16=run.cpu_has_fp16 if run is not None else None,

@@ -9,10 +9,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,7 +24,6 @@ from trainfast_runner.running import contained
 from trainfast_runner.running.command import ScriptCommand, read_command
 from trainfast_runner.running.contained import sandbox
 from trainfast_runner.running.script_plan import HOOKS_FOLDER, RUN_VARIABLE, no_torch_message
-from trainfast_runner.settings.knob_values import KnobValues
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.script_preset import KEPT_KNOBS, FlagMapping, ScriptPreset
 
@@ -128,33 +126,15 @@ def preset_of(
     `python` replaces the command's interpreter.
     """
     mappings = list(mappings)
-    mapped_knobs: KnobValues = {
-        mapping.knob: mapping.value for mapping in mappings if mapping.knob in KEPT_KNOBS and mapping.value is not None
-    }
+    knobs = {name: KNOBS_BY_NAME[name].read(value) for name, value in discovered.knobs.items() if name in KEPT_KNOBS}
+    knobs |= {m.knob: m.value for m in mappings if m.knob in KEPT_KNOBS and m.value is not None}
     command = read_command(typed, None if python is None else training_python.find_python(python), cwd)
     return ScriptPreset(
         command=tuple(typed),
         flag_words={mapping.knob: mapping.flag_words for mapping in mappings},
-        knobs=_trainer_knobs(discovered.fields) | mapped_knobs,
+        knobs=knobs,
         name=name,
         title=command.title,
         cwd=cwd,
         framework=discovered.framework or "",
     )
-
-
-def _trainer_knobs(fields: Mapping[str, Any]) -> KnobValues:
-    """The knobs that a script's own TrainingArguments set, of those that a search begins with; empty without fields."""
-    if not fields:
-        return {}
-    # transformers renamed the field, and leaves None, not False, in switches that nobody set.
-    is_checkpointed = fields.get("activation_checkpointing") or fields.get("gradient_checkpointing")
-    knobs: KnobValues = {"checkpointing": "full" if is_checkpointed else "off"}
-    precisions = [name for name in ("bf16", "fp16", "tf32") if fields.get(name) is not None]
-    if precisions:
-        knobs["precision"] = next((name for name in precisions if fields[name]), "fp32")
-    for name in ("batch_size", "grad_accum", "workers"):
-        value = fields.get(KNOBS_BY_NAME[name].same_as.trainer_field or "")
-        if value is not None:
-            knobs[name] = KNOBS_BY_NAME[name].read(value)
-    return {name: knobs[name] for name in KEPT_KNOBS if name in knobs}

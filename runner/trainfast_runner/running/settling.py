@@ -47,8 +47,9 @@ from trainfast_runner.results.summary import summarise, without_figures
 from trainfast_runner.results.verdict import EndFacts, Verdict, judge, one_line
 from trainfast_runner.running.contained import remove_sandbox
 from trainfast_runner.running.present_state import LEFT_BEHIND, is_result_newer, other_host, run_state
+from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted
-from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
+from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, delete_states
 
 NO_FIGURES = "the figures of this run could not be computed"
 TAIL_LINES = 400
@@ -176,6 +177,7 @@ def recover_result(directory: Path) -> Result | None:
         result = settle(directory)
         with suppress(OSError):  # A full or read-only disk: the next reader tries again.
             _write_result(directory, result)
+        delete_states(offload_folder(run.knobs), directory)
         return result
 
 

@@ -38,7 +38,7 @@ from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, StopLa
 from trainfast_runner.running.record_files import CappedRecords, EventLog, TelemetryLog
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted, mebibytes
-from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, free_bytes, remove_leftovers
+from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, delete_states, free_bytes
 
 LOST_RANK_GRACE_S = 5.0
 """Time for a training that has lost a rank to end after SIGTERM."""
@@ -299,7 +299,7 @@ class Supervisor:
         self._events.append(ended)
         settling = self._start_settling(ended)
         # Meanwhile: the offloaded states may be on the same full disk, and gigabytes take time.
-        self._remove_offloaded()
+        delete_states(offload_folder(self._run_file.knobs), self._directory)
         if settling is not None:
             settling.wait()
 
@@ -318,13 +318,6 @@ class Supervisor:
         except OSError as error:
             self._events.record_trouble(f"the result cannot be computed by a process of its own: {error.strerror}")
             return None
-
-    def _remove_offloaded(self) -> None:
-        """Delete files that the run offloaded and could not delete itself."""
-        path = offload_folder(self._run_file.knobs)
-        with suppress(OSError):
-            if path is not None and not remove_leftovers(path):
-                self._events.record_trouble(f"offload_path={path} is locked: the next run frees its disk")
 
     def _note(self, **facts: object) -> None:
         """Note facts of the end."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .shared.host import states_folder
 from .shared.memory_limit import limit_of_rank
 from .shared.words import CONFIRMATION, PROBE, TRIAL
 
@@ -34,6 +35,7 @@ class Knobs:
     micro_batches: int
     reshard: str
     offload_path: str | None
+    """The run's own folder under the knob's, which has the states that are offloaded to a disk."""
     engine: str
     lr: float
     lr_schedule: str
@@ -95,12 +97,15 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
     """Read `run.json`, whose settings the launch has checked."""
     record = json.loads((run_dir / "run.json").read_text())
     role = record.get("role")
+    knobs = knobs_of(record["knobs"])
+    if knobs.offload_path is not None:
+        knobs = dataclasses.replace(knobs, offload_path=str(states_folder(knobs.offload_path, run_dir)))
     # A trial's speed is measured without the limit: under one, every step has strict malloc thresholds.
     limits_bytes = None if role == TRIAL else record.get("memory_limit_bytes")
     return RankSpec(
         model=record["model"],
         data=Data(**record["data"]),
-        knobs=knobs_of(record["knobs"]),
+        knobs=knobs,
         device=record["device"],
         cache_dir=Path(record["cache_dir"]),
         memory_limit_bytes=limit_of_rank(limits_bytes, rank),

@@ -19,7 +19,7 @@ from .data.samples import Batch, CountedBatches
 from .engines.base import make_engine
 from .memory.allocator import use_ordinary_thresholds
 from .memory.memory_meter import MemoryMeter
-from .model.build import SdpaBackend, attention_of, attention_reason, build_model
+from .model.build import attention_of, attention_reason, build_model
 from .model.compilation import CompileWatch, unwrap
 from .model.flops import SampleFlops, flops_per_sample
 from .model.model_config import text_part
@@ -74,7 +74,6 @@ class TrainState:
     _flops: SampleFlops | None
     _is_compiled: bool
     _compute_dtype: ComputeDtype
-    _sdpa: SdpaBackend
 
     def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
         """Make strategy and engine. Raises InvalidInput for knobs that either cannot obey."""
@@ -110,7 +109,6 @@ class TrainState:
         module, _ = self.engine.live()
         self._is_compiled = module is not unwrap(module)
         self._compute_dtype = ComputeDtype(module, self._is_compiled)
-        self._sdpa = SdpaBackend(attention_of(self.model) == "sdpa" and not self._is_compiled)
 
     def recorder(
         self, write: Callable[[dict[str, Any]], object], log: WorkerLog, memory: MemoryMeter, timing_warmup: int
@@ -150,7 +148,6 @@ class TrainState:
             compute_dtype=self._compute_dtype.name,
             attention=attention_of(model),
             attention_reason=attention_reason(model, self.knobs),
-            sdpa_backend=self._sdpa.name,
             checkpointing="full" if is_checkpointed else "off",
             world_size=torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
             device=device.type,

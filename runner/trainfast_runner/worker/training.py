@@ -24,7 +24,7 @@ from .model.build import import_model_code
 from .model.model_config import check_seq_len, resolve_config
 from .records.record_file import RecordFile, WorkerLog
 from .records.step_log import StepRecorder, make_clock
-from .shared.host import openmp_libraries, search_lock, wait_policy
+from .shared.host import search_lock, wait_policy
 from .shared.memory_limit import KEPT, ORDINARY, STRICT, STRICT_IN_WARMUP
 from .shared.process import rank_suffix
 from .shared.words import CONTROL_FILE, PROBE, TRIAL
@@ -149,7 +149,6 @@ def _record_cpu(spec: RankSpec, log: WorkerLog, allocator: Allocator) -> None:
         allocator=allocator.name,
         thresholds=_thresholds(spec, allocator),
         kept_because=allocator.kept_reason,
-        openmp=openmp_libraries(),
         threads=torch.get_num_threads(),
         wait_policy=wait_policy(os.environ),
     )

@@ -232,7 +232,6 @@ class TrialRunner:
 
         An order for `more` steps goes on with the last setting, and has no untimed steps.
         """
-        began_s = time.monotonic()
         is_more = order["more"]
         untimed = 0 if is_more else order["untimed"]
         state = self._same_setting() if is_more else self._next_setting(order["knobs"], untimed)
@@ -240,10 +239,9 @@ class TrialRunner:
         recorder = state.recorder(records.append, self.log, self.memory, untimed)
         if is_more:
             recorder.write_actual = lambda: None
-        switch_s = time.monotonic() - began_s
         state.engine.train(replace(state.knobs, steps=untimed + order["steps"]), state.batches, recorder)
         recorder.flush()
-        return {"switch_s": switch_s, **trial_fields(records)}
+        return trial_fields(records)
 
     def _same_setting(self) -> TrainState:
         """Return the last trial's setting once all ranks have read the order for more steps."""
@@ -305,7 +303,6 @@ def trial_fields(records: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": round(statistics.fmean(record["tokens"] for record in timed or records)),
         "step_ms": [record["step_ms"] for record in timed],
         "data_ms": [record["data_ms"] for record in timed],
-        "untimed_ms": [record["step_ms"] for record in records if record["warmup"]],
         "losses": [record["loss"] for record in timed],
         **peaks,
     }

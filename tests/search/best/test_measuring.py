@@ -41,7 +41,7 @@ def test_noisy_steps_ask_for_more_and_never_beyond_the_most():
 
 
 def test_a_trial_whose_steps_all_compiled_goes_on_in_the_same_setting(tmp_path):
-    compiled = WarmLine(t_ns=1, kind="trial", number=1, outcome="measured", untimed_ms=[900.0] * 6)
+    compiled = WarmLine(t_ns=1, kind="trial", number=1, outcome="measured")
     timed = msgspec.structs.replace(compiled, number=2, step_ms=[100.0] * 8, losses=[1.0] * 8)
     answers = Appender(rank_file(tmp_path, "worker", 0))
     for line in (compiled, timed):

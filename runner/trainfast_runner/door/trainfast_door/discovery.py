@@ -173,8 +173,10 @@ class Discovery:
         self._stop("the parser")
 
     def _stop_at_arguments(self, arguments: Any) -> None:
-        fields = {name: plain(getattr(arguments, name, None)) for name in arguments.__dataclass_fields__}
-        self._stop("TrainingArguments", fields=fields)
+        from .frameworks import knobs_of_arguments
+
+        batch_size = arguments.per_device_train_batch_size
+        self._stop("TrainingArguments", knobs={"batch_size": batch_size, **knobs_of_arguments(arguments)})
 
 
 def _follow_method(module: Any, method: str, before: Callable[..., None]) -> None:

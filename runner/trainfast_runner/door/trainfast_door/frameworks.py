@@ -136,15 +136,17 @@ def install_trainer(module: Any, run: ScriptRun) -> None:
 
 
 def knobs_of_arguments(args: Any) -> dict[str, Any]:
-    """Values of the knobs that TrainingArguments set."""
+    """Values of the knobs that TrainingArguments set; before its `__post_init__` a switch may be None."""
     optimizer = getattr(args.optim, "value", args.optim)
     # With accumulation our max-autotune is the Trainer's mode without CUDA graphs.
     compile_mode = (args.torch_compile_mode or "default").replace("-no-cudagraphs", "")
+    # transformers renamed the field.
+    is_checkpointed = getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing
     precisions = {"bf16": args.bf16, "fp16": args.fp16, "tf32": getattr(args, "tf32", None)}
     return {
         "grad_accum": args.gradient_accumulation_steps,
         "precision": next((name for name, is_on in precisions.items() if is_on), "fp32"),
-        "checkpointing": "full" if args.gradient_checkpointing else "off",
+        "checkpointing": "full" if is_checkpointed else "off",
         "workers": args.dataloader_num_workers,
         "pin_memory": "on" if args.dataloader_pin_memory else "off",
         "lr": args.learning_rate,

@@ -105,8 +105,8 @@ class MemoryPeaks:
     def __init__(self) -> None:
         self.device: Any = None
         """The device of the optimizer's parameters; None before the first step."""
-        self._baseline: tuple[int, int] | None = None
-        """Resident bytes, and those of files among them, when the first parameter was made; None before."""
+        self._first: dict[str, int] | None = None
+        """The memory of this process when the first parameter was made; None before."""
         self._due_ns = 0
         """Time of the next reading (CLOCK_MONOTONIC)."""
         self._readings = 0
@@ -114,7 +114,7 @@ class MemoryPeaks:
     @property
     def has_model(self) -> bool:
         """True once this process has made a parameter."""
-        return self._baseline is not None
+        return self._first is not None
 
     @property
     def on_cpu(self) -> bool:
@@ -123,8 +123,7 @@ class MemoryPeaks:
 
     def set_baseline(self) -> None:
         """Set the baseline when the first parameter is made: memory that the imports needed."""
-        figures = process.status_bytes()
-        self._baseline = figures["VmRSS"], figures["RssFile"]
+        self._first = process.status_bytes()
 
     def stop(self) -> None:
         """Read no further peaks."""
@@ -145,11 +144,7 @@ class MemoryPeaks:
                 "peak_reserved_bytes": statistics.get("reserved_bytes.all.peak", 0),
                 "alloc_retries": statistics.get("num_alloc_retries", 0),
             }
-        if kind != "cpu" or self._baseline is None:
+        if kind != "cpu" or self._first is None:
             return {}
-        figures = process.status_bytes()
-        resident_before_bytes, files_before_bytes = self._baseline
-        # A first step reads about 10 MiB of library files, which are not the training's memory.
-        read_bytes = max(0, figures["RssFile"] - files_before_bytes)
-        above_bytes = max(0, figures["VmHWM"] - resident_before_bytes - read_bytes)
+        above_bytes = process.resident_peak(process.status_bytes(), self._first)
         return {"peak_allocated_bytes": above_bytes, "peak_reserved_bytes": above_bytes}

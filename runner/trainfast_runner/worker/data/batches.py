@@ -28,6 +28,7 @@ from .samples import (
     corpus_classes,
     corpus_ids,
     corpus_masking,
+    corpus_texts,
     packed_pieces,
     pieces_of,
     random_samples,
@@ -140,7 +141,7 @@ def _corpus_samples(corpus: Corpus, spec: RankSpec, config: Any, split: EncoderD
                 nearest=str(max(len(ids), 1)),
             )
     else:
-        pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), seq_len)
+        pieces = pieces_of(corpus_texts(corpus, "lengths"), seq_len)
         if not len(pieces.starts):
             raise InvalidInput(f"{corpus.source}: no text of two tokens in it", key="data.paths")
         pad = getattr(text_part(config), "pad_token_id", None)

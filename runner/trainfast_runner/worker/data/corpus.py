@@ -1,10 +1,10 @@
 """Texts, and the cache of their token ids.
 
 An entry of the cache is a directory named by a hash of everything it depends on: `ids.bin` (the ids, little-endian
-uint16 or uint32), `lengths.bin` (the tokens of each text, little-endian uint32), `meta.json`, and `tokenizer.json`
-where the tokenizer was trained here. It appears by rename, under a file lock, so that ranks and runs that start
-together make it once. The text is tokenized in a process of its own, so that its hundreds of MB are not in the
-training's memory baseline.
+uint16 or uint32), `lengths.bin` and `labels.bin` (the tokens and the label of each text, little-endian int64),
+`meta.json`, and `tokenizer.json` where the tokenizer was trained here. It appears by rename, under a file lock, so that
+ranks and runs that start together make it once. The text is tokenized in a process of its own, so that its hundreds of
+MB are not in the training's memory baseline.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from ..invalid import InvalidInput, one_line
 from ..shared.host import make_private, wait_for_lock
 
-ENTRY_VERSION = 3
+ENTRY_VERSION = 4
 """The version of an entry, a part of its key: entries of another version are made again."""
 TEXT_LIMIT_BYTES = 8_000_000
 """Chosen, not measured: the most bytes that are read of the standard library's sources."""
@@ -67,16 +67,14 @@ class CorpusRequest:
 
 @dataclass(frozen=True)
 class Corpus:
-    """An entry of the cache. `sections` are (first token, label) of each run of text from one source."""
+    """An entry of the cache."""
 
     folder: Path
     source: str
     dtype: str
-    tokens: int
     vocab_size: int
     mask_id: int | None
     special_ids: list[int]
-    sections: list[tuple[int, int]]
 
 
 def stdlib_files() -> list[Path]:
@@ -103,8 +101,7 @@ def open_corpus(request: CorpusRequest, cache_dir: Path, on_make: Callable[[str]
         build_in_child(request, half_made)
 
     make_once(folder, "meta.json", make, on_make)
-    meta = json.loads((folder / "meta.json").read_text())
-    return Corpus(folder=folder, **{**meta, "sections": [tuple(section) for section in meta["sections"]]})
+    return Corpus(folder=folder, **json.loads((folder / "meta.json").read_text()))
 
 
 def make_once(folder: Path, last_file: str, make: Callable[[Path], None], on_wait: Callable[[str], None]) -> None:
@@ -251,7 +248,7 @@ def _build_and_send(request: CorpusRequest, folder: Path, sender: Connection) ->
 
 
 def build(request: CorpusRequest, folder: Path) -> None:
-    """Write `ids.bin`, `lengths.bin` and `meta.json` (and `tokenizer.json`) of `request` into `folder`."""
+    """Write the files of the entry for `request` into `folder`."""
     # The launcher forbids these threads where DataLoader workers are forked; nothing is forked from here.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     labelled_texts = list(texts(request))
@@ -265,22 +262,17 @@ def build(request: CorpusRequest, folder: Path) -> None:
     dtype = "<u2" if meta["vocab_size"] <= 1 << 16 else "<u4"
     end_id = meta.pop("end_id")
     end = [] if end_id is None else [end_id]
-    sections: list[tuple[int, int]] = []
     lengths: list[int] = []
-    tokens = 0
     at_once = LINES_AT_ONCE if request.lines else DOCUMENTS_AT_ONCE
     with open(folder / "ids.bin", "wb") as out:
         for start in range(0, len(contents), at_once):
-            encoded = encode(contents[start : start + at_once])
-            for ids, label in zip(encoded, labels[start : start + at_once], strict=True):
-                if not sections or sections[-1][1] != label:
-                    sections.append((tokens, label))
+            for ids in encode(contents[start : start + at_once]):
                 document = np.asarray(ids + end, dtype=dtype)
                 lengths.append(document.size)
-                tokens += document.size
                 out.write(document.tobytes())
-    np.asarray(lengths, dtype="<u4").tofile(folder / "lengths.bin")
-    meta.update(source=request.source, dtype=dtype, tokens=tokens, sections=sections)
+    for name, values in (("lengths", lengths), ("labels", labels)):
+        np.asarray(values, dtype="<i8").tofile(folder / f"{name}.bin")
+    meta.update(source=request.source, dtype=dtype)
     (folder / "meta.json").write_text(json.dumps(meta))
 
 

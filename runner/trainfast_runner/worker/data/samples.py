@@ -94,11 +94,15 @@ def corpus_masking(corpus: Corpus, seed: int) -> Masking:
     return Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
 
 
+def corpus_texts(corpus: Corpus, name: str) -> NDArray[np.int64]:
+    """The `lengths` or the `labels` of a corpus's texts, one for each."""
+    return np.fromfile(corpus.folder / f"{name}.bin", dtype="<i8")
+
+
 def corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Labels, below `classes`, of the samples that start at these tokens: each has the label of its source."""
-    first_tokens = np.array([first_token for first_token, _ in corpus.sections])
-    kinds = np.array([label for _, label in corpus.sections], dtype=np.int64)
-    labels: NDArray[np.int64] = kinds[np.searchsorted(first_tokens, starts, side="right") - 1] % classes
+    """Labels, below `classes`, of the samples that start at these tokens: each has the label of its text."""
+    texts = np.searchsorted(np.cumsum(corpus_texts(corpus, "lengths")), starts, side="right")
+    labels: NDArray[np.int64] = corpus_texts(corpus, "labels")[texts] % classes
     return labels
 
 

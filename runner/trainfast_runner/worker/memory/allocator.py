@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,17 +35,6 @@ SIZE_FIELD_BYTES, IS_MMAPPED = ctypes.sizeof(ctypes.c_size_t), 0x2
 """A block's size and flags stand in the word before it (struct malloc_chunk, malloc.c)."""
 
 
-class _Symbol(ctypes.Structure):
-    """Dl_info of dlfcn.h."""
-
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
-
-
 class Allocator:
     """The malloc of this process. `thresholds` is strict, ordinary, or kept (the user's own, never changed).
 
@@ -53,7 +43,7 @@ class Allocator:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._library = ctypes.CDLL(None)
-        self.name = _name(self._library)
+        self.name = _name(environment)
         self.kept_reason = _kept_reason(self.name, environment)
         self.thresholds = ORDINARY if self.kept_reason is None else KEPT
         self._library.malloc.restype = ctypes.c_void_p
@@ -104,17 +94,10 @@ def use_ordinary_thresholds(_number: int) -> None:
     Allocator().set_ordinary()
 
 
-def _name(library: ctypes.CDLL) -> str:
+def _name(environment: Mapping[str, str]) -> str:
     """Return `glibc 2.36`, or the file of a preloaded malloc, such as `libjemalloc.so.2`."""
-    symbol = _Symbol()
-    address = ctypes.cast(library.malloc, ctypes.c_void_p)
-    if not library.dladdr(address, ctypes.byref(symbol)) or not symbol.file:
-        return "unknown"
-    file = Path(os.fsdecode(symbol.file)).name
-    if not file.startswith(("libc.so", "libc-")) or not hasattr(library, "gnu_get_libc_version"):
-        return file
-    library.gnu_get_libc_version.restype = ctypes.c_char_p
-    return f"glibc {library.gnu_get_libc_version().decode()}"
+    preloaded_files = [Path(file).name for file in re.split("[: ]", environment.get("LD_PRELOAD", ""))]
+    return next((file for file in preloaded_files if "malloc" in file), os.confstr("CS_GNU_LIBC_VERSION") or "unknown")
 
 
 def _kept_reason(name: str, environment: Mapping[str, str]) -> str | None:

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from ..shared.process import AddressSpacePeak, limit_data, parsed_status
+from ..shared.process import AddressSpacePeak, limit_data, parsed_status, resident_peak
 from ..shared.words import MEMORY_PHASES
 from .allocator import Allocator
 
@@ -45,8 +45,7 @@ def step_fields(peaks: dict[str, int], reserved_bytes: int, retries: int) -> dic
 class HostMemoryMeter:
     """Measures the high-water mark of resident memory above the resident memory before the model was built.
 
-    Pages of the libraries' own files, of which a first step reads some 10 MiB, do not count. The limit is RLIMIT_DATA
-    at VmData plus `limit_bytes`, so that the allocator itself refuses.
+    The limit is RLIMIT_DATA at VmData plus `limit_bytes`, so that the allocator itself refuses.
 
     The first `strict_steps` steps are measured under strict malloc thresholds; None measures every step. Later steps
     have ordinary thresholds and null fields, as all steps have under an allocator that is not ours to set.
@@ -56,8 +55,8 @@ class HostMemoryMeter:
         self.limit_bytes = limit_bytes
         self._allocator = allocator
         self._strict_steps_left: int | None = 0
-        self._baseline_bytes = 0
-        self._baseline_file_bytes = 0
+        self._first: dict[str, int] = {}
+        """The memory of this process before the model was built; empty before `start`."""
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
@@ -71,17 +70,15 @@ class HostMemoryMeter:
 
         The first call warms torch's threads, so that they are in the baseline.
         """
-        if not self._baseline_bytes:
+        if not self._first:
             warm = torch.ones(1024, 1024, requires_grad=True)
             (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
             del warm
         self._strict_steps_left = 0 if self._allocator.kept_reason else strict_steps
         self._peaks = dict.fromkeys(MEMORY_PHASES, 0)
-        figures = self._read_status()
-        self._baseline_bytes = figures["VmRSS"]
-        self._baseline_file_bytes = figures["RssFile"]
+        self._first = self._read_status()
         if self.limit_bytes is not None:
-            limit_data(figures["VmData"] + self.limit_bytes)
+            limit_data(self._first["VmData"] + self.limit_bytes)
         self._address_space = AddressSpacePeak()
         os.pwrite(self._clear_fd, b"5", 0)
         if self._strict_steps_left == 0:
@@ -110,10 +107,7 @@ class HostMemoryMeter:
         return self.limit_bytes
 
     def _high_water(self) -> int:
-        figures = self._read_status()
-        # A file's pages stay once they are read: those resident now were resident at the peak.
-        read_since = max(0, figures["RssFile"] - self._baseline_file_bytes)
-        return max(0, figures["VmHWM"] - self._baseline_bytes - read_since)
+        return resident_peak(self._read_status(), self._first)
 
     def end_step_fields(self) -> dict[str, object]:
         """End the step's measurement and return its fields; after the last strict step set the ordinary thresholds.

@@ -8,8 +8,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 ALIVE_LOCK_FILE = "alive.lock"
@@ -98,14 +98,6 @@ PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """For libgomp, and for libiomp and libomp, whose threads spin 200 ms under any policy unless KMP_BLOCKTIME is 0."""
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 """Variables that set how long a waiting thread spins: OpenMP's, libgomp's, and two of libiomp and libomp."""
-_LIBRARY = re.compile(r"/(lib(?:gomp|iomp5|omp5?)[^/\s]*\.so[.\d]*)$", re.MULTILINE)
-"""The file of an OpenMP library at the end of a line of `/proc/self/maps`."""
-
-
-def openmp_libraries() -> str | None:
-    """File names of the OpenMP libraries in this process, such as `libgomp.so.1`; None without one."""
-    libraries = dict.fromkeys(_LIBRARY.findall(Path("/proc/self/maps").read_text()))
-    return ", ".join(libraries) or None
 
 
 def wait_policy(environment: Mapping[str, str]) -> str:
@@ -119,88 +111,24 @@ def wait_policy(environment: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-SCRATCH_PREFIX = "trainfast-offload-"
-"""Beginning of the name of a directory for offloaded states."""
-MARKER_FILE = "made-by-trainfast-tui"
-"""The file that marks a directory as made here: only such directories are deleted."""
 DISK_FULL_BELOW_BYTES = 1 << 24
 """A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
-LOCK_WITHIN_S = 5.0
-"""The supervisor tries to lock the user's directory for this long."""
 
 
-class Scratch:
-    """A new directory for this run, marked as ours and locked while this process lives.
-
-    `path` is an empty directory for the states. Directories of runs that ended without removing them are removed first.
-    """
-
-    def __init__(self, parent: Path) -> None:
-        # Of all that use this file, only a run that offloads needs it; so with `_delete`.
-        import tempfile
-
-        with _locked(parent, within_s=math.inf):
-            _remove_unlocked(parent)
-            self._folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
-            self._alive_fd = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-            wait_for_lock(self._alive_fd, fcntl.LOCK_EX)
-            (self._folder / MARKER_FILE).write_bytes(_mark(self._alive_fd))
-        self.path = self._folder / "states"
-        self.path.mkdir(mode=0o700)
-
-    def remove(self) -> None:
-        """Delete the directory with everything in it."""
-        _delete(self._folder)
-        os.close(self._alive_fd)
+def states_folder(offload_path: str | Path, run_directory: Path) -> Path:
+    """The folder under `offload_path` for the states of one run, which is the run's alone: it has the run's id."""
+    return Path(offload_path, f"trainfast-offload-{run_directory.name}")
 
 
-def remove_leftovers(parent: Path) -> bool:
-    """Delete the directories of runs that have ended; return False if another process keeps `parent` locked.
+def delete_states(offload_path: Path | None, run_directory: Path) -> None:
+    """Delete the states that an ended run has offloaded, if it offloaded any."""
+    if offload_path is not None:
+        import shutil  # of all that use this file, only the end of a run that offloads needs it
 
-    Raises OSError if `parent` cannot be read.
-    """
-    with _locked(parent.resolve(), within_s=LOCK_WITHIN_S) as (_, is_taken):
-        if is_taken:
-            _remove_unlocked(parent)
-        return is_taken
+        shutil.rmtree(states_folder(offload_path, run_directory), ignore_errors=True)
 
 
 def free_bytes(parent: Path) -> int:
     """Bytes that this user may still write below `parent`. Raises OSError."""
     disk = os.statvfs(parent)
     return disk.f_bavail * disk.f_frsize
-
-
-def _remove_unlocked(parent: Path) -> None:
-    """Delete each directory that has our mark and that no live run has locked."""
-    for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
-        # A file, a link, a directory of another user, or one without a mark.
-        with suppress(OSError), _locked(folder, within_s=0) as (fd, is_taken):
-            if is_taken and (folder / MARKER_FILE).read_bytes() == _mark(fd):
-                _delete(folder)
-
-
-def _delete(folder: Path) -> None:
-    """Delete the mark last, so that the rest of an interrupted deletion is still marked."""
-    import shutil
-
-    shutil.rmtree(folder / "states", ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _mark(fd: int) -> bytes:
-    """Content of an open directory's marker: user and inode, so that a copy of the directory is not marked."""
-    return f"user {os.geteuid()}, inode {os.fstat(fd).st_ino}\n".encode()
-
-
-@contextmanager
-def _locked(folder: Path, within_s: float) -> Iterator[tuple[int, bool]]:
-    """Lock a directory; the context is its descriptor, and True unless others kept the lock for `within_s` seconds.
-
-    Raises OSError for anything that is not a directory, for a link if `within_s` is 0, and without locks.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if within_s else os.O_NOFOLLOW))
-    try:
-        yield fd, wait_for_lock(fd, fcntl.LOCK_EX, within_s=within_s)
-    finally:
-        os.close(fd)

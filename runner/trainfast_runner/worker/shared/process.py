@@ -112,6 +112,15 @@ def parsed_status(status: bytes) -> dict[str, int]:
     return {name: int(status.partition(b"\n%s:" % name.encode())[2].split(None, 1)[0]) * 1024 for name in STATUS_NAMES}
 
 
+def resident_peak(status: dict[str, int], first: dict[str, int]) -> int:
+    """Peak of resident bytes above those in `first`, two readings of `/proc/self/status`.
+
+    Pages of files do not count: a first step reads some 10 MiB of libraries, and a page once read stays.
+    """
+    read_bytes = max(0, status["RssFile"] - first["RssFile"])
+    return max(0, status["VmHWM"] - first["VmRSS"] - read_bytes)
+
+
 def limit_data(cap_bytes: int) -> None:
     """Set the soft limit RLIMIT_DATA as far as the hard limit allows; RLIM_INFINITY lifts the limit."""
     _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..catalog import STRATEGIES
 from ..model.optimizer import HALF_DTYPE, build_optimizer, dtype_name, parameter_groups
 from ..model.weights import init_in_turn, init_weights, parts
-from ..shared.host import Scratch, make_private, wait_for_lock
+from ..shared.host import make_private, wait_for_lock
 from ..spec import Knobs
 from .base import EnginePrecision
 from .ddp import DistributedDataParallelStrategy
@@ -52,7 +51,6 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         self.cpu_adam = False
         self.optimizer_reason: str | None = None
         """The reason torch's AdamW updates offloaded states; None if it does not."""
-        self.scratch: Scratch | None = None
         self.config: dict[str, Any] = {}
         self.precision = EnginePrecision(knobs.precision, device)
 
@@ -76,9 +74,10 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
         """Make the engine; the optimizer inside it has the groups that hold the learning rate."""
         import deepspeed
 
-        self.config = deepspeed_config(
-            self.knobs, self.dp_degree, unpartitioned_sizes(model), self.device.type, self._offload_directory()
-        )
+        disk = self.knobs.offload_path
+        if disk is not None:
+            Path(disk).mkdir(mode=0o700, exist_ok=True)
+        self.config = deepspeed_config(self.knobs, self.dp_degree, unpartitioned_sizes(model), self.device.type, disk)
         if self.entry.zero_stage == 3:
             self._init_slices(model)
         else:
@@ -115,12 +114,6 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
             "optimizer_reason": self.optimizer_reason,
         }
 
-    def stop(self) -> None:
-        """Leave as in DDP, and remove the states offloaded to a disk."""
-        super().stop()
-        if self.scratch is not None:
-            self.scratch.remove()
-
     def _init_slices(self, model: nn.Module) -> None:
         """Initialize part after part; this rank keeps only its slices of each, in the dtype the engine computes in."""
         import deepspeed
@@ -137,17 +130,6 @@ class DeepSpeedZero(DistributedDataParallelStrategy):
                 deepspeed.zero.Init(module=nn.ParameterList(fresh), config_dict_or_path=self.config)
             elif fresh:
                 first_parameter.convert_to_zero_parameters(param_list=fresh)
-
-    def _offload_directory(self) -> str | None:
-        """Directory below `offload_path`, which rank 0 makes for all; None without the knob."""
-        if self.knobs.offload_path is None:
-            return None
-        name: list[str | None] = [None]
-        if self.dp_rank == 0:
-            self.scratch = Scratch(Path(self.knobs.offload_path).expanduser().absolute())
-            name = [str(self.scratch.path)]
-        dist.broadcast_object_list(name)
-        return name[0]
 
     def _optimizer(self, model: nn.Module) -> Optimizer:
         """Build the knob's optimizer; for adamw on offloaded states DeepSpeed's vectorized one if it compiles."""
@@ -281,9 +263,10 @@ def build_failure(builder: str, enter_phase: Callable[[str, str], None]) -> str 
         return reason
     try:
         extension = getattr(op_builder, builder)()
-        if not _is_built(extension.name):
+        folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+        if not (folder / extension.name / f"{extension.name}.so").exists():
             enter_phase("compile", f"{builder.removesuffix('Builder')} of DeepSpeed, once for this Python")
-        with build_lock(extension.name):
+        with build_lock(folder, extension.name):
             extension.load(verbose=False)
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
@@ -292,28 +275,14 @@ def build_failure(builder: str, enter_phase: Callable[[str, str], None]) -> str 
     return None
 
 
-def _is_built(extension: str) -> bool:
-    """True if TORCH_EXTENSIONS_DIR has the extension's library (torch.utils.cpp_extension)."""
-    directory = os.environ.get("TORCH_EXTENSIONS_DIR")
-    return bool(directory) and Path(directory or "", extension, f"{extension}.so").exists()
-
-
 @contextmanager
-def build_lock(extension: str) -> Iterator[None]:
+def build_lock(folder: Path, extension: str) -> Iterator[None]:
     """Wait for any running build in TORCH_EXTENSIONS_DIR, a folder of ours alone, and lock it for `extension`.
 
     A lock file of torch's that is there now was left by a killed build, and torch would wait for it for ever.
     """
-    directory = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if not directory:
-        yield
-        return
-    folder = Path(directory)
     make_private(folder)
-    fd = os.open(folder / "builder.flock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        wait_for_lock(fd, fcntl.LOCK_EX)
+    with (folder / "builder.flock").open("w") as lock:
+        wait_for_lock(lock.fileno(), fcntl.LOCK_EX)
         (folder / extension / "lock").unlink(missing_ok=True)
         yield
-    finally:
-        os.close(fd)

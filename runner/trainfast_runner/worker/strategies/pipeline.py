@@ -326,9 +326,7 @@ def _module_at(model: nn.Module, path: str) -> nn.Module | None:
 
 def _put_module(model: nn.Module, path: str, module: nn.Module | None) -> None:
     parent, _, name = path.rpartition(".")
-    owner = _module_at(model, parent) if parent else model
-    assert owner is not None
-    owner._modules[name] = module
+    model.get_submodule(parent)._modules[name] = module
 
 
 def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) -> tuple[int, ...]:
