@@ -191,7 +191,7 @@ class Mirrored(Strategy):
     help, command, accelerate = house.shown_for("strategy", "command", "accelerate")
     assert "mirror: one device, the model behind a mirror." in help
     assert "--set strategy=mirror" in command
-    assert 'distributed_type: "NO"' in accelerate
+    assert "distributed_type: 'NO'" in accelerate
     wrong = ("engine=trainer", "compile=default", "devices=2")
     misspelt, *refused = house.refused(["strategy=miror"], *(["strategy=mirror", setting] for setting in wrong))
     assert misspelt["nearest"] == "mirror"
