@@ -237,14 +237,9 @@ STRICT_SPEED = "strict malloc thresholds, which measure memory in every step and
 
 
 class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of compiling beyond steady steps, and the steps that win it back."""
+    """The time of compiling beyond steady steps; a comparison with an uncompiled run has the steps that win it back."""
 
     cold_seconds: float | None = None
-    break_even_steps: float | None = None
-    compared_with: str | None = None
-    """The latest run of the same settings with compile=off."""
-    reason: str | None = None
-    """The reason that a figure is missing."""
 
 
 class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
