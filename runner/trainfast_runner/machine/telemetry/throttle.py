@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.errors import lowest
 
 if TYPE_CHECKING:
-    from trainfast_runner.records.tick import DeviceSample
+    from trainfast_runner.records.tick import DeviceReading
 
 Severity = Literal["none", "info", "warning"]
 
@@ -124,7 +124,7 @@ def causes_of(reasons: Iterable[str] | None) -> frozenset[str]:
     return causes - {UMBRELLA_CAUSE} if causes & {"thermal", "brake"} else causes
 
 
-def slows_down_at_c(reading: DeviceSample) -> float | None:
+def slows_down_at_c(reading: DeviceReading) -> float | None:
     """The temperature at which the GPU is slowed down: by its limits, else by its own margin."""
     limit_c = lowest((reading.gpu_max_temperature_c, reading.slowdown_temperature_c))
     if limit_c is not None or reading.temperature_c is None or reading.degrees_to_slowdown_c is None:
@@ -132,7 +132,7 @@ def slows_down_at_c(reading: DeviceSample) -> float | None:
     return reading.temperature_c + reading.degrees_to_slowdown_c
 
 
-def degrees_left(reading: DeviceSample) -> float | None:
+def degrees_left(reading: DeviceReading) -> float | None:
     """Degrees Celsius before the GPU is slowed down, by its own margin, else by its limits; negative above them."""
     limit_c = slows_down_at_c(reading)
     if reading.degrees_to_slowdown_c is not None or reading.temperature_c is None or limit_c is None:
