@@ -1,7 +1,18 @@
-"""The mapping of knobs to a script's flags: the guess by names."""
+"""The mapping of knobs to a script's flags: the guess by names and help."""
+
+import pytest
 
 from trainfast_runner.records.run_file import Flag
 from trainfast_runner.settings.script_preset import propose
+
+
+@pytest.mark.parametrize(
+    ("help", "precision"),
+    [("bf16 autocast", "bf16"), ("train in bfloat16", "bf16"), ("", "fp16"), ("fp16 or bf16 by the GPU", "fp16")],
+)
+def test_a_flag_for_half_precision_is_what_its_help_says(help, precision):
+    (found,) = propose([Flag(names=["--half"], type="switch", value=False, help=help)])
+    assert (found.flag_words, found.value) == ({precision: "--half", "fp32": ""}, "fp32")
 
 
 def test_nw_is_the_number_of_workers():

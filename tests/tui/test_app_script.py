@@ -149,8 +149,8 @@ async def test_mapping_is_corrected_by_keyboard(home: Home, work: Path) -> None:
         await pilot.press(*"checkpointing", "enter")
         await typed(pilot, "--half")
         assert "▸ checkpointing   full: --half, off: nothing" in app.text
-        await pilot.press("a")
-        await pilot.press(*"precision", "enter")
+        await to_knob(pilot, "precision")
+        await pilot.press("enter")
         await typed(pilot, "bf16: --halve, fp32: nothing")
         assert "the script has no flag --halve; did you mean --half?" in app.text
         await typed(pilot, "bf16: --half, fp32: nothing")

@@ -395,6 +395,7 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[str] = []
     off: str | None = None
     """The flag that turns a switch off."""
+    help: str = ""
     assigned: bool = False
     """True if the command line takes it as `NAME=VALUE`."""
 

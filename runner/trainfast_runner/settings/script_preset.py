@@ -260,6 +260,10 @@ PRECISION_FAMILIES = (
 )
 """The values that a flag for the precision takes: accelerate's, torch's, ours, Lightning's new and old."""
 HALF_FLAGS = {"bf16": ("bf16", "use_bf16", "bfloat16"), "fp16": ("fp16", "use_fp16")}
+EITHER_HALF_FLAG = "half"
+"""Name of a flag for fp16, or for bf16 where its help says so."""
+BF16_WORD = re.compile(r"\bb(?:float|f)16\b", re.IGNORECASE)
+FP16_WORD = re.compile(r"\bf(?:loat|p)16\b", re.IGNORECASE)
 KEPT_KNOBS = ("batch_size", "grad_accum", "precision", "workers", "checkpointing")
 """The knobs whose present values a preset of a script keeps: those that a search begins with."""
 OPTIMIZER_FLAGS = ("optim", "optimizer", "opt")
@@ -330,11 +334,13 @@ def _word_mapping(
 
 
 def _half_mapping(flags: Sequence[Flag]) -> FlagMapping | None:
-    """Flags that turn a precision on; `--half` may mean either, so a person maps it."""
+    """Flags that turn a precision on."""
     by_precision: dict[str, tuple[Flag, str]] = {}
     for precision, names in HALF_FLAGS.items():
-        for flag, word in _flags_named(names, flags):
-            if flag.type in SWITCH_TYPES:
+        for flag, word in _flags_named((*names, EITHER_HALF_FLAG), flags):
+            says_bf16 = BF16_WORD.search(flag.help) and not FP16_WORD.search(flag.help)
+            is_meant = _bare_name(word) != EITHER_HALF_FLAG or precision == ("bf16" if says_bf16 else "fp16")
+            if flag.type in SWITCH_TYPES and is_meant:
                 # The surest flag comes first.
                 by_precision.setdefault(precision, (flag, word))
     if not by_precision:

@@ -231,6 +231,7 @@ def _flag_of(action: argparse.Action, namespace: Any) -> dict[str, Any]:
         "choices": [str(plain(choice)) for choice in choices],
         # `argparse.BooleanOptionalAction` of Python 3.9 adds this name.
         "off": next((name for name in action.option_strings if name.startswith("--no-") and action.nargs == 0), None),
+        "help": plain(action.help) if isinstance(action.help, str) and action.help is not argparse.SUPPRESS else "",
     }
 
 
