@@ -187,7 +187,8 @@ def read_log(
     finally:
         os.close(fd)
     mark = f"\n{dropped_text('many')}\n".encode()
-    text = re.sub(rb"\0{4096,}", mark, data.strip(b"\0")).replace(b"\0", b"").decode(errors="replace")
+    # A hole is far longer than zeros that a program has written.
+    text = re.sub(rb"\0{65536,}", mark, data.strip(b"\0")).replace(b"\0", b"").decode(errors="replace")
     whole_lines = text.removesuffix("\n").split("\n") if text else []
     return whole_lines if last_lines is None else whole_lines[len(whole_lines) - min(last_lines, len(whole_lines)) :]
 
