@@ -27,13 +27,14 @@ from typing import Any
 import msgspec
 from benchmarks.meter import Row, at_most, options, print_table
 
-from trainfast_runner.records.tick import TELEMETRY_CAP_BYTES, Tick
+from trainfast_runner.records.capped_file import CAP_BYTES
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.record_files import TelemetryLog
 
 CPU_PERCENT = 1.0
 TICK_MS = 2.0
 LINE_BYTES = 14_000
-"""64 MiB, from where on the file is thinned, then hold more than an hour of eight GPUs at 1 Hz."""
+"""64 MiB, the cap of the file, then hold more than an hour of eight GPUs at 1 Hz."""
 GPUS = 8
 RANKS = 8
 WARM_UP_TICKS = 3
@@ -55,7 +56,7 @@ def rows(seconds: float = 20.0, *, real: bool = False) -> list[Row]:
     who = f"sampler, {cost['devices']:g} GPUs and {RANKS} ranks"
     parts = "GPUs {gpus:.2f}, host {host:.2f}, record {record:.2f}; median {median_tick:.2f}; library {library:.2f} ms"
     line_bytes = cost["median_line"]
-    an_hour = f" ({line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz, thinned over {TELEMETRY_CAP_BYTES / 1e6:.0f} MB)"
+    an_hour = f" ({line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz, capped at {CAP_BYTES / 1e6:.0f} MB)"
     more = f" ({parts.format(**cost)})"
     return [
         at_most(f"{who} at 1 Hz, library included: CPU", cost["cpu_percent"], CPU_PERCENT, "%", digits=2),

@@ -4,11 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from on_disk import put, run_file
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.tick import DeviceSample, HostSample, RunSample
+from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading
 from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose
 from trainfast_runner.results.device_conditions import join_of, window_of
 
@@ -57,14 +55,10 @@ class Case:
         put(directory / "run.json", window.run)
         for rank, steps in window.steps.items():
             put(directory / f"steps{f'.rank{rank}' if rank else ''}.jsonl", *steps)
-        hosts = msgspec.to_builtins(window.hosts)
-        for host in hosts:
-            host["run"] |= {"processes": 1, "threads": 1}
         ticks = []
         for n in range(11):
             devices = [of[n][1] for of in window.samples.values()]
-            tick = {"t_ns": n * S, "devices": devices, "host": hosts[min(n, 9)]}
-            ticks.append({**tick, "missing": {}, "sample_us": 1})
+            ticks.append({"t_ns": n * S, "devices": devices, "host": window.hosts[min(n, 9)]})
         put(directory / "telemetry.jsonl", *ticks)
 
     def findings(self):
@@ -93,7 +87,7 @@ def _sample(index, n, fields):
         "sm_clock_max_mhz": 1980, "pcie_width": 16, "pcie_width_max": 16, "pcie_generation": 4,
         "pcie_generation_max": 4, "power_w": 300.0, "power_limit_w": 400.0, "throttle_reasons": [],
     }  # fmt: skip
-    return DeviceSample(**{"uuid": f"GPU-{index}", "index": index, **healthy, **fields})
+    return DeviceReading(**{"uuid": f"GPU-{index}", "index": index, **healthy, **fields})
 
 
 def _host(fields):
@@ -102,7 +96,7 @@ def _host(fields):
         "cpu_percent": 25.0, "cpu_count": 8, "memory_total_bytes": 64 * GIB, "memory_available_bytes": 32 * GIB,
         "swap_used_bytes": 0,
     }  # fmt: skip
-    return HostSample(run=RunSample(cpu_percent=own), **{**healthy, **fields})
+    return HostReading(run=RunReading(cpu_percent=own, processes=1, threads=1), **{**healthy, **fields})
 
 
 def always(**fields):

@@ -8,6 +8,7 @@ import pytest
 
 from trainfast_runner.records.result import (
     STRICT_SPEED,
+    CompileCost,
     Cpu,
     Energy,
     Losses,
@@ -67,6 +68,16 @@ def test_an_interval_belongs_to_a_difference_and_agrees_with_the_verdict():
     assert low > 0
     assert same.verdict == NOISE
     assert same.interval_percent[0] < 0 < same.interval_percent[1]
+
+
+@pytest.mark.parametrize(("ms", "batch", "end"), [(100, 8, "after 150 steps"), (30, 8, "never"), (100, 16, None)])
+def test_compiling_pays_for_itself_beside_an_equal_run_that_was_not_compiled(ms, batch, end):
+    compiled, eager = (
+        result(step_ms=StepTime(p50=step_ms), knobs={"compile": mode, "batch_size": size, "steps": size}, compile=cost)
+        for step_ms, mode, size, cost in ((40, "default", 8, CompileCost(cold_seconds=9)), (ms, "off", batch, None))
+    )
+    found = [note for note in compare(eager, compiled).notes if note.startswith("compiling")]
+    assert found == ([] if end is None else [f"compiling took r 9.0 s, which its faster steps win back {end}"])
 
 
 def test_a_rate_and_its_time_per_step_say_the_same():

@@ -133,24 +133,12 @@ def test_a_script_that_would_be_another_run_is_refused(tmp_path, knobs, named):
     for form in ("torchrun", "training-args"):
         with pytest.raises(UserError, match=f"the Trainer has no flag for {named}"):
             exported(form, tmp_path, **knobs)
-    own, *comments = exported("command", tmp_path, **knobs).text.splitlines()
-    assert own.startswith("trainfast-tui run tiny-llama")
-    [why] = comments
-    assert why.startswith(f"# For a script of your own: the Trainer has no flag for {named}")
 
 
-def test_the_command_has_what_starts_a_script_beside_our_own(tmp_path):
-    own, *comments = exported("command", tmp_path, strategy="ddp").text.splitlines()
+def test_the_command_starts_the_run_again_and_names_the_form_for_a_script(tmp_path):
+    own, comment = exported("command", tmp_path, strategy="ddp").text.splitlines()
     assert own.startswith("trainfast-tui run tiny-llama")
-    assert all(line.startswith("# ") for line in comments)
-    assert comments[1].startswith("# torchrun --standalone --nproc-per-node 2 train.py --output_dir out ")
-    assert "# accelerate launch --config_file accelerate.yaml train.py" in comments
-    unsaid = exported("command", tmp_path, strategy="ddp", seq_len=64).text.splitlines()
-    assert "# Cannot be expressed by these flags: seq_len." in unsaid
-    # accelerate launch starts a single process on a CPU.
-    on_cpu = exported("command", tmp_path, "cpu", strategy="ddp").text
-    assert "torchrun --standalone --nproc-per-node 2" in on_cpu
-    assert "accelerate launch" not in on_cpu
+    assert comment.endswith("--to torchrun")
 
 
 def test_a_preset_keeps_the_number_of_processes_of_a_strategy_that_has_several_and_its_whole_name(tmp_path):

@@ -13,7 +13,7 @@ from trainfast_runner.memory.oom import models_of
 from trainfast_runner.records.result import MemoryFigures, Result, RunConditions
 from trainfast_runner.records.run_directory import RunRecords
 from trainfast_runner.records.run_lines import Step, StepTotals
-from trainfast_runner.records.tick import DeviceSample
+from trainfast_runner.records.tick import DeviceReading
 
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 BEYOND = {"forward_backward": 7000, "optimizer": -300}
@@ -22,7 +22,7 @@ BEYOND = {"forward_backward": 7000, "optimizer": -300}
 def a_run(spec, beyond=BEYOND, steps=2, **changes):
     """Record a run of MODEL that took so many bytes beyond its trace."""
     predicted = MODEL.predict(spec)
-    run = run_file(preset="tiny", knobs=dict(spec.knobs), predicted=msgspec.to_builtins(predicted), **changes)
+    run = run_file(preset="tiny", knobs=dict(spec.knobs), predicted=predicted, **changes)
     peaks = {phase: total + beyond[phase] for phase, total in predicted.traced_bytes.items()}
     taken = [
         Step(t_ns=number, step=number, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
@@ -54,7 +54,7 @@ def test_a_context_is_measured_by_samples_from_when_torch_held_the_most(tmp_path
     )
 
     def context(*samples):
-        devices = {"G": [(t_ns, DeviceSample(index=0, uuid="G", memory_used_bytes=used)) for t_ns, used in samples]}
+        devices = {"G": [(t_ns, DeviceReading(index=0, uuid="G", memory_used_bytes=used)) for t_ns, used in samples]}
         record_correction(tmp_path, replace(records, steps={0: steps}, device_samples=devices), result)
         return corrections.read_device_corrections("cuda", "H200", tmp_path).context_bytes
 
@@ -79,7 +79,7 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path):
     predicted = MODEL.predict(spec)
     record_correction(tmp_path, a_run(spec), ended())
     learnt = [one for machine in corrections.read_corrections(tmp_path).values() for one in machine.by_case.values()]
-    assert [one.step_bytes for one in learnt] == [a_run(spec).run.predicted["traced_bytes"]["forward_backward"]]
+    assert [one.step_bytes for one in learnt] == [a_run(spec).run.predicted.traced_bytes["forward_backward"]]
     better = known_of(tmp_path)
     again = better.predict(spec)
     measured = {phase: total + BEYOND[phase] for phase, total in predicted.traced_bytes.items()}

@@ -26,6 +26,7 @@ from trainfast_runner.memory.timeline import (
 )
 from trainfast_runner.memory.tracing import cached_model, cached_models
 from trainfast_runner.records.run_directory import RunRecords
+from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.spec import resolve
@@ -361,7 +362,7 @@ def test_a_trace_that_landed_after_the_start_is_in_the_result(monkeypatch):
     monkeypatch.setattr(tracing, "cached_model", cached)
     found = with_prediction(RunRecords(run=a_run()))
     expected = model_of(12).predict(spec_with(batch_size=5000))
-    assert found.run.predicted == msgspec.to_builtins(expected), "traced bytes as well, which a calibration needs"
+    assert found.run.predicted == expected, "traced bytes as well, which a calibration needs"
     assert [(device, python) for _, device, python in asked] == [("cpu", "/env/python")]
     result = summarise(Path("r1"), found, Verdict("finished", ""), 1)
     assert result.memory.predicted_bytes == expected.total_bytes
@@ -369,7 +370,7 @@ def test_a_trace_that_landed_after_the_start_is_in_the_result(monkeypatch):
 
 def test_what_was_predicted_before_the_start_stays(monkeypatch):
     monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: model_of(12))
-    before = RunRecords(run=a_run(predicted={"total_bytes": 7}))
+    before = RunRecords(run=a_run(predicted=Prediction(total_bytes=7)))
     assert with_prediction(before) is before
 
 

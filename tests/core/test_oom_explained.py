@@ -4,11 +4,10 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import DeviceCorrections
-from trainfast_runner.memory.model import Prediction
 from trainfast_runner.memory.oom import OutOfMemory, explain_run
 from trainfast_runner.memory.oom_changes import knob_changes, settings_to_trace
 from trainfast_runner.records.result import RunError
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, Prediction, RunFile
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
@@ -198,7 +197,7 @@ def test_one_knob_each_is_traced_first_then_all_together_and_shorter_sequences_l
 
 
 def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned():
-    run = msgspec.structs.replace(a_run(1000 * MIB), role="probe", predicted={"total_bytes": 380 * MIB})
+    run = msgspec.structs.replace(a_run(1000 * MIB), role="probe", predicted=Prediction(total_bytes=380 * MIB))
     tried = [{"batch_size": 8}, {"batch_size": 90}]
     died = OutOfMemory(run=run, reason=ON_CPU, error=error("backward"), held_bytes=990 * MIB, tried=tried)
     found = explain_run(died, known)
@@ -271,7 +270,7 @@ def test_an_end_that_was_not_predicted_says_so():
 
 
 def test_the_prediction_of_the_run_is_the_one_that_its_record_has():
-    run = msgspec.structs.replace(a_run(), predicted={"total_bytes": 900 * MIB})
+    run = msgspec.structs.replace(a_run(), predicted=Prediction(total_bytes=900 * MIB))
     assert explain(run, error("backward"), ON_CPU, known).needed_bytes == 900 * MIB
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.tick import DeviceSample
+from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.results.device_conditions import StepJoin, join_of
 
 MS = 1_000_000
@@ -17,7 +17,7 @@ GPU = "GPU-0"
 
 
 def sample(uuid=GPU, **fields):
-    return DeviceSample(uuid=uuid, index=int(uuid[-1]), **fields)
+    return DeviceReading(uuid=uuid, index=int(uuid[-1]), **fields)
 
 
 def step(number, end_ms, ms, samples=4):

@@ -7,7 +7,7 @@ from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL,
 
 from trainfast_runner.machine.telemetry.throttle import decode
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.tick import DeviceSample
+from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.results.device_conditions import Window, join_of
 from trainfast_runner.results.summary import window_throttle
 
@@ -38,7 +38,7 @@ def sampled(scenario, times, *counters):
         fields = {"throttle_reasons": decode(now.reasons)}
         for counter in counters:
             fields |= counter(scenario, t)
-        sample = DeviceSample(
+        sample = DeviceReading(
             uuid=GPU, index=0, temperature_c=now.temperature_c, sm_clock_mhz=now.sm_mhz, sm_clock_max_mhz=1980, **fields
         )
         found.append((round(t * S), sample))
@@ -121,7 +121,7 @@ def test_counters_that_start_again_lose_one_interval_not_the_run():
 
 
 def test_where_nothing_tells_there_is_no_figure():
-    samples = [(t * S, DeviceSample(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
+    samples = [(t * S, DeviceReading(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
     window = Window(2 * S, 10 * S)
     devices = join_of({GPU: samples}, [GPU]).conditions_between(window.begin_ns, window.end_ns)
     found = window_throttle(devices, window, 8)
@@ -132,7 +132,7 @@ def test_where_nothing_tells_there_is_no_figure():
 
 def silent(spell, *counters):
     """Samples of a GPU that is held back in the spell and does not answer from second 8 to 12."""
-    nothing = DeviceSample(uuid=GPU, index=0)
+    nothing = DeviceReading(uuid=GPU, index=0)
     samples = sampled(hot(spell), ticks(22), *counters)[GPU]
     return {GPU: [(t_ns, nothing if 8 * S < t_ns < 12 * S else one) for t_ns, one in samples]}
 

@@ -193,7 +193,7 @@ def test_a_strategy_an_optimizer_and_a_knob_are_one_entry_and_their_handling(hou
             stream.write(text)
     assert house.trained("strategy=mirror")["actual"]["wrapper"] == "Mirror"
     (accelerate,) = house.exported("accelerate")
-    assert 'distributed_type: "NO"' in accelerate
+    assert "distributed_type: 'NO'" in accelerate
     result = house.trained("optimizer=signs", "weight_decay=0.1", "lr_warmup=4", "lr=1e-3")
     assert result["actual"]["optimizer"] == "Signs"
     lines = (house.folder / "home" / "runs" / result["run_id"] / "steps.jsonl").read_text().splitlines()

@@ -10,18 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_in import Machine, gpus
 
-from trainfast_runner.records.json_lines import ENDS, read_all
-from trainfast_runner.records.tick import (
-    DeviceProcess,
-    DeviceReading,
-    HostReading,
-    RunReading,
-    TelemetryTail,
-    Tick,
-    thin_evenly,
-    thin_telemetry,
-)
-from trainfast_runner.running import record_files
+from trainfast_runner.records.capped_file import RecordTail, capped_records
+from trainfast_runner.records.json_lines import read_all, remaining_records
+from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.running.record_files import TelemetryLog
 
 SECOND_NS = 1_000_000_000
@@ -108,7 +99,7 @@ def test_a_damaged_line_loses_its_tick_alone(path, damage):
 def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path):
     ticks = plain(range(4))
     lines = lines_of(ticks)
-    tail = TelemetryTail(path, Tick)
+    tail = RecordTail(path, Tick)
     with path.open("ab", buffering=0) as file:
         for tick, line in zip(ticks, lines, strict=True):
             file.write(line[:50])
@@ -117,79 +108,23 @@ def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path):
             assert tail.new() == [tick]
 
 
-def seconds_of(path):
-    return [tick.t_ns // SECOND_NS for tick in read_all(path, Tick)[0]]
-
-
-def write(path, seconds):
-    with path.open("ab") as file:
-        file.writelines(lines_of(plain(seconds)))
-
-
-def test_thinning_keeps_the_start_the_newer_half_and_an_even_share_of_the_rest(path):
-    write(path, range(4000))
-    assert thin_telemetry(path) == 1
-    kept = seconds_of(path)
-    assert (kept[:ENDS], kept[-2000:]) == (list(range(ENDS)), list(range(2000, 4000)))
-    parts = [sum(start <= one < start + 450 for one in kept) for start in range(100, 1900, 450)]
-    assert all(200 <= part <= 250 for part in parts), "one in two, evenly"
-
-
-def test_a_file_that_is_thinned_again_and_again_stays_bounded_and_covers_all_its_time(path):
-    level = 0
-    for day in range(40):
-        write(path, range(1000 * day, 1000 * day + 1000))
-        while len(path.read_bytes().splitlines()) > 2000:
-            level = thin_telemetry(path)
-    thin_evenly(path, level)
-    kept = seconds_of(path)
-    assert len(kept) <= 2000
-    parts = [sum(start <= one < start + 5000 for one in kept) for start in range(1000, 36_000, 5000)]
-    assert min(parts) > 0.8 * max(parts), "medians weigh all of its time alike"
-    assert (kept[0], kept[-1]) == (0, 39_999)
-
-
-def test_a_reader_gets_no_tick_twice_when_the_file_is_thinned_meanwhile(path):
-    write(path, range(1000))
-    tail = TelemetryTail(path, Tick)
-    assert len(tail.new()) == 1000
-    thin_telemetry(path)
-    write(path, range(1000, 1003))
-    assert [tick.t_ns // SECOND_NS for tick in tail.new()] == [1000, 1001, 1002]
-    assert tail.unreadable == 0
-
-
-def test_a_run_thins_its_telemetry_at_the_cap_and_says_so_once(tmp_path):
-    cap_bytes = 1 << 20
-    events = []
-    log = TelemetryLog(tmp_path, [], events.append, print, cap_bytes=cap_bytes)
-    path = tmp_path / "telemetry.jsonl"
-    sizes = []
-    for tick in plain(range(8000)):
-        log._write_tick(tick)
-        sizes.append(path.stat().st_size)
-    log.stop()
-    assert max(sizes) <= cap_bytes * 1.25
-    assert path.stat().st_size <= cap_bytes
-    assert [event.kind for event in events] == ["telemetry_thinned"]
-    kept = seconds_of(path)
+def test_telemetry_over_its_cap_keeps_head_and_tail_and_no_reader_gets_a_tick_twice(path):
+    capped = capped_records(path, 64 << 10)
+    tail = RecordTail(path, Tick)
+    seen = []
+    for seconds in range(0, 4000, 50):
+        with path.open("ab") as file:
+            file.writelines(lines_of(plain(range(seconds, seconds + 50))))
+        seen += tail.new()
+        capped.trim()
+    assert path.stat().st_blocks * 512 <= 80 << 10
+    capped.compact()
+    seen += tail.new()
+    assert [tick.t_ns // SECOND_NS for tick in seen] == list(range(4000))
+    whole = RecordTail(path, Tick)
+    kept = [tick.t_ns // SECOND_NS for tick in remaining_records(whole)]
     assert kept == sorted(set(kept))
-    assert (kept[0], kept[-1]) == (0, 7999)
-
-
-def test_a_full_disk_while_thinning_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    failures = []
-    log = TelemetryLog(tmp_path, [], lambda event: None, failures.append, cap_bytes=1 << 16)
-
-    def full(path):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(record_files, "thin_telemetry", full)
-    for tick in plain(range(300)):
-        log._write_tick(tick)
-    log.stop()
-    assert seconds_of(tmp_path / "telemetry.jsonl") == list(range(300))
-    assert failures == ["telemetry.jsonl: No space left on device"]
+    assert (kept[0], kept[-1], whole.unreadable, whole.dropped_bytes) == (0, 3999, 0, capped.dropped_bytes)
 
 
 def ticks(directory):

@@ -209,7 +209,7 @@ def test_a_flood_of_steps_keeps_its_head_and_tail(run):
         train(50, first=number + 1)
         say("finished", step=number + 50)
         """,
-        SupervisorBounds(steps_bytes=CAP_BYTES),
+        SupervisorBounds(records_bytes=CAP_BYTES),
     )
     assert result.state == "finished"
     details = [event.detail for event in run.events("steps_trimmed")]

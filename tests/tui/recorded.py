@@ -29,7 +29,7 @@ from trainfast_runner.records.result import (
     Throughput,
 )
 from trainfast_runner.records.run_directory import read_records, read_result
-from trainfast_runner.records.run_file import ClockAnchor, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, Prediction, RunFile
 from trainfast_runner.records.run_lines import Actual, Event, Step
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.records.worker_lines import (
@@ -254,7 +254,7 @@ def a_run(
         device_uuids=[f"GPU-{index:08d}" for index in range(gpus)],
         memory_limit_bytes=memory_limit,
         role=role,
-        predicted=None if predicted_bytes is None else {"total_bytes": predicted_bytes},
+        predicted=None if predicted_bytes is None else Prediction(total_bytes=predicted_bytes),
         boot_id="",
         clock=ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
     )
@@ -337,7 +337,7 @@ def a_result(
         memory=MemoryFigures(
             peak_allocated_bytes=steps[-1].peak_allocated_bytes if steps else None,
             peak_reserved_bytes=steps[-1].peak_reserved_bytes if steps else None,
-            predicted_bytes=(run.predicted or {}).get("total_bytes"),
+            predicted_bytes=run.predicted_bytes,
         ),
         cpu=Cpu(allocator="glibc 2.36", thresholds="strict in warm-up", threads=2, wait_policy="default"),
         error=error,

@@ -37,8 +37,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.processes import ProcessRow
 from trainfast_runner.memory.headroom import AvailableMemory, PredictedFit
-from trainfast_runner.memory.model import Prediction
 from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower

@@ -13,7 +13,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.corrections import DeviceCorrections
-from trainfast_runner.memory.model import Prediction
+from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.settings.spec import RunSpec
 
 

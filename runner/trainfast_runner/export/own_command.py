@@ -11,7 +11,7 @@ import tomlkit
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.export_text import ExportText, gpu_variables, head_comments, torchrun_comments
-from trainfast_runner.export.trainer_script import TRAINING_ARGS_FILE, block_text, has_field, trainer_comments
+from trainfast_runner.export.trainer_script import TRAINING_ARGS_FILE, block_text, has_field
 from trainfast_runner.records.run_directory import read_worker_lines
 from trainfast_runner.records.run_file import FRAMEWORKS, RunFile, ScriptAsked, script_index
 from trainfast_runner.records.worker_lines import ScriptLine, newest_of_first_rank
@@ -28,11 +28,10 @@ MAX_WORD_BYTES = (128 << 10) - 1
 """Longest word of a command, without its closing null byte (MAX_ARG_STRLEN in Linux's binfmts.h)."""
 
 
-def run_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
-    """The command that starts the same run again, and as comments those that start a script like it."""
-    return ExportText(
-        "\n".join([_trainfast_command(run, knobs), *comments(trainer_comments(run, knobs, directory))]), [], "run.sh"
-    )
+def run_command(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:
+    """The command that starts the same run again, and as a comment the one that tells how to start a script like it."""
+    own_script = f"For a script of your own: trainfast-tui export {run.run_id} --to torchrun"
+    return ExportText("\n".join([_trainfast_command(run, knobs), *comments([own_script])]), [], "run.sh")
 
 
 def whole_preset(run: RunFile, knobs: KnobValues, _directory: Path) -> ExportText:

@@ -11,6 +11,7 @@ from pprint import pformat
 from typing import Any
 
 import msgspec
+import yaml
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.export_text import (
@@ -194,7 +195,12 @@ def accelerate_yaml(run: RunFile, knobs: KnobValues, directory: Path) -> ExportT
     head += malloc_comments(run)
     if other_files:
         head.append(file_comment(run, DEEPSPEED_FILE, "accelerate"))
-    return ExportText("\n".join([*comments(head), *_yaml(config)]), left_out, ACCELERATE_FILE, other_files)
+    return ExportText(
+        "\n".join([*comments(head), yaml.safe_dump(config, sort_keys=False).strip()]),
+        left_out,
+        ACCELERATE_FILE,
+        other_files,
+    )
 
 
 def _kind(run: RunFile, knobs: KnobValues) -> str:
@@ -227,17 +233,6 @@ def _kind(run: RunFile, knobs: KnobValues) -> str:
             advice=instead,
         )
     return kind
-
-
-def _yaml(config: dict[str, Any], indent: str = "") -> list[str]:
-    lines = []
-    for name, value in config.items():
-        if isinstance(value, dict):
-            lines += [f"{indent}{name}:", *_yaml(value, indent + "  ")]
-        else:
-            # A JSON scalar is a YAML scalar; `no` is quoted, which YAML 1.1 would read as false.
-            lines.append(f"{indent}{name}: {json.dumps(value)}")
-    return lines
 
 
 TRAINING_ARGS_FILE = "training_args.py"
@@ -297,23 +292,11 @@ OUTPUT_FLAG = ("--output_dir", "out")
 
 def torchrun_command(run: RunFile, knobs: KnobValues, directory: Path) -> ExportText:
     """The command that starts a script of the Trainer like this run. Raises UserError where it would be another."""
-    command, left_out = trainer_command(run, knobs)
+    arguments, without_field = trainer_arguments(run, knobs)
     other_files = {}
-    head = head_comments(run, ("transformers", "torch"), left_out)
-    if strategy_of(knobs).is_zero:
-        other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
-        head.append(file_comment(run, DEEPSPEED_FILE, "torchrun"))
-    return ExportText("\n".join([*comments([*head, PLACEHOLDER_NOTE]), command]), left_out, "train.sh", other_files)
-
-
-def trainer_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
-    """The command for a script of the Trainer, and the knobs not at their defaults without a flag.
-
-    Raises UserError where the flags would start another run.
-    """
-    arguments, left_out = trainer_arguments(run, knobs)
     if strategy_of(knobs).is_zero:
         arguments["deepspeed"] = DEEPSPEED_FILE
+        other_files = {DEEPSPEED_FILE: json.dumps(config_for_trainer(run, directory), indent=2)}
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     # One process is plain Python: torchrun would wrap its model in DDP.
     launcher = torchrun_words(run.world_size) if run.world_size > 1 else ["python"]
@@ -321,30 +304,10 @@ def trainer_command(run: RunFile, knobs: KnobValues) -> tuple[str, list[str]]:
     unexpressed_knobs = [
         name for name in settings_to_express(knobs) if name not in LAUNCHER_KNOBS and not has_field(name, arguments)
     ]
-    return shell_line(words), list(dict.fromkeys([*left_out, *unexpressed_knobs]))
-
-
-def trainer_comments(run: RunFile, knobs: KnobValues, directory: Path) -> list[str]:
-    """Comments: the command that starts a script like this run, or the reason there is none."""
-    try:
-        command, left_out = trainer_command(run, knobs)
-    except UserError as error:
-        return [f"For a script of your own: {error.message}."]
-    lines = [f"For a script of your own. {PLACEHOLDER_NOTE}", command]
-    if left_out:
-        lines.append(f"Cannot be expressed by these flags: {', '.join(left_out)}.")
-    if strategy_of(knobs).is_zero:
-        lines.append(file_comment(run, DEEPSPEED_FILE, "torchrun"))
-    try:
-        accelerate_yaml(run, knobs, directory)
-    except UserError:
-        return lines
-    with_accelerate = f"trainfast-tui export {run.run_id} --to accelerate -o DIR"
-    return [
-        *lines,
-        f"With accelerate, in {SCRIPT_PLACEHOLDER} as on its command line: {with_accelerate}",
-        f"accelerate launch --config_file {ACCELERATE_FILE} {SCRIPT_PLACEHOLDER}",
-    ]
+    left_out = list(dict.fromkeys([*without_field, *unexpressed_knobs]))
+    head = [*head_comments(run, ("transformers", "torch"), left_out), PLACEHOLDER_NOTE]
+    head += [file_comment(run, name, "torchrun") for name in other_files]
+    return ExportText("\n".join([*comments(head), shell_line(words)]), left_out, "train.sh", other_files)
 
 
 def has_field(name: str, arguments: Mapping[str, object]) -> bool:

@@ -99,14 +99,14 @@ def record_correction(home: Path, records: RunRecords, result: Result) -> None:
     lock is not free in time.
     """
     run = records.run
-    if run is None or run.predicted_from_trace is None or run.role in WARM_ROLES:
+    if run is None or run.predicted is None or run.role in WARM_ROLES:
         return
     beyond_bytes = _beyond_bytes(records, result)
     if not beyond_bytes:
         return
     name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else cpu_name()
-    key = correction_key(run.predicted_from_trace, run.knobs, run.world_size)
-    step_bytes = run.traced_bytes.get("forward_backward")
+    key = correction_key(run.predicted.trace, run.knobs, run.world_size)
+    step_bytes = run.predicted.traced_bytes.get("forward_backward")
     # Two runs may end together.
     with locked(home / f"{CORRECTIONS_FILE}.lock", within_s=LOCK_WITHIN_S):
         devices = read_corrections(home)
@@ -126,7 +126,7 @@ def record_correction(home: Path, records: RunRecords, result: Result) -> None:
 def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
     """Bytes beyond the trace at each phase's peak on the fullest rank; empty if it says nothing about the next run."""
     run = records.run
-    if run is None or result.state != "finished":
+    if run is None or run.predicted is None or result.state != "finished":
         return {}
     if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
         return {}
@@ -134,7 +134,7 @@ def _beyond_bytes(records: RunRecords, result: Result) -> dict[str, int]:
     for rank in records.steps:
         for phase, peak in records.totals(rank).phase_peaks.items():
             peaks[phase] = max(peaks.get(phase, 0), peak)
-    traced_bytes = run.traced_bytes
+    traced_bytes = run.predicted.traced_bytes
     beyond_bytes = {phase: peak - traced_bytes[phase] for phase, peak in peaks.items() if phase in traced_bytes}
     if any(abs(size) > max(MAX_BEYOND * traced_bytes[phase], MAX_BEYOND_BYTES) for phase, size in beyond_bytes.items()):
         return {}

@@ -18,9 +18,10 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
-from trainfast_runner.memory.model import MemoryModel, Prediction, batch_multiple
+from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.memory.timeline import FP32_BYTES
 from trainfast_runner.records.run_directory import EXIT_CODES, RunRecords
+from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.settings import device_counts, presets
 from trainfast_runner.settings.compatibility import refusal_anywhere, refusal_here
 from trainfast_runner.settings.device_counts import chosen_gpus, first_gpu_name, first_size, model_degree
@@ -308,8 +309,8 @@ def with_prediction(records: RunRecords) -> RunRecords:
 
 def cached_prediction(
     spec: RunSpec, device: str, python: str | None, world_size: int, gpus: list[str]
-) -> dict[str, Any] | None:
-    """The fields of a run's `Prediction` by an earlier trace; `gpus` are the names of its GPUs.
+) -> Prediction | None:
+    """A run's prediction by an earlier trace; `gpus` are the names of its GPUs.
 
     None without a trace, and for a strategy whose memory is not predicted.
     """
@@ -320,10 +321,7 @@ def cached_prediction(
         model = cached_model(spec, device, python)
         if model is None:
             return None
-        fields: dict[str, Any] = msgspec.to_builtins(
-            model.corrected_for(next(iter(gpus), None)).predict(spec, world_size)
-        )
-        return fields
+        return model.corrected_for(next(iter(gpus), None)).predict(spec, world_size)
     except UserError:
         return None
 

@@ -26,6 +26,7 @@ from trainfast_runner.memory.sharding import (
     memory_rule,
 )
 from trainfast_runner.memory.timeline import CATEGORIES, Moment, RankBytes, WholeModel, Work, blocks_of, moments
+from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import largest_fitting
@@ -40,45 +41,6 @@ from trainfast_runner.worker.shared.words import (
 
 MAX_BATCH = 1 << 24
 """Chosen, not measured: the largest batch that is looked for, more than any device holds."""
-
-
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The peak of the fullest rank.
-
-    Around the given batch size the peak is `fixed_bytes + batch_size * bytes_per_sample`.
-    """
-
-    total_bytes: int
-    """The allocator's peak: the sum of all below but `context_bytes`."""
-    params_bytes: int
-    grads_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-    temporary_bytes: int
-    communication_bytes: int
-    context_bytes: int | None = None
-    """CUDA context and kernels, outside the allocator; None without a GPU."""
-    phase: str
-    """The phase of the peak."""
-    phases: dict[str, dict[str, int]] = {}
-    """The categories of each phase, and their `total`, at its own peak."""
-    fixed_bytes: int = 0
-    bytes_per_sample: int = 0
-    basis: str = ""
-    """The source of the figures, in words."""
-    attention: str = ""
-    """The model's attention kernel, and the reason that `attention=auto` takes it."""
-    trace: str = ""
-    """The name of the underlying trace."""
-    fullest: str = ""
-    """The fullest rank in words; empty if all ranks are alike."""
-    traced_bytes: dict[str, int] = {}
-    """Each phase's peak before any correction by measured runs."""
-
-    def category(self, name: str) -> int:
-        """Bytes of one of CATEGORIES at the peak."""
-        value: int = getattr(self, f"{name}_bytes")
-        return value
 
 
 class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):

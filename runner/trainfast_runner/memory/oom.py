@@ -21,7 +21,6 @@ import msgspec
 
 from trainfast_runner.errors import highest
 from trainfast_runner.machine.training_python import ProgramCancelled
-from trainfast_runner.memory.model import Prediction
 from trainfast_runner.memory.oom_changes import (
     KEEPS_GLOBAL_BATCH,
     MAX_CHANGES,
@@ -43,7 +42,7 @@ from trainfast_runner.memory.oom_changes import (
 from trainfast_runner.records.json_lines import newest
 from trainfast_runner.records.result import OomChange, OomExplanation, Result, RunError
 from trainfast_runner.records.run_directory import RunRecords, read_records
-from trainfast_runner.records.run_file import RunFile, ScriptAsked
+from trainfast_runner.records.run_file import Prediction, RunFile, ScriptAsked
 from trainfast_runner.records.run_lines import Event
 from trainfast_runner.records.worker_lines import WARM_ROLES, ExceptionLine
 from trainfast_runner.settings.knob_values import tightest_limit_bytes

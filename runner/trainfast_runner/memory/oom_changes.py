@@ -11,8 +11,9 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.headroom import COMPILER_BYTES, TRAINER_BYTES, margin_bytes
-from trainfast_runner.memory.model import MemoryModel, Prediction, batch_multiple
+from trainfast_runner.memory.model import MemoryModel, batch_multiple
 from trainfast_runner.records.result import OomChange
+from trainfast_runner.records.run_file import Prediction
 from trainfast_runner.settings.knob_values import whole_number
 from trainfast_runner.settings.precisions import PRECISIONS
 from trainfast_runner.settings.spec import RunSpec, strategy_or_single, with_setting

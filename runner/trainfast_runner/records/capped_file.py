@@ -1,4 +1,4 @@
-"""A file that grows while its writer lives, held under a size by another process: the output, and step records.
+"""A file that grows while its writer lives, held under a size by another process: output, steps, telemetry.
 
 Head and tail are kept, the middle goes: first as a hole in the file, at the end as one line with its size.
 """
@@ -8,16 +8,17 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from trainfast_runner.records.json_lines import WINDOW_BYTES, Tail, open_regular, write_atomically
-from trainfast_runner.records.run_lines import Count, Step
+from trainfast_runner.records.run_lines import Count
 
 CAP_BYTES = 64 << 20
-"""The cap of `output.log` and of each `steps*.jsonl`."""
+"""The cap of `output.log`, of each `steps*.jsonl` and of `telemetry.jsonl`."""
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 0x01, 0x02
 """Flags of fallocate(2), from the kernel's falloc.h."""
 _PAGE_BYTES = 1 << 12
@@ -35,6 +36,14 @@ HEAD_BYTES = head_of(CAP_BYTES)
 def dropped_text(size: str) -> str:
     """The line that replaces dropped bytes of output."""
     return f"[trainfast-tui: {size} bytes of output were dropped here]"
+
+
+class Timed(Protocol):
+    """A record with its time."""
+
+    @property
+    def t_ns(self) -> int:
+        """CLOCK_MONOTONIC nanoseconds."""
 
 
 class CappedFile:
@@ -99,37 +108,46 @@ def _punch(fd: int, start: int, length: int) -> bool:
 
 
 _MARK = b'{"dropped_bytes":'
+T = TypeVar("T", bound=Timed)
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a compacted `steps.jsonl`: the step records that stood here, in bytes."""
+    """A line of compacted records: those that stood here, in bytes."""
 
     dropped_bytes: Count
 
 
-class StepTail(Tail[Step]):
-    """Follows the step records of a rank, dropped ones left out."""
+class RecordTail(Tail[T]):
+    """Follows records in the order of their time, dropped ones left out; none comes twice when the file is cut."""
 
-    def __init__(self, path: Path, window_bytes: int = WINDOW_BYTES) -> None:
-        super().__init__(path, Step, window_bytes)
+    def __init__(self, path: Path, type: type[T], window_bytes: int = WINDOW_BYTES) -> None:
+        super().__init__(path, type, window_bytes)
         self._marked_bytes = 0
-        self._mark_decoder = msgspec.json.Decoder(Dropped)
+        self._newest_ns = self._given_ns = -1
 
     @property
     def dropped_bytes(self) -> int:
-        """Bytes of dropped step records: the hole in the file, and its marks."""
+        """Bytes of dropped records: the hole in the file, and its marks."""
         return self.hole_bytes + self._marked_bytes
 
-    def decode(self, line: bytes) -> Step | None:
-        """The step of this line; None for a mark. Raises msgspec.DecodeError for damage."""
+    def decode(self, line: bytes) -> T | None:
+        """The record of this line; None for a mark, and for one seen before. Raises msgspec.DecodeError for damage."""
         if line.startswith(_MARK):
-            self._marked_bytes += self._mark_decoder.decode(line).dropped_bytes
+            self._marked_bytes += msgspec.json.decode(line, type=Dropped).dropped_bytes
             return None
-        return super().decode(line)
+        record = super().decode(line)
+        if record is None or record.t_ns <= self._given_ns:
+            return None
+        self._newest_ns = record.t_ns
+        return record
+
+    def restart(self) -> None:
+        """Leave out the records up to the newest one."""
+        self._given_ns = self._newest_ns
 
 
-def capped_step_file(path: Path, cap_bytes: int = CAP_BYTES) -> CappedFile:
-    """A rank's step records, held under `cap_bytes` as `output.log` is."""
+def capped_records(path: Path, cap_bytes: int = CAP_BYTES) -> CappedFile:
+    """A file of records, held under `cap_bytes` as `output.log` is."""
     return CappedFile(path, cap_bytes, lambda dropped: _MARK + b"%d}\n" % dropped)
 
 
@@ -150,7 +168,7 @@ MOST_READ_BYTES = 256 << 20
 def read_log(
     path: Path, last_lines: int | None = None, most_bytes: int = MOST_READ_BYTES, *, end: int | None = None
 ) -> list[str]:
-    """The last lines of the output, or all of it, without line ends; a hole reads as one line with its size.
+    """The last lines of the output, or all of it, without line ends; a hole reads as one line.
 
     Reads about `most_bytes` before `end` (default: the end of the file), even if that is fewer lines. Control sequences
     are left in, to be removed before the text is shown. Empty without a file.
@@ -160,16 +178,17 @@ def read_log(
     except FileNotFoundError:
         return []
     try:
-        parts: list[bytes] = []
-        lines = length = 0
-        for part in _backwards(fd, end):
-            parts.append(part)
-            lines, length = lines + part.count(b"\n"), length + len(part)
-            if (last_lines is not None and lines > last_lines) or length >= most_bytes:
-                break
+        size = os.fstat(fd).st_size if end is None else end
+        length = most_bytes if last_lines is None else min(_BLOCK_BYTES, most_bytes)
+        data = _before(fd, size, length)
+        while length < min(size, most_bytes) and data.count(b"\n") <= (last_lines or 0):
+            length = min(8 * length, most_bytes)
+            data = _before(fd, size, length)
     finally:
         os.close(fd)
-    text = b"".join(reversed(parts)).decode(errors="replace").replace("\0", "")
+    mark = f"\n{dropped_text('many')}\n".encode()
+    # A hole is far longer than zeros that a program has written.
+    text = re.sub(rb"\0{65536,}", mark, data.strip(b"\0")).replace(b"\0", b"").decode(errors="replace")
     whole_lines = text.removesuffix("\n").split("\n") if text else []
     return whole_lines if last_lines is None else whole_lines[len(whole_lines) - min(last_lines, len(whole_lines)) :]
 
@@ -283,30 +302,7 @@ def _end_of_lines(fd: int, size: int) -> int:
     return 0
 
 
-def _backwards(fd: int, end: int | None) -> Iterator[bytes]:
-    """The file's data in blocks, the last first; each hole as a line of its own."""
-    segments = list(_segments(fd, end))
-    for number, (start, stop) in reversed(list(enumerate(segments))):
-        while stop > start:
-            begin = max(start, stop - _BLOCK_BYTES)
-            yield os.pread(fd, stop - begin, begin)
-            stop = begin
-        if number > 0 and (hole := start - segments[number - 1][1]) > 0:
-            yield f"\n{dropped_text(f'about {hole}')}\n".encode()
-
-
-def _segments(fd: int, end: int | None) -> Iterator[tuple[int, int]]:
-    """Ranges that hold data; all bytes before `end` if the file system lists no holes."""
-    size, offset = os.fstat(fd).st_size if end is None else end, 0
-    while offset < size:
-        try:
-            start = os.lseek(fd, offset, os.SEEK_DATA)
-            offset = os.lseek(fd, start, os.SEEK_HOLE)
-        except OSError:
-            # ENXIO: only a hole is left. Other errors: not supported here, so all is data.
-            if offset == 0:
-                yield 0, size
-            return
-        if start >= size:
-            return  # written since `end` was taken
-        yield start, min(offset, size)
+def _before(fd: int, end: int, length: int) -> bytes:
+    """Up to `length` bytes of the file before the offset `end`."""
+    begin = max(0, end - length)
+    return os.pread(fd, end - begin, begin)

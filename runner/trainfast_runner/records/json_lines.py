@@ -8,8 +8,9 @@ import pwd
 import stat
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -23,6 +24,8 @@ WINDOW_BYTES = 8 << 20
 """Chosen, not measured: the most that one look at a growing file reads."""
 DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of damaged JSON; the last one from brackets nested thousands deep."""
+BLOCK_BYTES = 512
+"""Unit of `st_blocks` (inode(7))."""
 
 
 class Tail(Generic[T]):
@@ -52,6 +55,7 @@ class Tail(Generic[T]):
             status = os.fstat(fd)
             if status.st_size < self.offset or self._inode not in (None, status.st_ino):
                 self.offset = 0  # truncated or replaced
+                self.restart()
             self._inode = status.st_ino
             chunk = os.pread(fd, self._window_bytes, self.offset)
             if b"\0" in chunk:
@@ -73,6 +77,9 @@ class Tail(Generic[T]):
         Override this where lines are not simply a `type` each.
         """
         return self._decoder.decode(line)
+
+    def restart(self) -> None:
+        """Note that the file is read from its start again, with records that were given before."""
 
     def _over_hole(self, fd: int, chunk: bytes) -> bytes:
         """The whole lines before a hole, else the lines after it. Zeros on the disk are no hole."""
@@ -236,47 +243,22 @@ _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: its multiples are spread evenly and share no period with the records."""
 
 
-class Thinned(Generic[T]):
-    """Keeps the `ENDS` first and last records of a stream, and at most `max_entries` of those between.
+def even_share(records: Iterable[tuple[int, T]], one_in: int) -> list[T]:
+    """The `ENDS` first and last of numbered records, and evenly one in `one_in` of those between.
 
-    Every time there are more than that, half of them go. Which ones stay depends on their numbers alone, so that
-    streams thinned to the same `level` keep the same numbers: one in `2 ** level`.
+    Which ones stay depends on their numbers alone, so that two streams keep the same numbers.
     """
-
-    def __init__(self, max_entries: int) -> None:
-        self.total = 0
-        self.level = 0
-        self._max_entries = max_entries
-        self._first: list[T] = []
-        self._between: list[tuple[int, T]] = []
-        self._last: deque[tuple[int, T]] = deque()
-
-    def add(self, number: int, record: T) -> None:
-        """Add the stream's next record."""
-        self.total += 1
-        if len(self._first) < ENDS:
-            self._first.append(record)
-            return
-        self._last.append((number, record))
-        if len(self._last) <= ENDS:
-            return
-        earlier = self._last.popleft()
-        if _stays(earlier[0], self.level):
-            self._between.append(earlier)
-        while len(self._between) > self._max_entries:
-            self.thin_to(self.level + 1)
-
-    def thin_to(self, level: int) -> None:
-        """Drop the records between the ends that this level does not keep."""
-        if level > self.level:
-            self.level = level
-            self._between = [entry for entry in self._between if _stays(entry[0], level)]
-
-    def records(self) -> list[T]:
-        """The records that are left, in their order."""
-        return [*self._first, *(record for _, record in (*self._between, *self._last))]
+    stream = iter(records)
+    kept = [record for _, record in islice(stream, ENDS)]
+    last: deque[tuple[int, T]] = deque(maxlen=ENDS)
+    for entry in stream:
+        if len(last) == ENDS and last[0][0] * _GOLDEN % 2**64 < 2**64 // one_in:
+            kept.append(last[0][1])
+        last.append(entry)
+    return [*kept, *(record for _, record in last)]
 
 
-def _stays(number: int, level: int) -> bool:
-    """True for one number in `2 ** level`: the top bits of its golden-ratio hash are zero, an even share everywhere."""
-    return (number * _GOLDEN % 2**64) >> (64 - level) == 0
+def one_in(paths: Iterable[Path], most_bytes: int) -> int:
+    """The share of these files' records that is kept to hold no more than about `most_bytes` of them."""
+    sizes = (path.stat().st_blocks * BLOCK_BYTES for path in paths if path.is_file())
+    return 1 + sum(sizes) // most_bytes

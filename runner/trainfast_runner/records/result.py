@@ -236,14 +236,9 @@ STRICT_SPEED = "strict malloc thresholds, which measure memory in every step and
 
 
 class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of compiling beyond steady steps, and the steps that win it back."""
+    """The time of compiling beyond steady steps; a comparison with an uncompiled run has the steps that win it back."""
 
     cold_seconds: float | None = None
-    break_even_steps: float | None = None
-    compared_with: str | None = None
-    """The latest run of the same settings with compile=off."""
-    reason: str | None = None
-    """The reason that a figure is missing."""
 
 
 class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,17 +249,13 @@ class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinning(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of a long run's records that the figures rest on; counts and peaks are of all records on the disk."""
+    """The share of a long run's steps that the figures rest on; counts and peaks are of all records on the disk."""
 
     steps_looked_at: int = 0
     """Steps of the first rank that medians, percentiles and the diagnosis are of, spread evenly over those on the
     disk."""
     steps_dropped: int = 0
     """Steps between the first and the last whose records the cap of `steps.jsonl` removed."""
-    ticks_looked_at: int = 0
-    """Ticks that throttled time, clocks and temperatures are of."""
-    ticks: int = 0
-    """Ticks in the telemetry."""
 
 
 class RunError(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Locks on files, and one run's directory: the names of its files, whether it has ended, and its records.
 
-Records are read as far as they are readable: half-written, cut or damaged files included. Memory is bounded: of more
-than `MAX_STEPS` steps or `MAX_SAMPLES` samples an even share is kept (`Thinned`).
+Records are read as far as they are readable: half-written, cut or damaged files included. Memory is bounded: files have
+caps, and of the steps of many ranks an even share is kept.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainfast_runner.errors import highest
-from trainfast_runner.records.capped_file import StepTail
+from trainfast_runner.records.capped_file import CAP_BYTES, RecordTail
 from trainfast_runner.records.json_lines import (
     DAMAGE,
     UNREADABLE,
     Tail,
-    Thinned,
+    even_share,
+    one_in,
     open_regular,
     owner_of,
     read_regular,
@@ -34,8 +35,8 @@ from trainfast_runner.records.json_lines import (
 )
 from trainfast_runner.records.result import Result, Thinning
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import Count, Event, Step, StepTotals
-from trainfast_runner.records.tick import DeviceSample, HostSample, TelemetryTail
+from trainfast_runner.records.run_lines import Event, Step, StepTotals
+from trainfast_runner.records.tick import HostReading, Tick, TimedReadings, readings_by_device
 from trainfast_runner.records.worker_lines import WARM_ROLES, WorkerLine, WorkerTail, read_knobs_tried
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE, OnWait, print_holder, wait_for_lock
 from trainfast_runner.worker.shared.words import CONTROL_FILE
@@ -223,30 +224,22 @@ def notable_reason(state: str, reason: str) -> str:
     return reason if state != "finished" or reason.startswith(NO_STEP) else ""
 
 
-MAX_STEPS = 200_000
-"""The most steps kept of all ranks together, about 160 MB: with one rank, every step under the cap of its file."""
-MAX_SAMPLES = 80_000
-"""The most samples kept of all devices and the host, about 160 MB in use: 11 hours with one GPU, two with 8."""
-
-
-class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
-    t_ns: Count
-    devices: list[DeviceSample] = []
-    host: HostSample | None = None
+MOST_STEP_BYTES = CAP_BYTES * 5 // 4
+"""Records of the steps kept of all ranks, about 160 MB in memory: of one rank all under the cap of its file."""
 
 
 @dataclass
 class RunRecords:
-    """One run's records. In a long run steps and samples are the share that `thinning` describes."""
+    """One run's records. In a long run steps are the share that `thinning` describes."""
 
     run: RunFile | None = None
     steps: dict[int, list[Step]] = field(default_factory=dict)
     """Steps by rank."""
     worker_lines: dict[int, list[WorkerLine]] = field(default_factory=dict)
     """Lines by rank."""
-    device_samples: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
-    """Samples by UUID, each after its time (CLOCK_MONOTONIC ns)."""
-    host_samples: list[tuple[int, HostSample]] = field(default_factory=list)
+    device_samples: TimedReadings = field(default_factory=dict)
+    """Samples of the run's devices."""
+    host_samples: list[tuple[int, HostReading]] = field(default_factory=list)
     """Samples, each after its time (CLOCK_MONOTONIC ns)."""
     events: list[Event] = field(default_factory=list)
     tried: list[dict[str, Any]] = field(default_factory=list)
@@ -255,8 +248,6 @@ class RunRecords:
     thinning: Thinning | None = None
     """None when all records are here."""
     totals_by_rank: dict[int, StepTotals] = field(default_factory=dict)
-    highest_used_bytes: dict[str, int] = field(default_factory=dict)
-    """The highest used memory of each device, in all samples."""
 
     @property
     def first_rank_steps(self) -> list[Step]:
@@ -269,7 +260,7 @@ class RunRecords:
 
     def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
         """The highest used memory of any of these devices."""
-        return highest(self.highest_used_bytes.get(uuid) for uuid in uuids)
+        return highest(sample.memory_used_bytes for uuid in uuids for _, sample in self.device_samples.get(uuid, ()))
 
     def last_t_ns(self) -> int | None:
         """The time of the last record, telemetry left out."""
@@ -285,16 +276,8 @@ def read_records(directory: Path) -> RunRecords:
     records.worker_lines = read_worker_lines(directory, records)
     records.events = read_events(directory, records)
     records.tried = read_knobs_tried(directory / CONTROL_FILE, records.run)
-    steps = _read_steps(directory, records)
-    ticks = _read_ticks(directory, records)
-    first = records.totals(min(records.steps, default=0))
-    if first.dropped or ticks.level or any(thinned.level for thinned in steps.values()):
-        records.thinning = Thinning(
-            steps_looked_at=len(records.first_rank_steps),
-            steps_dropped=first.dropped,
-            ticks=ticks.total,
-            ticks_looked_at=len(records.host_samples),
-        )
+    _read_steps(directory, records)
+    _read_ticks(directory, records)
     return records
 
 
@@ -312,45 +295,28 @@ def read_worker_lines(directory: Path, records: RunRecords | None = None) -> dic
     }
 
 
-def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]]:
+def _read_steps(directory: Path, records: RunRecords) -> None:
     files = rank_files(directory, "steps")
-    steps_by_rank = {}
+    # Rates are of steps that all ranks have: every rank keeps the same.
+    share = one_in(files.values(), MOST_STEP_BYTES)
     for rank, path in files.items():
-        tail = StepTail(path)
-        totals = StepTotals()
-        thinned = Thinned[Step](MAX_STEPS // len(files))
-        for step in _readable_records(tail, records):
-            totals.add(step)
-            thinned.add(step.step, step)
+        tail, totals = RecordTail(path, Step), StepTotals()
+        numbered = ((step.step, step) for step in map(totals.add, _readable_records(tail, records)))
+        records.steps[rank], records.totals_by_rank[rank] = even_share(numbered, share), totals
         totals.dropped = totals.missing if tail.dropped_bytes else 0
-        records.totals_by_rank[rank], steps_by_rank[rank] = totals, thinned
-    # Rates are of steps that all ranks have.
-    level = max((thinned.level for thinned in steps_by_rank.values()), default=0)
-    for rank, thinned in steps_by_rank.items():
-        thinned.thin_to(level)
-        records.steps[rank] = thinned.records()
-    return steps_by_rank
+    first = records.totals(min(records.steps, default=0))
+    if first.dropped or share > 1:
+        records.thinning = Thinning(steps_looked_at=len(records.first_rank_steps), steps_dropped=first.dropped)
 
 
-def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
-    """Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone."""
+def _read_ticks(directory: Path, records: RunRecords) -> None:
+    """Ticks are many: only the devices of this run are kept."""
     uuids = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
-    ticks = Thinned[_DeviceTick](MAX_SAMPLES // (len(uuids) + 1))
-    used_peaks = records.highest_used_bytes
-    for tick in _readable_records(TelemetryTail(directory / TELEMETRY_FILE, _DeviceTick), records):
-        wanted_samples = [sample for sample in tick.devices if sample.uuid in uuids]
-        for sample in wanted_samples:
-            if sample.uuid is not None and sample.memory_used_bytes is not None:
-                used_peaks[sample.uuid] = max(used_peaks.get(sample.uuid, 0), sample.memory_used_bytes)
-        ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=wanted_samples, host=tick.host))
-    for tick in ticks.records():
-        if tick.host is not None:
-            records.host_samples.append((tick.t_ns, tick.host))
-        for sample in tick.devices:
-            if sample.uuid is not None:
-                taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
-                records.device_samples.setdefault(sample.uuid, []).append((taken_ns, sample))
-    return ticks
+    for tick in _readable_records(RecordTail(directory / TELEMETRY_FILE, Tick), records):
+        records.host_samples.append((tick.t_ns, tick.host))
+        for uuid, readings in readings_by_device([tick]).items():
+            if uuid in uuids:
+                records.device_samples.setdefault(uuid, []).extend(readings)
 
 
 def _readable_records(tail: Tail[T], records: RunRecords) -> Iterator[T]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -128,7 +128,6 @@ class HookLine(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
 
 
-T = TypeVar("T")
 RecordedKnobs = dict[str, Any]
 """Values of knobs by name, as a file has them: undecoded, and of any version. `spec.spec_of_record` decodes them."""
 
@@ -203,6 +202,45 @@ class ForeignProcess(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_bytes: int | None = None
 
 
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """`predicted` of `run.json`: the peak of the fullest rank.
+
+    Around the given batch size the peak is `fixed_bytes + batch_size * bytes_per_sample`.
+    """
+
+    total_bytes: int = 0
+    """The allocator's peak: the sum of all below but `context_bytes`."""
+    params_bytes: int = 0
+    grads_bytes: int = 0
+    optimizer_bytes: int = 0
+    activations_bytes: int = 0
+    temporary_bytes: int = 0
+    communication_bytes: int = 0
+    context_bytes: int | None = None
+    """CUDA context and kernels, outside the allocator; None without a GPU."""
+    phase: str = ""
+    """The phase of the peak."""
+    phases: dict[str, dict[str, int]] = {}
+    """The categories of each phase, and their `total`, at its own peak."""
+    fixed_bytes: int = 0
+    bytes_per_sample: int = 0
+    basis: str = ""
+    """The source of the figures, in words."""
+    attention: str = ""
+    """The model's attention kernel, and the reason that `attention=auto` takes it."""
+    trace: str = ""
+    """The name of the underlying trace."""
+    fullest: str = ""
+    """The fullest rank in words; empty if all ranks are alike."""
+    traced_bytes: dict[str, int] = {}
+    """Each phase's peak before any correction by measured runs."""
+
+    def category(self, name: str) -> int:
+        """Bytes of one of CATEGORIES at the peak."""
+        value: int = getattr(self, f"{name}_bytes")
+        return value
+
+
 class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """`run.json`: the run as asked for, written once before any process starts."""
 
@@ -246,8 +284,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     search_id: str | None = None
     calibration: dict[str, Any] | None = None
     """The ceiling that was measured on this device; None when not measured."""
-    predicted: dict[str, Any] | None = None
-    """The memory that was predicted for the fullest rank, a `memory.model.Prediction`; None when nothing was."""
+    predicted: Prediction | None = None
+    """The memory that was predicted for the fullest rank; None when nothing was."""
     predicted_speed: PredictedSpeed | None = None
     """The speed that was predicted before the launch; None when none was."""
     script: ScriptAsked | None = None
@@ -260,27 +298,12 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     @property
     def predicted_bytes(self) -> int | None:
         """The peak that was predicted for the fullest rank; None when nothing was."""
-        return _read(self.predicted, "total_bytes", int | None, None)
-
-    @property
-    def predicted_parts(self) -> dict[str, int]:
-        """The predicted `NAME_bytes` at the peak of the fullest rank; empty without a prediction."""
-        return {name: _read(self.predicted, name, int, 0) for name in self.predicted or {} if name.endswith("_bytes")}
-
-    @property
-    def predicted_from_trace(self) -> str | None:
-        """The name of the trace that the prediction was made from; None without a prediction."""
-        return _read(self.predicted, "trace", str | None, None)
-
-    @property
-    def traced_bytes(self) -> dict[str, int]:
-        """The traced peak of each phase, without corrections; empty without a prediction."""
-        return _read(self.predicted, "traced_bytes", dict[str, int], {})
+        return None if self.predicted is None else self.predicted.total_bytes
 
     @property
     def calibrated_tflops(self) -> dict[str, float]:
         """The TFLOP/s that were measured on this device, by precision; empty when not measured."""
-        measured: dict[str, float] = _read(self.calibration, "tflops", dict[str, float], {})
+        measured: dict[str, float] = (self.calibration or {}).get("tflops", {})
         return {name: value for name, value in measured.items() if value > 0}
 
     @property
@@ -292,15 +315,6 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     def gpu_uuids(self) -> list[str]:
         """The GPUs that the run is about: those its ranks use, else those that were joined to it with `watch`."""
         return self.device_uuids or self.watch_uuids
-
-
-def _read(table: dict[str, Any] | None, name: str, type: Any, default: T) -> T:
-    """A field of a table without a type of its own; `default` if it is absent, or of another type in its version."""
-    try:
-        value: T = msgspec.convert((table or {}).get(name, default), type)
-    except msgspec.ValidationError:
-        return default
-    return value
 
 
 TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -328,25 +342,19 @@ PROGRAM_OPTION = re.compile(rf"-{PYTHON_LETTERS}([mc])(.*)", re.DOTALL)
 
 def script_index(words: Sequence[str]) -> int | None:
     """Return the index of the word with the script's file or module (`script_name`); None if there is neither."""
-    index = 0
-    while index < len(words):
-        word = words[index]
+    is_python = False
+    for index, word in enumerate(words):
         # `numactl -m 0` and `docker run -m 4g` name memory.
         is_module = index > 0 and MODULE_FLAG.fullmatch(words[index - 1]) and re.match(r"[^-\d]", word)
-        if word.endswith(".py") or (is_module and word not in SCRIPT_RUNNERS):
+        # Only a Python's: another program's option may look the same, as in `train -dimension 2`.
+        is_module = is_module or (is_python and FLAG_WITH_MODULE.fullmatch(word))
+        if word.endswith(".py") or (is_module and script_name(word) not in SCRIPT_RUNNERS):
             return index
-        if not PYTHON.fullmatch(os.path.basename(word)):
-            index += 1
-            continue
-        index += program_index(words[index:])
-        program = words[index] if index < len(words) else ""
-        option = PROGRAM_OPTION.fullmatch(program)
-        if program == "-" or (option is not None and option[1] == "c"):
+        option = PROGRAM_OPTION.fullmatch(word) if is_python else None
+        if (is_python and word == "-") or (option is not None and option[1] == "c"):
             # The words after it are arguments of a program without a name: a module flag of theirs is their own.
             return next((at for at in range(index + 1, len(words)) if words[at].endswith(".py")), None)
-        # Only a Python's: another program's option may look the same, as in `train -dimension 2`.
-        if FLAG_WITH_MODULE.fullmatch(program) and script_name(program) not in SCRIPT_RUNNERS:
-            return index
+        is_python = is_python or PYTHON.fullmatch(os.path.basename(word)) is not None
     return None
 
 

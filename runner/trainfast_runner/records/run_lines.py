@@ -125,7 +125,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is supervisor, launched and exited (the training's direct child), ended (nothing of the training is left;
     the facts are in `end`), state, stop_requested, kill_sent, throttle_on, throttle_off, xid, foreign_process,
-    gpu_lost, gpu_back, output_trimmed, steps_trimmed, telemetry_thinned, rank_gone, no_step (a script has reported
+    gpu_lost, gpu_back, output_trimmed, steps_trimmed, telemetry_trimmed, rank_gone, no_step (a script has reported
     none for long) or trouble (the supervisor could not write or read a file).
     """
 
@@ -168,8 +168,8 @@ class StepTotals:
         """Measured steps, the dropped ones included: a cap is reached long after the warm-up."""
         return self.measured_read + self.dropped
 
-    def add(self, step: Step) -> None:
-        """Add the rank's next step."""
+    def add(self, step: Step) -> Step:
+        """Add the rank's next step, and return it."""
         if step.warmup:
             self.warmup += 1
         else:
@@ -183,3 +183,4 @@ class StepTotals:
         if self._last_step is not None:
             self.missing += max(0, step.step - self._last_step - 1)
         self._last_step = step.step
+        return step

@@ -6,20 +6,10 @@ measured zero.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Protocol, TypeVar
+from collections.abc import Iterable
 
 import msgspec
 
-from trainfast_runner.records.json_lines import (
-    DAMAGE,
-    WINDOW_BYTES,
-    Tail,
-    Thinned,
-    read_regular,
-    write_atomically,
-)
 from trainfast_runner.records.run_lines import Count
 
 SCHEMA = 1
@@ -44,11 +34,10 @@ class DeviceProcess(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "compute"
 
 
-class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a GPU's reading that enters a summary. Units are in the names; the source of each is a call of
-    nvml.h."""
+class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU at one tick. Units are in the names; the source of each is a call of nvml.h."""
 
-    index: int | None = None
+    index: int
     """NVML's index (PCI order) when the GPU was first seen; stable while this process samples. A MIG instance has none
     in NVML and is counted after the GPUs."""
     uuid: str | None = None
@@ -93,11 +82,6 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     pcie_generation_max: Count | None = None
     pcie_width_max: Count | None = None
 
-
-class DeviceReading(DeviceSample, frozen=True, kw_only=True):
-    """One GPU at one tick."""
-
-    index: int
     name: str | None = None
     compute_capability: str | None = None
     """CUDA's notation: 8.0 is Ampere, the first with bf16 and TF32; 9.0 is Hopper."""
@@ -144,24 +128,19 @@ class DeviceReading(DeviceSample, frozen=True, kw_only=True):
     """The reason that this GPU reports nothing at all, as text; None when it answers."""
 
 
-class RunSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a `RunReading` that a diagnosis needs."""
+class RunReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The process tree of one run: the root process and all its descendants, summed."""
 
     cpu_percent: float | None = None
     """100 is one core kept busy; eight busy cores are 800."""
-
-
-class RunReading(RunSample, frozen=True, kw_only=True):
-    """The process tree of one run: the root process and all its descendants, summed."""
-
     memory_rss_bytes: int | None = None
     """Resident memory; pages that processes share are counted once for each of them."""
     processes: int
     threads: int
 
 
-class HostSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a `HostReading` that a diagnosis needs."""
+class HostReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole machine at one tick. Counters only grow; take differences."""
 
     cpu_percent: float | None = None
     """Mean over all cores since the last tick, 0 to 100; None on the first tick."""
@@ -169,12 +148,6 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_bytes: Count | None = None
     memory_available_bytes: Count | None = None
     swap_used_bytes: Count | None = None
-    run: RunSample | None = None
-
-
-class HostReading(HostSample, frozen=True, kw_only=True):
-    """The whole machine at one tick. Counters only grow; take differences."""
-
     load_1m: float | None = None
     memory_used_bytes: int | None = None
     disk_read_bytes: int | None = None
@@ -191,79 +164,28 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """One sample of the machine."""
 
     schema: int = SCHEMA
-    t_ns: int
+    t_ns: Count
     """CLOCK_MONOTONIC nanoseconds at the start of the sample, on the same axis as the step records."""
-    host: HostReading
-    devices: list[DeviceReading]
-    missing: dict[str, str]
+    host: HostReading = HostReading()
+    devices: list[DeviceReading] = []
+    missing: dict[str, str] = {}
     """Reasons for absent readings: `nvml`, `gpu0`, `gpu0.memory_temperature_c`, `host.temperature_c`, `run`, ..."""
-    sample_us: int
+    sample_us: int = 0
     """The cost of this sample in microseconds of wall time."""
     nvml_us: int | None = None
     """The part of `sample_us` that the GPUs took."""
 
 
-class Timed(Protocol):
-    """A record with its time."""
-
-    @property
-    def t_ns(self) -> int:
-        """CLOCK_MONOTONIC nanoseconds."""
+TimedReadings = dict[str, list[tuple[int, DeviceReading]]]
+"""The readings of each device by UUID, each after its time (CLOCK_MONOTONIC ns), oldest first."""
 
 
-T = TypeVar("T", bound=Timed)
-
-TELEMETRY_CAP_BYTES = 64 << 20
-"""The cap of `telemetry.jsonl`: eight GPUs write 12 kB a tick, 45 MB an hour."""
-_SECOND_NS = 1_000_000_000
-
-
-class _Moment(msgspec.Struct):
-    t_ns: int
-
-
-class TelemetryTail(Tail[T]):
-    """Follows a telemetry file, each line a whole tick as `type`; a thinned file gives no tick twice."""
-
-    def __init__(self, path: Path, type: type[T], window_bytes: int = WINDOW_BYTES) -> None:
-        """`type`: `Tick`, or a struct with some of its fields."""
-        super().__init__(path, type, window_bytes)
-        self._newest_ns = -1
-
-    def decode(self, line: bytes) -> T | None:
-        """The tick of this line; None for one read before the file was thinned. Raises msgspec.DecodeError."""
-        tick = super().decode(line)
-        if tick is None or tick.t_ns <= self._newest_ns:
-            return None
-        self._newest_ns = tick.t_ns
-        return tick
-
-
-def thin_telemetry(path: Path) -> int:
-    """Halve the older half of a file's ticks, evenly over time; returns the `Thinned` level. Raises OSError."""
-    lines = _file_lines(path)
-    older = Thinned[bytes](len(lines) // 4)
-    for line in lines[: len(lines) // 2]:
-        _add(older, line)
-    write_atomically(path, b"".join([*older.records(), *lines[len(lines) // 2 :]]))
-    return older.level
-
-
-def thin_evenly(path: Path, level: int) -> None:
-    """Thin all ticks of an ended run to one level, so that medians weigh all its time alike. Raises OSError."""
-    ticks = Thinned[bytes](sys.maxsize)
-    for line in _file_lines(path):
-        _add(ticks, line)
-    ticks.thin_to(level)
-    write_atomically(path, b"".join(ticks.records()))
-
-
-def _file_lines(path: Path) -> list[bytes]:
-    return read_regular(path).splitlines(keepends=True)
-
-
-def _add(ticks: Thinned[bytes], line: bytes) -> None:
-    try:
-        ticks.add(msgspec.json.decode(line, type=_Moment).t_ns // _SECOND_NS, line)
-    except DAMAGE:
-        return
+def readings_by_device(ticks: Iterable[Tick]) -> TimedReadings:
+    """The readings in these ticks, oldest first, of each device that has a UUID."""
+    readings: TimedReadings = {}
+    for tick in ticks:
+        for device in tick.devices:
+            if device.uuid is not None:
+                taken_ns = tick.t_ns if device.t_ns is None else device.t_ns
+                readings.setdefault(device.uuid, []).append((taken_ns, device))
+    return readings

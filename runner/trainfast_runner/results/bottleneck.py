@@ -14,9 +14,9 @@ from trainfast_runner.machine.telemetry.throttle import CAUSES, slows_down_at_c
 from trainfast_runner.records.result import Diagnosis, SteadyState
 from trainfast_runner.records.run_file import ForeignProcess, RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.tick import HostReading, HostSample, Tick
+from trainfast_runner.records.tick import DeviceReading, HostReading, Tick, TimedReadings, readings_by_device
 from trainfast_runner.results.bottleneck_rules import ALL_CORES_BUSY_PERCENT, RULES, BottleneckRule, Figures, Scope
-from trainfast_runner.results.device_conditions import DeviceConditions, Reading, StepJoin, Window, window_of
+from trainfast_runner.results.device_conditions import DeviceConditions, StepJoin, Window, window_of
 from trainfast_runner.results.distributions import steady_state
 from trainfast_runner.settings.spec import strategy_or_single
 
@@ -36,8 +36,8 @@ class MeasuredWindow:
     run: RunFile
     steps: Mapping[int, Sequence[Step]]
     devices: Sequence[DeviceConditions] = ()
-    samples: Mapping[str, Sequence[tuple[int, Reading]]] = field(default_factory=dict)
-    hosts: Sequence[HostSample | HostReading] = ()
+    samples: TimedReadings = field(default_factory=dict)
+    hosts: Sequence[HostReading] = ()
     foreign: Sequence[ForeignProcess] = ()
 
     @property
@@ -76,7 +76,7 @@ class MeasuredWindow:
         """Mean time of a phase, or of the whole "step", in ms on the lowest rank; None if no step recorded it."""
         return mean_of_known(getattr(step, f"{phase}_ms") for step in self.first_rank)
 
-    def averaged(self, uuid: str) -> Sequence[Reading]:
+    def averaged(self, uuid: str) -> Sequence[DeviceReading]:
         """A device's samples whose utilization and power are the steps' alone; empty in a short window."""
         since_ns = self.first_rank[0].begin_ns + AVERAGED_NS
         return [sample for t_ns, sample in self.samples.get(uuid, ()) if t_ns >= since_ns]
@@ -87,8 +87,8 @@ def measured_window_of(
     steps: Mapping[int, Sequence[Step]],
     window: Window,
     join: StepJoin,
-    samples: Mapping[str, Sequence[tuple[int, Reading]]],
-    hosts: Sequence[tuple[int, HostSample | HostReading]],
+    samples: TimedReadings,
+    hosts: Sequence[tuple[int, HostReading]],
     events: Iterable[Event],
 ) -> MeasuredWindow:
     """The measured `steps` by rank, which take `window`, and the readings meanwhile of timed `samples` and `hosts`."""
@@ -471,14 +471,14 @@ class LiveDiagnosis:
         until_ns = ticks[-1].t_ns
         if self._renewed % STEADY_EVERY == 0:
             measured_steps = [step for step in first_rank_steps if not step.warmup and step.t_ns <= until_ns]
-            self.steady = steady_state_of(run, measured_steps, _by_device(ticks))
+            self.steady = steady_state_of(run, measured_steps, readings_by_device(ticks))
         self._renewed += 1
         steps = {rank: recent for rank, measured in self._steps.items() if (recent := _recent(measured, until_ns))}
         window = window_of(steps[min(steps)]) if steps else None
         if window is None:
             self.diagnosis = ()
             return
-        samples = _by_device(tick for tick in ticks if tick.t_ns >= window.begin_ns)
+        samples = readings_by_device(tick for tick in ticks if tick.t_ns >= window.begin_ns)
         hosts = [(tick.t_ns, tick.host) for tick in ticks]
         self.diagnosis = tuple(diagnose(measured_window_of(run, steps, window, join, samples, hosts, events)))
 
@@ -490,21 +490,10 @@ def _recent(steps: Iterable[Step], until_ns: int) -> list[Step]:
     return covered_steps[-max(len(recent), MIN_LIVE_STEPS) :]
 
 
-def steady_state_of(
-    run: RunFile, measured_steps: Sequence[Step], samples: Mapping[str, Sequence[tuple[int, Reading]]]
-) -> SteadyState:
+def steady_state_of(run: RunFile, measured_steps: Sequence[Step], samples: TimedReadings) -> SteadyState:
     """The warm-up from measured steps and from the temperatures in the timed samples of the watched devices."""
     temperatures = [
         [(t_ns, sample.temperature_c) for t_ns, sample in samples.get(uuid, ()) if sample.temperature_c is not None]
         for uuid in run.watch_uuids
     ]
     return steady_state(measured_steps, temperatures)
-
-
-def _by_device(ticks: Iterable[Tick]) -> dict[str, list[tuple[int, Reading]]]:
-    samples: dict[str, list[tuple[int, Reading]]] = {}
-    for tick in ticks:
-        for device in tick.devices:
-            if device.uuid is not None:
-                samples.setdefault(device.uuid, []).append((tick.t_ns, device))
-    return samples

@@ -298,6 +298,23 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"{'A' if result is a else 'B'} {qualification}"
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
         yield f"different devices: {a.actual.device} and {b.actual.device}"
+    if all(name in NOT_OF_A_STEP for name, _, _ in _differing_settings(a, b)) and unlike_work_verdict(a, b) is None:
+        yield from _pay_back(a, b)
+        yield from _pay_back(b, a)
+
+
+NOT_OF_A_STEP = ("compile", "steps", "timing_warmup", "watch")
+"""Knobs that change the compilation or the measurement, not the work of a step."""
+
+
+def _pay_back(compiled: Result, other: Result) -> Iterator[str]:
+    """Yield the steps after which compiling has paid for itself beside a run of the same work with compile=off."""
+    compiled_ms, other_ms, cost = compiled.step_ms.p50, other.step_ms.p50, compiled.compile
+    if cost is None or cost.cold_seconds is None or other.compile is not None or not compiled_ms or not other_ms:
+        return
+    saved_ms = other_ms - compiled_ms
+    steps = f"after {1000 * cost.cold_seconds / saved_ms:,.0f} steps" if saved_ms > 0 else "never"
+    yield f"compiling took {compiled.run_id} {cost.cold_seconds:.1f} s, which its faster steps win back {steps}"
 
 
 # Verdicts on a step whose work differs: it is neither better nor worse for taking longer.

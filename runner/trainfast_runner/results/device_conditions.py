@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
@@ -19,10 +19,7 @@ import msgspec
 from trainfast_runner.errors import highest
 from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, Cause
 from trainfast_runner.records.run_lines import Step
-from trainfast_runner.records.tick import DeviceReading, DeviceSample
-
-Reading = DeviceSample | DeviceReading
-"""A device's sample, from whole records or from live ticks; a reading that the device lacks is None."""
+from trainfast_runner.records.tick import DeviceReading, TimedReadings
 
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
 MIN_COVERED = 0.5
@@ -30,6 +27,8 @@ MIN_COVERED = 0.5
 LATE_NS, ROUNDING_NS = 1_000_000_000, 1_000_000
 """Nanoseconds that a counter may be ahead of the clock, since the driver updates it in steps, and that it may step
 back by, since it is kept in coarser units or in floating point (chosen, not measured)."""
+LONGEST_GAP_NS = 300_000_000_000
+"""Chosen, not measured: the time between two samples beyond which the cap of the records has dropped some."""
 _ANSWERS = (
     *("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes"),
     *REASONS_OF_COUNTER,
@@ -114,13 +113,13 @@ class Outage(NamedTuple):
     """False if no answer came until the last sample."""
 
 
-def _clock_loss(sample: Reading) -> float | None:
+def _clock_loss(sample: DeviceReading) -> float | None:
     """1 - SM clock / its maximum."""
     clock, max_clock = sample.sm_clock_mhz, sample.sm_clock_max_mhz
     return max(0.0, 1 - clock / max_clock) if clock is not None and max_clock else None
 
 
-def _working_clock_loss(sample: Reading) -> float | None:
+def _working_clock_loss(sample: DeviceReading) -> float | None:
     """The clock loss of a GPU with work; None of an idle GPU, which lowers its clock to save power."""
     return None if "idle" in (sample.throttle_reasons or ()) else _clock_loss(sample)
 
@@ -134,7 +133,7 @@ def quotient(value: float | None, by: float) -> float | None:
     return None if value is None else value / by
 
 
-def _growth(field: str, earlier: Reading, later: Reading, ns: int) -> float | None:
+def _growth(field: str, earlier: DeviceReading, later: DeviceReading, ns: int) -> float | None:
     """Growth of a duration counter; None if it was reset in between, or ran ahead of the clock and is no duration."""
     first: int | None = getattr(earlier, field, None)
     last: int | None = getattr(later, field, None)
@@ -143,7 +142,7 @@ def _growth(field: str, earlier: Reading, later: Reading, ns: int) -> float | No
     return max(0.0, last - first)
 
 
-def _counted_ns(cause: Cause, earlier: Reading, later: Reading, ns: int) -> float | None:
+def _counted_ns(cause: Cause, earlier: DeviceReading, later: DeviceReading, ns: int) -> float | None:
     """Nanoseconds throttled by the driver's counters of the reasons, or else of the policy; None without any."""
     policy_ns = _growth(cause.policy_counter, earlier, later, ns) if cause.policy_counter else None
     grown_ns = [growth for field in cause.reason_counters if (growth := _growth(field, earlier, later, ns)) is not None]
@@ -155,7 +154,7 @@ def _counted_ns(cause: Cause, earlier: Reading, later: Reading, ns: int) -> floa
     return high_ns if policy_ns is None else min(max(policy_ns, low_ns), high_ns)
 
 
-def _counted_joules(earlier: Reading, later: Reading) -> float | None:
+def _counted_joules(earlier: DeviceReading, later: DeviceReading) -> float | None:
     """Growth of the energy counter; None without one, or if it was reset in between."""
     first, last = earlier.energy_mj, later.energy_mj
     return (last - first) / 1e3 if first is not None and last is not None and last >= first else None
@@ -184,7 +183,7 @@ class DeviceTrack:
         self.index: int | None = None
         self.times: list[int] = []
         self._keep = keep
-        self._last: Reading | None = None
+        self._last: DeviceReading | None = None
         self._temperatures: list[float | None] = []
         self._sums: dict[str, list[tuple[int, float]]] = {name: [(0, 0.0)] for name in _RATES}
         """The nanoseconds in which each rate is known up to each answer, and the rate summed over them."""
@@ -195,7 +194,7 @@ class DeviceTrack:
         """Times of the first sample without an answer since the last one, and of the newest sample."""
         self._ended_outages: list[Outage] = []
 
-    def add(self, t_ns: int, sample: Reading) -> None:
+    def add(self, t_ns: int, sample: DeviceReading) -> None:
         """Take the sample at `t_ns` (CLOCK_MONOTONIC); one that is no newer than the last is left out."""
         if self.times and t_ns <= self._newest_ns:
             return
@@ -220,9 +219,9 @@ class DeviceTrack:
             for sums in self._sums.values():
                 del sums[: -self._keep]
 
-    def _rates(self, earlier: Reading, later: Reading, ns: int) -> dict[str, float | None]:
+    def _rates(self, earlier: DeviceReading, later: DeviceReading, ns: int) -> dict[str, float | None]:
         """The rates between two answers. The counters tell of an outage in between, the readings do not."""
-        was_silent = self._silent_ns is not None
+        was_silent = self._silent_ns is not None or ns > LONGEST_GAP_NS
         rates: dict[str, float | None] = {}
         for cause in CAUSES:
             share = quotient(_counted_ns(cause, earlier, later, ns), ns)
@@ -345,7 +344,7 @@ class StepJoin:
         self._waiting: deque[Step] = deque(maxlen=keep_steps)
         self._seen_ns: int | None = None
 
-    def add_tick(self, t_ns: int, devices: Iterable[Reading]) -> None:
+    def add_tick(self, t_ns: int, devices: Iterable[DeviceReading]) -> None:
         """Add the devices of one tick."""
         self._seen_ns = t_ns
         for sample in devices:
@@ -395,7 +394,7 @@ def total_joules(devices: Sequence[DeviceConditions]) -> float | None:
 
 
 def join_of(
-    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]],
+    devices: TimedReadings,
     uuids: Sequence[str],
     *,
     used_uuids: Collection[str] | None = None,

@@ -47,19 +47,15 @@ def with_doubts(result: Result) -> Result:
 
 def doubts(result: Result) -> list[Doubt]:
     """The conditions that make the figures doubtful; empty if the figures stand."""
-    return [doubt for doubt in _observations(result) if doubt.kind not in QUALIFYING_KINDS]
+    return [Doubt(kind=kind, text=text) for kind, text in _observations(result) if kind not in QUALIFYING_KINDS]
 
 
 def qualifications(result: Result) -> list[str]:
     """Predicates of the run that belong beside its figures and leave them as good as they are."""
-    return [doubt.text for doubt in _observations(result) if doubt.kind in QUALIFYING_KINDS]
+    return [text for kind, text in _observations(result) if kind in QUALIFYING_KINDS]
 
 
-def _observations(result: Result) -> Iterator[Doubt]:
-    yield from (Doubt(kind=kind, text=text) for kind, text in _kinds_and_texts(result))
-
-
-def _kinds_and_texts(result: Result) -> Iterator[tuple[str, str]]:
+def _observations(result: Result) -> Iterator[tuple[str, str]]:
     """Kinds and predicates, such as "was throttled by heat for 12.0 % of the measured time".
 
     A GPU that a run on the CPU only watches does not change the run's speed.

@@ -14,7 +14,6 @@ from trainfast_runner.errors import highest
 from trainfast_runner.machine.calibration import peak_of
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.memory.oom import explain_records
-from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import (
     LOSSES_IN_A_MEAN,
     STRICT_SPEED,
@@ -37,7 +36,7 @@ from trainfast_runner.records.result import (
     XidError,
     mean_loss,
 )
-from trainfast_runner.records.run_directory import RunRecords, read_records, read_result, read_run_file
+from trainfast_runner.records.run_directory import RunRecords, read_records
 from trainfast_runner.records.run_file import LaunchThreads, RunFile
 from trainfast_runner.records.run_lines import Actual, Step
 from trainfast_runner.records.worker_lines import (
@@ -124,7 +123,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         cpu=_cpu(records),
         energy=_window_energy(join, devices, window, trained_samples, totals.measured),
         throttle=window_throttle(devices, window, step_ms.p50),
-        compile=compile_cost(records, directory),
+        compile=_compile_cost(records),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],
         diagnosed=measured_window is not None and measured_window.is_long_enough,
@@ -440,59 +439,14 @@ def read_start_s(directory: Path) -> float:
     return max(0.0, until_steady_s - len(warmup) * statistics.median(measured_ms) / 1e3)
 
 
-NOT_COMPARED = ("compile", "steps", "timing_warmup", "watch")
-"""Knobs that may differ from those of the other run: they change the compilation or the measurement, not a step."""
+def _compile_cost(records: RunRecords) -> CompileCost | None:
+    """The time by which the steps that compiled something exceed steady steps, on the first rank.
 
-
-def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
-    """The cost of compiling in the run in `directory`; None for a run with compile=off and for a script.
-
-    The run is compared with the latest uncompiled run of the same settings. `cold_seconds` is the time by which the
-    steps that compiled something exceed steady steps, on the first rank.
+    None for a run with compile=off, for a script, whose records do not mark compiling, and without a measured step.
     """
-    run = records.run
-    # A script's step records do not mark compiling, and its model and data, which decide a step, are unknown.
-    if run is None or run.script is not None or run.knobs.get("compile", "off") == "off" or not records.steps:
-        return None
-    steps = records.first_rank_steps
+    run, steps = records.run, records.first_rank_steps
     measured_ms = [step.step_ms for step in steps if not step.warmup]
-    if not measured_ms:
-        return CompileCost(reason="no step was measured after compiling")
+    if run is None or run.script is not None or run.knobs.get("compile", "off") == "off" or not measured_ms:
+        return None
     steady_ms = statistics.median(measured_ms)
-    cold_ms = sum(step.step_ms - steady_ms for step in steps if step.compiling)
-    run_id, eager_ms = _latest_uncompiled(run, directory)
-    saved_ms = None if eager_ms is None else eager_ms - steady_ms
-    reason = None
-    if eager_ms is None:
-        reason = "no finished run with compile=off and otherwise equal settings to compare with; run it once"
-    elif eager_ms <= steady_ms:
-        reason = f"never: a compiled step takes {steady_ms:.1f} ms, one with compile=off {eager_ms:.1f} ms"
-    return CompileCost(
-        cold_seconds=cold_ms / 1000,
-        break_even_steps=cold_ms / saved_ms if saved_ms is not None and saved_ms > 0 else None,
-        compared_with=run_id,
-        reason=reason,
-    )
-
-
-def _latest_uncompiled(run: RunFile, directory: Path) -> tuple[str | None, float | None]:
-    """The latest finished run that differs in nothing but compiling, and its median step in ms; None without one."""
-    home = Home.of_run(directory)
-    for candidate in map(home.directory, reversed(home.run_ids())):
-        try:
-            other = read_run_file(candidate)
-            if other is None or other.knobs.get("compile", "off") != "off":
-                continue
-            result = read_result(candidate) if _comparison_key(other) == _comparison_key(run) else None
-        except OSError:
-            # Skip a run that cannot be read.
-            continue
-        if result is not None and result.state == "finished" and result.measured_under is None and result.step_ms.p50:
-            return result.run_id, result.step_ms.p50
-    return None, None
-
-
-def _comparison_key(run: RunFile) -> tuple[Any, ...]:
-    """Everything that decides the time of a step."""
-    knobs = {name: value for name, value in run.knobs.items() if name not in NOT_COMPARED}
-    return run.model, run.data, knobs, run.device, run.device_uuids, run.world_size, run.versions.get("torch")
+    return CompileCost(cold_seconds=sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000)

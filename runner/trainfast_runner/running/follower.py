@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from trainfast_runner.errors import highest
-from trainfast_runner.records.capped_file import OUTPUT_FILE, LogTail, StepTail
+from trainfast_runner.records.capped_file import OUTPUT_FILE, LogTail, RecordTail
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import Tail, open_regular
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Diagnosis, Result, SteadyState, mean_loss
@@ -35,7 +35,7 @@ from trainfast_runner.records.run_directory import (
 )
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_lines import Event, Step
-from trainfast_runner.records.tick import TelemetryTail, Tick
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.records.worker_lines import (
     ActualLine,
     DataLine,
@@ -217,10 +217,9 @@ class Follower:
         self._rates = SummedRates(STEPS_KEPT)
         self._step_files: dict[int, FollowedFile[Step]] = {}
         self._line_files: dict[int, FollowedFile[WorkerLine]] = {}
-        self._last_step_ns: dict[int, int] = {}
         self._first_losses: list[float] = []
         self._ticks = FollowedFile(
-            TelemetryTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), TICKS_KEPT, RECENT_TELEMETRY_BYTES
+            RecordTail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), TICKS_KEPT, RECENT_TELEMETRY_BYTES
         )
         self._events = FollowedFile(Tail(directory / EVENTS_FILE, Event), EVENTS_KEPT)
         self._state_events = StateEvents(directory)
@@ -310,17 +309,14 @@ class Follower:
         """Read the new steps of a rank; True if there are any."""
         head: list[Step] = []
         if rank not in self._step_files:
-            file = self._step_files[rank] = FollowedFile(StepTail(path))
+            file = self._step_files[rank] = FollowedFile(RecordTail(path, Step))
             if file.tail.offset:
                 # A training on the CPU has peaks in its first steps alone, which the end of a long file lacks.
-                head = FollowedFile(StepTail(path, FIRST_STEPS_BYTES), recent_bytes=math.inf).read()
-        # Once the cap has cut the file it is read from its start again.
-        last_ns = self._last_step_ns.get(rank, -1)
-        steps = [step for step in self._step_files[rank].read() if step.t_ns > last_ns]
+                head = FollowedFile(RecordTail(path, Step, FIRST_STEPS_BYTES), recent_bytes=math.inf).read()
+        steps = self._step_files[rank].read()
         all_steps = [*head, *steps]
         if not all_steps:
             return False
-        self._last_step_ns[rank] = all_steps[-1].t_ns
         snapshot = self._snapshot
         if rank == 0:
             if len(self._first_losses) < LOSSES_IN_A_MEAN:

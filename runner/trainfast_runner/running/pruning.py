@@ -20,6 +20,7 @@ from trainfast_runner.records.home import (
     is_conducted,
     search_directories,
 )
+from trainfast_runner.records.json_lines import BLOCK_BYTES
 from trainfast_runner.records.run_directory import (
     RUN_FILE,
     is_alive,
@@ -30,9 +31,6 @@ from trainfast_runner.records.run_directory import (
 from trainfast_runner.running.present_state import BEING_MADE_S, unfinished_host
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 
-STAT_BLOCK_BYTES = 512
-"""Unit of `st_blocks` (inode(7))."""
-
 
 def disk_bytes(path: Path) -> int:
     """Bytes on the disk of a file, or of a folder with its contents; links are not followed."""
@@ -42,7 +40,7 @@ def disk_bytes(path: Path) -> int:
         for name in names:
             with suppress(OSError):
                 blocks += os.lstat(os.path.join(folder, name)).st_blocks
-    return blocks * STAT_BLOCK_BYTES
+    return blocks * BLOCK_BYTES
 
 
 UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}

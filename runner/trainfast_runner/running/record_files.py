@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,11 +12,11 @@ import msgspec
 from trainfast_runner.machine.device_events import DeviceEvents
 from trainfast_runner.machine.telemetry.nvml import xid_text
 from trainfast_runner.machine.telemetry.sampler import Sampler
-from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, capped_step_file
+from trainfast_runner.records.capped_file import OUTPUT_FILE, CappedFile, capped_records
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.run_directory import EVENTS_FILE, TELEMETRY_FILE, rank_file
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.records.tick import TELEMETRY_CAP_BYTES, Tick, thin_evenly, thin_telemetry
+from trainfast_runner.records.tick import Tick
 
 PERIOD_S = 1.0
 """Seconds between two ticks."""
@@ -39,18 +38,13 @@ class TelemetryLog:
         *,
         period_s: float = PERIOD_S,
         on_cpu: bool = False,
-        cap_bytes: int = TELEMETRY_CAP_BYTES,
     ) -> None:
-        """`on_cpu`: the training uses none of the GPUs, so all their processes are foreign. A larger file than
-        `cap_bytes` is thinned."""
+        """`on_cpu`: the training uses none of the GPUs, so all their processes are foreign."""
         self._events = DeviceEvents(watch_uuids, all_foreign=on_cpu)
         self._on_event, self._on_failure = on_event, on_failure
         self._path = directory / TELEMETRY_FILE
         self._file: Appender | None = None
         self._failed = False
-        self._cap_bytes = self._thin_at_bytes = cap_bytes
-        self._thinned_level: int | None = None
-        """Level of `Thinned` that the older ticks in the file have; None while all ticks are there."""
         self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid)
 
     def start(self) -> None:
@@ -62,15 +56,9 @@ class TelemetryLog:
         self._sampler.set_root_pid(pid)
 
     def stop(self) -> None:
-        """End the sampling with a tick after all steps, and thin the newer half of a thinned file as its older one.
-
-        A driver call that hangs is left behind.
-        """
+        """End the sampling with a tick after all steps; a driver call that hangs is left behind."""
         if self._sampler.stop(last_tick=True) and self._file is not None:
             self._file.close()
-            if self._thinned_level is not None:
-                with suppress(OSError):  # an uneven share is as good a record
-                    thin_evenly(self._path, self._thinned_level)
         if self._sampler.failure is not None and not self._failed:
             self._on_failure(f"sampling ended: {self._sampler.failure!r}")
 
@@ -81,26 +69,10 @@ class TelemetryLog:
             if self._file is None:
                 self._file = Appender(self._path)
             self._file.write(tick)
-            if self._path.stat().st_size > self._thin_at_bytes:
-                self._thin()
         except OSError as error:
             if not self._failed:
                 self._failed = True
                 self._on_failure(f"{TELEMETRY_FILE}: {error.strerror}")
-
-    def _thin(self) -> None:
-        """Halve the older half of the file. Raises OSError."""
-        # Do not try again at every tick if thinning fails or frees little.
-        self._thin_at_bytes += self._cap_bytes // 4
-        level = thin_telemetry(self._path)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if self._thinned_level is None:
-            detail = f"over {self._cap_bytes} bytes: an even share of the older ticks is kept"
-            self._on_event(Event(t_ns=time.monotonic_ns(), kind="telemetry_thinned", detail=detail))
-        self._thinned_level = level
-        self._thin_at_bytes = max(self._cap_bytes, self._path.stat().st_size + self._cap_bytes // 4)
 
     def _xid(self, t_ns: int, index: int, code: int) -> None:
         if self._events.concerns(index):
@@ -145,23 +117,30 @@ def _print_to_log(line: str) -> None:
 
 
 class CappedRecords:
-    """Caps `output.log` at `output_bytes` and each rank's step records at `steps_bytes`; failures become events."""
+    """Caps `output.log`, each rank's steps and the telemetry at so many bytes; failures become events."""
 
-    def __init__(self, directory: Path, world_size: int, output_bytes: int, steps_bytes: int, events: EventLog) -> None:
+    def __init__(
+        self, directory: Path, world_size: int, output_bytes: int, records_bytes: int, events: EventLog
+    ) -> None:
         self.output = CappedFile(directory / OUTPUT_FILE, output_bytes)
-        self._steps = [capped_step_file(rank_file(directory, "steps", n), steps_bytes) for n in range(world_size)]
+        steps = [rank_file(directory, "steps", rank) for rank in range(world_size)]
+        self._files = {
+            self.output: "output_trimmed",
+            **{capped_records(path, records_bytes): "steps_trimmed" for path in steps},
+            capped_records(directory / TELEMETRY_FILE, records_bytes): "telemetry_trimmed",
+        }
+        """The event of each file when its middle is dropped."""
         self._events = events
 
     def trim(self) -> None:
         """Drop the middle of each file that is over its cap."""
-        self._trim_file(self.output, "output_trimmed")
-        for file in self._steps:
-            if file.path.exists():  # else that rank has taken no step yet
-                self._trim_file(file, "steps_trimmed")
+        for file, kind in self._files.items():
+            if file is self.output or file.path.exists():  # else nothing was recorded yet
+                self._trim_file(file, kind)
 
     def compact(self) -> None:
         """Put one line in place of the dropped bytes; only once no process writes any more."""
-        for file in (self.output, *self._steps):
+        for file in self._files:
             try:
                 file.compact()
             except OSError as error:

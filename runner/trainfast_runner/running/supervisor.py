@@ -68,8 +68,8 @@ class SupervisorBounds:
     """Between SIGTERM and SIGKILL; for processes that the training left behind, `LEFTOVER_GRACE_S` at most."""
     unkillable_s: float = UNKILLABLE_S
     output_bytes: int = CAP_BYTES
-    steps_bytes: int = CAP_BYTES
-    """Most bytes of a `steps*.jsonl`."""
+    records_bytes: int = CAP_BYTES
+    """Most bytes of a `steps*.jsonl` and of `telemetry.jsonl`."""
     no_step_s: float = NO_STEP_S
     """Before the notice about a script without a step."""
 
@@ -85,7 +85,7 @@ class Supervisor:
         self._requests = StopRequests()
         self._events = EventLog(directory)
         self._files = CappedRecords(
-            directory, run_file.world_size, bounds.output_bytes, bounds.steps_bytes, self._events
+            directory, run_file.world_size, bounds.output_bytes, bounds.records_bytes, self._events
         )
         self._telemetry = TelemetryLog(
             directory,

@@ -147,9 +147,9 @@ KNOBS: tuple[Knob, ...] = (
         Choice(("off", "default", "max-autotune")),
         default="off",
         group="compute",
-        what="torch.compile of the model: a long first step, then faster ones. The result says after how many steps"
-        " the compilation has paid for itself. max-autotune replays CUDA graphs unless grad_accum is above 1."
-        " Works with single and ddp.",
+        what="torch.compile of the model: a long first step, then faster ones. A comparison with compile=off says after"
+        " how many steps the compilation has paid for itself. max-autotune replays CUDA graphs unless grad_accum is"
+        " above 1. Works with single and ddp.",
         speed="up to about 2x once compiled; the first step takes tens of seconds",
         memory="fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
         same_as=Equivalent("torch_compile", "dynamo_backend", ""),

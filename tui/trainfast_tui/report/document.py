@@ -15,12 +15,13 @@ from trainfast_runner.export.formats import FORMS, export_run
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.memory.oom import with_newer_explanation
 from trainfast_runner.memory.timeline import CATEGORIES
+from trainfast_runner.records.capped_file import RecordTail
 from trainfast_runner.records.home import Home, is_conducted, search_directories
-from trainfast_runner.records.json_lines import Thinned, remaining_records
+from trainfast_runner.records.json_lines import even_share, one_in, remaining_records
 from trainfast_runner.records.result import OomChange, Result
 from trainfast_runner.records.run_directory import TELEMETRY_FILE, RunRecords, notable_reason, read_records, state_text
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.tick import TelemetryTail, Tick
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.comparison import DIFFERENT_SAMPLE_VERDICTS, compare, compared_conditions
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.results.verdict import mismatches
@@ -222,8 +223,8 @@ def _verdict_row(so_far: BestSoFar, verdict: CandidateVerdict) -> list[str]:
 
 
 ABSENT_NOTE = f"{ABSENT} stands for a figure that was not measured."
-MAX_TICKS = 20_000
-"""The most samples in a chart, five hours of one a second: a picture is 300 columns wide."""
+MOST_TICK_BYTES = 16 << 20
+"""Records of the samples in a chart, three hours of one GPU: a picture is 300 columns wide."""
 
 
 @dataclass(frozen=True)
@@ -259,13 +260,12 @@ def read_run(label: str, directory: Path, result: Result) -> ReportedRun:
 
 def _ticks(directory: Path) -> tuple[Tick, ...]:
     """Return the machine's samples, thinned evenly for a long run; empty if the file cannot be read."""
-    thinned = Thinned[Tick](MAX_TICKS)
+    path = directory / TELEMETRY_FILE
     try:
-        for tick in remaining_records(TelemetryTail(directory / TELEMETRY_FILE, Tick)):
-            thinned.add(thinned.total, tick)
+        ticks = enumerate(remaining_records(RecordTail(path, Tick)))
+        return tuple(even_share(ticks, one_in([path], MOST_TICK_BYTES)))
     except OSError:
         return ()
-    return tuple(thinned.records())
 
 
 def _rates(records: RunRecords) -> Rates:
@@ -417,8 +417,8 @@ def _one_run(run: ReportedRun) -> Iterator[Block]:
 
 def _predicted_parts(run: ReportedRun) -> Iterator[tuple[str, str]]:
     """Yield the predicted memory by category; nothing without a prediction."""
-    parts = run.run_file.predicted_parts if run.run_file is not None else {}
-    sizes = {name: parts[f"{name}_bytes"] for name in CATEGORIES if parts.get(f"{name}_bytes")}
+    predicted = run.run_file.predicted if run.run_file is not None else None
+    sizes = {name: size for name in CATEGORIES if predicted is not None and (size := predicted.category(name))}
     if sizes:
         words = [f"{memory_words.category_words(name)} {fmt.size(value)}" for name, value in sizes.items()]
         yield "predicted parts", ", ".join(words)

@@ -107,7 +107,7 @@ DESCRIPTIONS: dict[str, Describe] = {
     "rank_gone": lambda event: ("✗", "error", "a rank ended" if event.rank is None else f"rank {event.rank} ended"),
     "output_trimmed": _detail("…", "muted", "the middle of output.log was dropped"),
     "steps_trimmed": _detail("…", "warning", "the middle of a rank's step records was dropped"),
-    "telemetry_thinned": _detail("…", "warning", "older device samples were thinned"),
+    "telemetry_trimmed": _detail("…", "warning", "the middle of the device samples was dropped"),
     "no_step": lambda event: ("!", "warning", event.detail or ""),
     "trouble": _detail("!", "warning", "trouble"),
 }

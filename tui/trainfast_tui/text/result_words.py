@@ -71,9 +71,6 @@ def _thinning_notes(thinning: Thinning, steps: int) -> Iterator[str]:
         yield f"the records of {fmt.count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
     if thinning.steps_looked_at < steps:
         yield f"a long run: medians use {fmt.count(thinning.steps_looked_at)} of its {fmt.count(steps)} steps"
-    if thinning.ticks_looked_at < thinning.ticks:
-        looked_at, all_ticks = fmt.count(thinning.ticks_looked_at), fmt.count(thinning.ticks)
-        yield f"a long run: device figures use {looked_at} of {all_ticks} samples"
 
 
 def figure_rows(result: Result) -> Iterator[tuple[str, str]]:

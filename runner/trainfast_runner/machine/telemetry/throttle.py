@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.errors import lowest
 
 if TYPE_CHECKING:
-    from trainfast_runner.records.tick import DeviceSample
+    from trainfast_runner.records.tick import DeviceReading
 
 Severity = Literal["none", "info", "warning"]
 
@@ -124,6 +124,6 @@ def causes_of(reasons: Iterable[str] | None) -> frozenset[str]:
     return causes - {UMBRELLA_CAUSE} if causes & {"thermal", "brake"} else causes
 
 
-def slows_down_at_c(reading: DeviceSample) -> float | None:
+def slows_down_at_c(reading: DeviceReading) -> float | None:
     """The lower of the two temperatures at which the GPU is slowed down, in degrees Celsius; None without either."""
     return lowest((reading.gpu_max_temperature_c, reading.slowdown_temperature_c))
