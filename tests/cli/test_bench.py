@@ -17,7 +17,9 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result, Spread, Throughput
 from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.running.planning import DevicesBusy, RunPlan
+from trainfast_runner.search.conductor import Cancelled
 from trainfast_tui.cli import bench, launching
+from trainfast_tui.cli.signals import caught_signals
 
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
 
@@ -178,8 +180,9 @@ def test_ctrl_c_during_a_start_that_loses_the_device_ends_the_command(tmp_path, 
 
     monkeypatch.setattr(launching, "await_devices", lambda *arguments: waited.append("wait"))
     monkeypatch.setattr(launching.launch, "start", start)
-    with pytest.raises(KeyboardInterrupt), launching.run_started_when_free(PLAN, Home(tmp_path), wait=True):
-        pytest.fail("nothing was started")
+    monkeypatch.setattr(launching, "predict_memory", lambda *arguments: None)
+    with caught_signals() as signals, pytest.raises(Cancelled):
+        launching.start_when_free(PLAN, Home(tmp_path), signals, wait=True)
     assert waited == ["wait"]
 
 
@@ -204,7 +207,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     finished = Result(run_id="r", state="finished", throughput=Throughput(samples_per_s=Spread(median=9.0, mad=0.01)))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(bench.planning, "plan_run", lambda spec, python: replace(PLAN, spec=spec))
-    monkeypatch.setattr(bench, "predict_memory", lambda plan, home, cancelled: None)
+    monkeypatch.setattr(launching, "predict_memory", lambda *arguments: None)
     monkeypatch.setattr(launching.launch, "start", start)
     monkeypatch.setattr(bench, "follow", lambda *arguments, **options: finished)
     return busy

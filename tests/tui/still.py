@@ -73,7 +73,7 @@ class StillSession(Session):
         self.requests: list[PredictionRequest] = []
         self.background.predictor.request = self.requests.append  # type: ignore[method-assign]
         self.background.oom_explainer.explain_if_oom = lambda run, may_trace: None  # type: ignore[method-assign]
-        self.background.situations.update = lambda *arguments, is_device_used: None  # type: ignore[method-assign]
+        self.background.gather_situation = lambda spec, machine: None  # type: ignore[method-assign]
 
     def start(self) -> None:
         self.post(MachineSeen(self.machine_to_see))

@@ -8,7 +8,7 @@ import pkgutil
 from pathlib import Path
 
 import pytest
-from recorded import a_run, a_step, a_tick
+from recorded import a_run, a_tick
 from still import FULL, SMALL, a_snapshot, has, running, shown
 from textual.widget import Widget
 
@@ -113,20 +113,6 @@ async def test_the_palette_knows_the_commands_of_the_screen(home: Home) -> None:
         titles = {command.title for command in app.get_system_commands(app.screen)}
         assert {"run (r)", "stop (s)", "preset (p)", "help (?)", "quit (q)"} <= titles
         assert not any(title.startswith("mark") for title in titles)
-
-
-async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:
-    async with running(home, a_snapshot(a_run(home))) as (app, pilot):
-
-        async def top_chart(*keys: str) -> list[str]:
-            rows = (await pilot.press(*keys)).splitlines()
-            region = app.screen.query_one("#throughput").region
-            return [row[region.x : region.right] for row in rows[region.y : region.bottom]]
-
-        samples = await top_chart()
-        rate = a_step(30).tokens / a_step(30).step_ms * 1e3
-        assert f"tokens/s {rate:,.0f}" in (await top_chart("t"))[0], "the newest step's"
-        assert await top_chart("t") == samples, "on its own y axis again"
 
 
 async def test_the_log_opens_closes_and_scrolls(home: Home) -> None:

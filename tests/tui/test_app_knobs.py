@@ -20,8 +20,8 @@ from trainfast_runner.search import advice
 from trainfast_runner.search.advice import Situation
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.presets import user_directory
+from trainfast_tui.control.background_work import BackgroundWork
 from trainfast_tui.control.messages import Changes
-from trainfast_tui.control.threads import SituationGatherer
 from trainfast_tui.next_run.sources import next_run_from_preset, preset_choices
 from trainfast_tui.panels.knob_panel import KnobPanel
 
@@ -90,14 +90,14 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
 def test_facts_that_come_late_do_not_advise_another_preset(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "gather", lambda *_: Situation())
     posted: queue.Queue[Any] = queue.Queue()
-    gatherer = SituationGatherer(home, posted.put, None)
-    gatherer.update(next_run_from_preset("tiny-llama"), CPU, None, is_device_used=False)
+    work = BackgroundWork(home, posted.put, None)
+    work.gather_situation(next_run_from_preset("tiny-llama").spec, CPU)
     late = posted.get(timeout=60)
-    gatherer.update(next_run_from_preset("gpt2"), CPU, None, is_device_used=False)
-    gatherer.note(late)
-    assert gatherer.situation is None
-    gatherer.note(posted.get(timeout=60))
-    assert gatherer.situation is not None
+    work.gather_situation(next_run_from_preset("gpt2").spec, CPU)
+    work.note_situation(late)
+    assert work.situation is None
+    work.note_situation(posted.get(timeout=60))
+    assert work.situation is not None
 
 
 async def test_advice_stands_beside_its_knob(home: Home) -> None:

@@ -6,6 +6,7 @@ import json
 import queue
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_an_out_of_memory_result_keeps_its_estimates(home: Home) -> None:
 @pytest.mark.usefixtures("no_temporary_folder")
 def test_a_run_starts_without_a_prediction(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.create()
-    predict_memory(replace(PLAN, python=sys.executable), home)
+    predict_memory(replace(PLAN, python=sys.executable), home, threading.Event())
     assert (
         "memory is not predicted: a temporary file cannot be made: No such file or directory; try freeing some space"
         in capsys.readouterr().err

@@ -13,49 +13,34 @@ from trainfast_runner.memory.headroom import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PredictedSpeed
 from trainfast_tui.control.messages import NextRunPredicted, SnapshotTaken
-from trainfast_tui.next_run.sources import MeasuredSpeed, NextRunMemory, NextRunSpeed, next_run_from_preset
-from trainfast_tui.panels.memory_and_speed import memory_lines, speed_lines
+from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed, next_run_from_preset
+from trainfast_tui.panels.memory_and_speed import memory_lines, speed_line
 
 PANEL = {FULL: 46, SMALL: 30}
 SPEED = PredictedSpeed(median=14.2, low=12.9, high=15.6, basis="3 runs")
 PREDICTED = NextRunSpeed(SPEED)
 
 
-def shown(view: NextRunSpeed, size: tuple[int, int] = FULL) -> list[str]:
-    """The bar's lines as wide as the panel is on a screen of that size."""
-    texts = ["".join(text for text, _ in line).rstrip() for line in speed_lines(view, PANEL[size])]
-    assert all(len(text) <= PANEL[size] for text in texts), texts
-    return texts
+def shown(view: NextRunSpeed, size: tuple[int, int] = FULL) -> str:
+    """The line as wide as the panel is on a screen of that size."""
+    text = "".join(text for text, _ in speed_line(view, PANEL[size])).rstrip()
+    assert len(text) <= PANEL[size], text
+    return text
 
 
 def test_a_prediction_is_shown_with_its_interval() -> None:
-    assert shown(PREDICTED) == ["predicted 14.2 samples/s (12.9 to 15.6)"]
-    assert shown(PREDICTED, SMALL) == ["14.2 samples/s (12.9 to 15.6)"]
+    assert shown(PREDICTED) == "predicted 14.2 samples/s (12.9 to 15.6)"
+    assert shown(PREDICTED, SMALL) == "14.2 samples/s (12.9 to 15.6)"
 
 
 def test_turned_knobs_show_the_change() -> None:
     faster = msgspec.structs.replace(PREDICTED, reference_samples_per_s=10.0)
-    assert shown(faster) == ["predicted 14.2/s, +42.0 % from 10.0/s"]
-    assert shown(faster, SMALL) == ["14.2/s, +42.0 % from 10.0"]
+    assert shown(faster) == "predicted 14.2/s, +42.0 % from 10.0/s"
+    assert shown(faster, SMALL) == "14.2/s, +42.0 % from 10.0"
     fit = a_fit(500, AvailableMemory(1024 * MIB, "memory_limit", from_memory_limit=True), activations=500)
     lines = memory_lines(NextRunMemory(fit, reference_bytes=400 * MIB), 46, 48)
     texts = ["".join(text for text, _ in line) for line in lines]
     has(texts, "predicted 500 MiB of 1.00 GiB (memory_limit)", "change: +25.0 % from 400 MiB")
-
-
-def test_an_ended_run_stands_below_with_the_difference_to_its_own_prediction() -> None:
-    measured = MeasuredSpeed(15.0, replace_median(SPEED, 12.0))
-    assert (
-        shown(msgspec.structs.replace(PREDICTED, measured=measured))[-1]
-        == "measured 15.0/s (predicted 12.0/s, +25.0 %)"
-    )
-    assert shown(msgspec.structs.replace(PREDICTED, measured=measured), SMALL)[-1] == "ran 15.0/s, predicted 12.0/s"
-    alone = NextRunSpeed(measured=MeasuredSpeed(15.0, None))
-    assert shown(alone)[-1] == "measured 15.0 samples/s"
-
-
-def replace_median(speed: PredictedSpeed, median: float) -> PredictedSpeed:
-    return PredictedSpeed(median=median, low=speed.low, high=speed.high, basis=speed.basis)
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from trainfast_runner.search.best_journal import BestRequest
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
-    from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
 
 GPU_PRESET = "gpt2-medium"
 END_TRACES_S = 0.5
@@ -124,7 +123,7 @@ class Session:
             case messages.MachineSeen(machine):
                 return self._on_machine(machine)
             case messages.SituationGathered():
-                self.background.situations.note(message)
+                self.background.note_situation(message)
                 return Changes(next_run=True)
             # A late answer for the model before the script is dropped.
             case messages.NextRunPredicted() if self.next_run is None or self.next_run.script is None:
@@ -243,26 +242,11 @@ class Session:
 
     def advice(self) -> dict[str, str]:
         """Return the advisor's text for each knob that has one."""
-        return {} if self.next_run is None else self.next_run.advice(self.machine, self.background.situations.situation)
-
-    def next_run_memory(self) -> NextRunMemory | None:
-        """Return the next run's predicted memory, and the measured memory of the run on the screen."""
-        return self.background.memory(self.next_run, self.shown_run)
-
-    def next_run_speed(self) -> NextRunSpeed | None:
-        """Return the next run's predicted speed, and the measured speed of the run on the screen.
-
-        None without a prediction.
-        """
-        return self.background.speed(self.next_run, self.shown_run)
+        return {} if self.next_run is None else self.next_run.advice(self.machine, self.background.situation)
 
     def predicted_fit(self, next_run: NextRun) -> PredictedFit | None:
         """Return the prediction of this run; None while the newest one is about other settings."""
         return self.background.fit(next_run, self.machine)
-
-    def fit_words(self) -> Callable[[RunSpec], str]:
-        """Return a function to a preset's parameters and the largest batch that fits, as far as it was traced."""
-        return self.background.fit_words(self.machine, self.snapshot)
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""

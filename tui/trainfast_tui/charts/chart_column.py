@@ -11,13 +11,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 
 from trainfast_tui.charts.chart_data import DEFAULT_WINDOW, GUTTER, WINDOWS_S, TimeAxis, cell_axis, time_axis
-from trainfast_tui.charts.charted import (
-    OTHER_UNIT,
-    ThroughputUnit,
-    device_charts,
-    reading_names,
-    throughput_chart,
-)
+from trainfast_tui.charts.charted import device_charts, reading_names, throughput_chart
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.painting import PaintedWidget
@@ -47,7 +41,6 @@ class ChartColumn(Vertical):
         self._snapshot: Snapshot | None = None
         self._window = DEFAULT_WINDOW
         self._drawn_axis: TimeAxis | None = None
-        self._throughput_unit: ThroughputUnit = "samples"
         self._first_reading = 0
 
     def compose(self) -> ComposeResult:
@@ -91,7 +84,7 @@ class ChartColumn(Vertical):
         top = self.query_one("#throughput", StripChart)
         top.set_class(not self._with_run, "-away")
         if self._with_run:
-            throughput = throughput_chart(snapshot, axis, self._throughput_unit, used_uuids(snapshot.run))
+            throughput = throughput_chart(snapshot, axis, used_uuids(snapshot.run))
             top.show_chart(replace(throughput, cursor_ns=cursor_ns))
         for index in range(MAX_DEVICE_CHARTS):
             chart = self.query_one(f"#device{index}", StripChart)
@@ -146,11 +139,6 @@ class ChartColumn(Vertical):
             shown_s = (axis.end_ns - axis.start_ns) / 1e9
         self.repaint()
         self.screen.notify(f"The charts show {fmt.duration(shown_s)}.")
-
-    def action_throughput_unit(self) -> None:
-        """Switch between samples and tokens per second."""
-        self._throughput_unit = OTHER_UNIT[self._throughput_unit]
-        self.repaint()
 
     def action_reading(self) -> None:
         """Put the next device reading first."""

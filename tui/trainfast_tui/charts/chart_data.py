@@ -233,10 +233,6 @@ class YRange:
         self._range: tuple[float, float] | None = None
         self._roomy_since_ns: int | None = None
 
-    def reset(self) -> None:
-        """Forget the range; the next fit starts over."""
-        self._range = self._roomy_since_ns = None
-
     def fit(
         self,
         low: float,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from trainfast_runner.errors import highest, lowest
 from trainfast_runner.machine.telemetry.throttle import causes_of, slows_down_at_c
 from trainfast_tui.charts.chart_data import (
-    SECOND_NS,
     ChartData,
     Limit,
     Series,
@@ -20,12 +19,11 @@ from trainfast_tui.charts.chart_data import (
     gap_ns_of,
     ticks_on,
 )
-from trainfast_tui.live.figures import RECENT_STEPS
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import start_words
 from trainfast_tui.text.format import SYNTHETIC_MARK, Tone
-from trainfast_tui.text.keys import RUN_KEY, key_of
+from trainfast_tui.text.keys import RUN_KEY
 
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import DeviceReading, Tick
@@ -119,48 +117,36 @@ def _run_memory_bytes(tick: Tick) -> float | None:
     return None if run is None or not run.processes else run.memory_rss_bytes or None
 
 
-MIN_STEP_GAP_NS = 5 * SECOND_NS
 NO_SAMPLES = "The script shows no samples: start it with --samples-per-step N."
-ThroughputUnit = Literal["samples", "tokens"]
-OTHER_UNIT: dict[ThroughputUnit, ThroughputUnit] = {"samples": "tokens", "tokens": "samples"}
 
 
-def throughput_chart(
-    snapshot: Snapshot, axis: TimeAxis, unit: ThroughputUnit, uuids: Collection[str] = ()
-) -> ChartData:
-    """Return the chart of throughput by step, in samples/s or tokens/s, as `unit` says.
+def throughput_chart(snapshot: Snapshot, axis: TimeAxis, uuids: Collection[str] = ()) -> ChartData:
+    """Return the chart of throughput by step, in samples/s, or in tokens/s for a run without samples.
 
     Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
     """
     run = snapshot.run
     rates = run.rates if run is not None else None
+    times: Sequence[int] = ()
     values: Sequence[float | None] = ()
-    empty = _waiting_words(run)
+    unit = "samples/s"
     if rates is not None:
-        values = rates.samples_per_s if unit == "samples" else rates.tokens_per_s
-        if values and all(value is None for value in values):
-            key = key_of("main", "ChartColumn.throughput_unit")
-            values, empty = (), f"This model has no {unit}; {key} shows {OTHER_UNIT[unit]}/s."
+        by_unit = {"samples/s": rates.samples_per_s, "tokens/s": rates.tokens_per_s}
+        known = [name for name, of_unit in by_unit.items() if any(value is not None for value in of_unit)]
+        unit = next(iter(known), unit)
+        times, values = rates.times_ns, by_unit[unit]
     synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",
-        series=(Series(f"{unit}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
+        series=(Series(unit, times, values, "success"),),
         axis=axis,
-        gap_ns=_step_gap(run),
-        y_range_key=f"{run.run_id if run is not None else ''} {unit}/s",
+        gap_ns=gap_ns_of(times),
+        y_range_key=f"{run.run_id if run is not None else ''} {unit}",
         format_value=fmt.number,
         spans=throttled_spans(ticks, uuids, gap_ns_of([tick.t_ns for tick in ticks])),
-        empty=empty,
+        empty=_waiting_words(run),
     )
-
-
-def _step_gap(run: RunSnapshot | None) -> int:
-    """Return the time without a step that counts as a gap: several times the longest recent step."""
-    if run is None or not run.steps:
-        return MIN_STEP_GAP_NS
-    longest = max(step.step_ms for step in run.steps[-RECENT_STEPS:])
-    return max(MIN_STEP_GAP_NS, int(longest * 4e6))
 
 
 def _waiting_words(run: RunSnapshot | None) -> str:

@@ -43,7 +43,7 @@ class StripChart(RowWidget):
     def show_chart(self, data: ChartData) -> None:
         """Draw this; the y range is fitted afresh for another title, `y_range_key`, or fixed end of the y axis."""
         if self._data is not None and _axis_of(self._data) != _axis_of(data):
-            self._y_range.reset()
+            self._y_range = YRange()
         self._data = data
         self.repaint()
 

@@ -17,7 +17,7 @@ from trainfast_runner.records.run_directory import exit_code_of, state_text
 from trainfast_runner.results.comparison import DOUBTFUL, NOISE
 from trainfast_runner.results.doubts import doubts
 from trainfast_runner.running import planning
-from trainfast_runner.running.planning import DevicesBusy, RunPlan
+from trainfast_runner.running.planning import DevicesBusy
 from trainfast_runner.search.bench import (
     REFUSED,
     Bench,
@@ -39,7 +39,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.units import escaped
 from trainfast_tui.cli.arguments import add_python, add_settings, add_wait, finite, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
-from trainfast_tui.cli.launching import follow, predict_memory, start_when_free
+from trainfast_tui.cli.launching import follow, start_when_free
 from trainfast_tui.cli.printing import (
     output_path,
     print_json,
@@ -185,21 +185,14 @@ def _run_row(planned: PlannedRow, home: Home, signals: Signals, arguments: argpa
     Raises Cancelled after a signal. `--python` trains a preset's rows.
     """
 
-    def raise_if_ended() -> None:
-        if signals.interrupts or signals.must_leave:
-            raise Cancelled
-
-    def prepare_start(plan: RunPlan) -> RunPlan:
-        predict_memory(plan, home, signals.received)
-        return plan
-
-    raise_if_ended()
+    if signals.received.is_set():
+        raise Cancelled
     try:
         plan = planning.plan_run(planned.spec, arguments.python) if planned.plan is None else planned.plan()
     except UserError as error:
         return error
     try:
-        directory = start_when_free(plan, home, prepare_start, wait=arguments.wait, raise_if_ended=raise_if_ended)
+        directory = start_when_free(plan, home, signals, wait=arguments.wait)
     except DevicesBusy as busy:
         return busy
     result = follow(directory, signals, interrupt_stops=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -26,10 +26,9 @@ from trainfast_runner.running.settling import result_or_none_while_live
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 from trainfast_runner.search.conductor import Cancelled
 from trainfast_runner.worker.shared.host import print_holder
-from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP
 from trainfast_tui.cli.printing import print_json, print_lines, print_notice
 from trainfast_tui.cli.progress import Progress, figure_lines, oom_lines, progress_when_slow
-from trainfast_tui.cli.signals import Signals, caught_signals
+from trainfast_tui.cli.signals import Signals
 from trainfast_tui.text.format import duration
 from trainfast_tui.text.result_words import headline
 
@@ -105,65 +104,34 @@ def _stop_or_kill(directory: Path, progress: Progress, signals: Signals, *, kill
         progress.close()
 
 
-def start_when_free(
-    plan: RunPlan,
-    home: Home,
-    prepare: Callable[[RunPlan], RunPlan],
-    *,
-    wait: bool,
-    raise_if_ended: Callable[[], None],
-) -> Path:
-    """Start the run of the prepared plan and return its directory; with `wait`, once its devices are free.
+def start_when_free(plan: RunPlan, home: Home, signals: Signals, *, wait: bool) -> Path:
+    """Predict the run's memory and speed, start it and return its directory; with `wait`, once its devices are free.
 
-    Raises DevicesBusy without `wait`. `raise_if_ended` is called during the wait; it may raise to end it.
+    Raises DevicesBusy without `wait`, and Cancelled after a signal.
     """
+    from trainfast_runner.search.predicted_speed import with_predicted_speed
 
-    def on_wait(holder: str) -> None:
-        raise_if_ended()
+    def on_wait(holder: str = "") -> None:
+        if signals.received.is_set():
+            raise Cancelled
         print_holder(holder)
 
     while True:
         if wait:
-            await_devices(plan, home, raise_if_ended)
+            await_devices(plan, home, on_wait)
+        on_wait()
+        predict_memory(plan, home, signals.received)
+        ready = with_predicted_speed(plan, home)
+        on_wait()
         try:
-            ready = prepare(plan)
-            raise_if_ended()
             return launch.start(ready, home, on_wait)
         except DevicesBusy:
             if not wait:
                 raise
-            raise_if_ended()  # else wait again: another waiting run was faster
+            on_wait()  # else wait again: another waiting run was faster
 
 
-@contextmanager
-def run_started_when_free(
-    plan: RunPlan,
-    home: Home,
-    prepare: Callable[[RunPlan, threading.Event], RunPlan] = lambda plan, cancelled: plan,
-    *,
-    wait: bool,
-) -> Iterator[tuple[Path, Signals]]:
-    """Start a run as `start_when_free`, and yield its directory and the signals that are caught meanwhile.
-
-    `prepare` gets the event that a signal sets.
-    """
-
-    def raise_if_ended() -> None:
-        if signals.must_leave:
-            raise SystemExit(EXIT_HUNG_UP)
-        if signals.interrupts:
-            raise KeyboardInterrupt
-
-    with caught_signals() as signals:
-        yield (
-            start_when_free(
-                plan, home, lambda plan: prepare(plan, signals.received), wait=wait, raise_if_ended=raise_if_ended
-            ),
-            signals,
-        )
-
-
-def predict_memory(plan: RunPlan, home: Home, cancelled: threading.Event | None = None) -> None:
+def predict_memory(plan: RunPlan, home: Home, cancelled: threading.Event) -> None:
     """Predict the run's memory before it starts, unless it is known or a trace would disturb another run.
 
     Setting `cancelled` ends the trace.

@@ -6,7 +6,6 @@ Modules that only a started run needs are imported where they are used: a refusa
 from __future__ import annotations
 
 import argparse
-import threading
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -18,12 +17,13 @@ from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.present_state import run_state, unfinished_host
 from trainfast_runner.running.settling import result_or_none_while_live
+from trainfast_runner.search.conductor import Cancelled
 from trainfast_runner.settings import script_preset
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.cli.arguments import add_python, add_run, add_settings, add_wait, directory_of, positive
 from trainfast_tui.cli.exit_codes import EXIT_HUNG_UP, EXIT_INTERRUPTED
-from trainfast_tui.cli.launching import follow, predict_memory, print_out_of_memory, run_started_when_free
+from trainfast_tui.cli.launching import follow, print_out_of_memory, start_when_free
 from trainfast_tui.cli.parser import refuse_script_word
 from trainfast_tui.cli.printing import print_json, print_line, print_notice
 from trainfast_tui.cli.progress import live_record, print_result, progress_when_slow
@@ -73,13 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     for notice in script_notices(plan):
         print_notice(notice)
 
-    def prepare(plan: RunPlan, cancelled: threading.Event) -> RunPlan:
-        predict_memory(plan, home, cancelled)
-        from trainfast_runner.search.predicted_speed import with_predicted_speed
-
-        return with_predicted_speed(plan, home)
-
-    with run_started_when_free(plan, home, prepare, wait=arguments.wait) as (directory, signals):
+    with caught_signals() as signals:
+        try:
+            directory = start_when_free(plan, home, signals, wait=arguments.wait)
+        except Cancelled:
+            return EXIT_HUNG_UP if signals.must_leave else EXIT_INTERRUPTED
         if arguments.detach:
             return _print_detached(directory, arguments.json)
         number = Home.of_run(directory).launch_numbers().get(directory.name)

@@ -30,12 +30,9 @@ class Signals:
 
 
 @contextmanager
-def caught_signals(signals: Signals | None = None) -> Iterator[Signals]:
-    """Note SIGINT, SIGHUP and SIGTERM instead of dying of them, which could leave a half-started run behind.
-
-    They are noted in `signals`, else in new ones.
-    """
-    signals = Signals() if signals is None else signals
+def caught_signals() -> Iterator[Signals]:
+    """Note SIGINT, SIGHUP and SIGTERM instead of dying of them, which could leave a half-started run behind."""
+    signals = Signals()
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
     # A SIGHUP that is ignored (nohup) stays ignored.
     handlers = {number: signal.getsignal(number) for number in numbers}

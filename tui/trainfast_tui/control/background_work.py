@@ -10,18 +10,19 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.messages import NextRunPredicted, Post, ThreadFailed, TrainingPython
+from trainfast_tui.control.messages import NextRunPredicted, Post, SituationGathered, ThreadFailed, TrainingPython
 from trainfast_tui.control.run_control import OomExplainer
-from trainfast_tui.control.threads import CancellableWork, SituationGatherer
+from trainfast_tui.control.threads import CancellableWork, start_thread
 from trainfast_tui.live.snapshot import SearchKind
-from trainfast_tui.next_run.next_run import NextRun, has_same_model
-from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed, measured_memory, measured_speed
+from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
 from trainfast_tui.text.event_words import importing_words
 from trainfast_tui.text.format import count
 from trainfast_tui.text.keys import key_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.advice import Situation
     from trainfast_runner.search.predicted_speed import DeviceSpeedModel
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.live.snapshot import Snapshot
@@ -193,7 +195,8 @@ class Predictor:
         except ProgramCancelled:
             return None
         except (UserError, OSError) as error:
-            return NextRunPredicted(NextRunMemory(reason=f"no prediction: {_reason(error)}", failed=True))
+            words = error.message if isinstance(error, UserError) else str(error)
+            return NextRunPredicted(NextRunMemory(reason=f"no prediction: {words}", failed=True))
 
     def _trace(self, request: PredictionRequest, cancelled: threading.Event) -> MemoryModel:
         """Return the traced model of this request, with the state of the trace posted meanwhile.
@@ -232,8 +235,8 @@ class Predictor:
 
     def _predict_speed(
         self, request: PredictionRequest, model: MemoryModel, reference_model: MemoryModel | None
-    ) -> NextRunSpeed:
-        """Predict the speed from earlier runs, with that of the reference where its model is known."""
+    ) -> NextRunSpeed | None:
+        """Predict the speed from earlier runs, with that of the reference where its model is known; None if unknown."""
         from trainfast_runner.search.predicted_speed import UnknownSpeed
         from trainfast_runner.settings.device_counts import device_count
 
@@ -242,16 +245,14 @@ class Predictor:
             speeds = self._speed_model_for(request)
             predicted = speeds.predict(request.spec, device_count(request.spec, machine), model)
             if isinstance(predicted, UnknownSpeed):
-                return NextRunSpeed(reason=predicted.reason)
+                return None
             if reference is None or reference_model is None:
                 return NextRunSpeed(predicted)
             speeds = self._speed_model_for(replace(request, spec=reference))
             before = speeds.predict(reference, device_count(reference, machine), reference_model)
-        except (UserError, OSError) as error:
-            return NextRunSpeed(reason=_reason(error))
-        return NextRunSpeed(
-            predicted, reference_samples_per_s=None if isinstance(before, UnknownSpeed) else before.median
-        )
+        except (UserError, OSError):
+            return None
+        return NextRunSpeed(predicted, None if isinstance(before, UnknownSpeed) else before.median)
 
     def _speed_model_for(self, request: PredictionRequest) -> DeviceSpeedModel:
         """Return the speed model of the request's training and device, made anew when `speed_key` changes."""
@@ -264,10 +265,6 @@ class Predictor:
         if self._speed_model is None or self._speed_model[0] != key:
             self._speed_model = key, speed_model_on(self._home, spec, device, self._python)
         return self._speed_model[1]
-
-
-def _reason(error: UserError | OSError) -> str:
-    return error.message if isinstance(error, UserError) else str(error)
 
 
 def _key(request: PredictionRequest) -> str:
@@ -332,13 +329,17 @@ class BackgroundWork:
     """Works in threads of its own, and gives way to everything that is measured."""
 
     def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
-        self.tracer, self._python = SharedTracer(), python
+        self.tracer, self._post, self._python = SharedTracer(), post, python
         self.predictor = Predictor(post, python, self.tracer.get, home)
-        self._memory: NextRunMemory | None = None
-        self._speed: NextRunSpeed | None = None
+        self.memory: NextRunMemory | None = None
+        self.speed: NextRunSpeed | None = None
+        """The newest prediction; None without one."""
         self._newest_request: PredictionRequest | None = None
         """The newest request of a prediction; none follows that asks for the same."""
-        self.situations = SituationGatherer(home, post, python)
+        self.situation: Situation | None = None
+        """The advisor's facts about the next run's model; None while none are known."""
+        self._situation_key: tuple[str, str] | None = None
+        """The preset and the model of the newest request for facts."""
         self.oom_explainer = OomExplainer(post, python, self.tracer.get)
 
     def stop(self, wait_s: float) -> None:
@@ -359,12 +360,13 @@ class BackgroundWork:
     ) -> None:
         """Begin or give up work after a change of any of these."""
         run = snapshot.run if snapshot is not None else None
-        self.situations.update(next_run, machine, run, is_device_used=is_device_used)
+        if next_run is not None and machine is not None and next_run.script is None and not is_device_used:
+            self.gather_situation(next_run.spec, machine)
         self.oom_explainer.explain_if_oom(run, may_trace=not is_device_used)
         if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
             self.predictor.cancel()
-            self._memory, self._speed, self._newest_request = NextRunMemory(reason=SCRIPT_NOT_PREDICTED), None, None
+            self.memory, self.speed, self._newest_request = NextRunMemory(reason=SCRIPT_NOT_PREDICTED), None, None
         elif next_run is not None and machine is not None:
             if machine.used_by(next_run.spec.knobs["devices"]).device == "cuda":
                 # The trace has memory of its own on the GPU, which a run would take for another process's.
@@ -378,24 +380,21 @@ class BackgroundWork:
                 self._newest_request = request
                 self.predictor.request(request)
 
+    def gather_situation(self, spec: RunSpec, machine: Machine) -> None:
+        """Have the advisor's facts gathered, unless they were for this preset and model: posts SituationGathered."""
+        key = (spec.name, repr(spec.model))
+        if key != self._situation_key:
+            self.situation, self._situation_key = None, key
+            start_thread("advice", partial(_gather, key, spec, machine, self._python), self._post)
+
+    def note_situation(self, message: SituationGathered) -> None:
+        """Keep the facts; those of an earlier request are dropped."""
+        if message.key == self._situation_key:
+            self.situation = message.situation
+
     def note_prediction(self, message: NextRunPredicted) -> None:
         """Keep the newest prediction."""
-        self._memory, self._speed = message.memory, message.speed
-
-    def memory(self, next_run: NextRun | None, shown_run: RunSnapshot | None) -> NextRunMemory | None:
-        """Return the next run's predicted memory, and the measured memory of the run on the screen."""
-        measured = measured_memory(_if_same_model(shown_run, next_run), next_run)
-        return self._memory if measured is None else replace(self._memory or NextRunMemory(), measured=measured)
-
-    def speed(self, next_run: NextRun | None, shown_run: RunSnapshot | None) -> NextRunSpeed | None:
-        """Return the next run's predicted speed, and the measured one of the run on the screen.
-
-        None without a prediction of either.
-        """
-        measured = measured_speed(_if_same_model(shown_run, next_run))
-        if measured is None or (self._speed is None and measured.predicted is None):
-            return self._speed
-        return replace(self._speed or NextRunSpeed(), measured=measured)
+        self.memory, self.speed = message.memory, message.speed
 
     def fit_words(self, machine: Machine | None, snapshot: Snapshot | None) -> Callable[[RunSpec], str]:
         """Return a function to the parameters of a spec and its largest batch here, by an earlier trace; else to ""."""
@@ -419,17 +418,16 @@ class BackgroundWork:
 
     def fit(self, next_run: NextRun, machine: Machine | None) -> PredictedFit | None:
         """Return the next run's prediction; None while the newest one is about other settings."""
-        memory = self._memory
+        memory = self.memory
         if memory is None or machine is None or memory.spec != spec_on(machine, next_run):
             return None
         return memory.fit
 
 
-def _if_same_model(run: RunSnapshot | None, next_run: NextRun | None) -> RunSnapshot | None:
-    """Return the run if it trains the next run's model; another model's figures say nothing of this one."""
-    if run is None or run.run_file is None or next_run is None:
-        return run
-    return run if has_same_model(run.run_file, next_run.spec) else None
+def _gather(key: tuple[str, str], spec: RunSpec, machine: Machine, python: TrainingPython) -> SituationGathered:
+    from trainfast_runner.search.advice import gather
+
+    return SituationGathered(key, gather(spec, machine, python))
 
 
 def _speed_key(run: RunSnapshot | None, running_search: SearchKind | None) -> SpeedKey:

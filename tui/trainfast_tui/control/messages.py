@@ -41,10 +41,10 @@ class MachineSeen(Message, frozen=True):
 
 
 class SituationGathered(Message, frozen=True):
-    """The advisor's facts about the next run's model and its runs so far are known."""
+    """The advisor's facts about the next run's model are known."""
 
-    key: tuple[str, str, str]
-    """The request that this answers: name, model and shown run."""
+    key: tuple[str, str]
+    """The request that this answers: the name of the preset, and its model."""
     situation: Situation
 
 

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.messages import Message, Notified, Post, SituationGathered, ThreadFailed, TrainingPython
-
-if TYPE_CHECKING:
-    from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_runner.search.advice import Situation
-    from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.next_run.next_run import NextRun
+from trainfast_tui.control.messages import Message, Notified, Post, ThreadFailed
 
 
 def as_warning(error: UserError) -> Notified:
@@ -91,39 +81,3 @@ class CancellableWork:
         self._cancelled.set()
         if self._thread is not None and wait_s:
             self._thread.join(wait_s)
-
-
-class SituationGatherer:
-    """Posts SituationGathered. Every call returns at once."""
-
-    def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
-        self._home, self._post, self._python = home, post, python
-        self.situation: Situation | None = None
-        """The newest facts; None while none are known of the next run's model."""
-        self._key: tuple[str, str, str] | None = None
-        """Name, model and shown run of the newest request."""
-
-    def update(
-        self, next_run: NextRun | None, machine: Machine | None, run: RunSnapshot | None, *, is_device_used: bool
-    ) -> None:
-        """Gather the facts when the next run's model or the shown run have changed, unless the device is used."""
-        if is_device_used or machine is None or next_run is None or next_run.script is not None:
-            return
-        spec = next_run.spec
-        key = (spec.name, repr(spec.model), run.run_id if run is not None else "")
-        if key == self._key:
-            return
-        if self._key is None or key[:2] != self._key[:2]:
-            self.situation = None
-        self._key = key
-        start_thread("advice", partial(self._gather, key, spec, machine), self._post)
-
-    def note(self, message: SituationGathered) -> None:
-        """Keep the facts; those of an earlier request are dropped."""
-        if message.key == self._key:
-            self.situation = message.situation
-
-    def _gather(self, key: tuple[str, str, str], spec: RunSpec, machine: Machine) -> SituationGathered:
-        from trainfast_runner.search.advice import gather
-
-        return SituationGathered(key, gather(spec, machine, self._python))

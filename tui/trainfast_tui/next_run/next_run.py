@@ -93,12 +93,6 @@ class NextRun:
         fields = {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
         return typed_overrides({key: fields.get(key) for key in self.spec.overrides if "." in key})
 
-    def repeats(self, run_file: RunFile) -> bool:
-        """True if the next run has the model and knobs of `run_file`."""
-        return has_same_model(run_file, self.spec) and all(
-            asks_for_same(name, run_file.knobs.get(name), value) for name, value in self.spec.knobs.items()
-        )
-
     def reset(self, name: str) -> Self:
         """Return a copy with the knob at its preset's value, or left to the script; as `with_value` for a strategy."""
         knobs = dict(self.spec.knobs)
@@ -151,13 +145,17 @@ class NextRun:
     def refused_values(self, name: str, machine: Machine | None) -> dict[KnobValue, str]:
         """Return the values of a knob that cannot work on the devices of the run, each with the reason.
 
-        Empty while the machine is unknown.
+        The present value is one of them if this machine lacks the devices for it. Empty while the machine is unknown.
         """
         if machine is None:
             return {}
-        from trainfast_runner.settings.compatibility import refused_values
+        from trainfast_runner.settings.compatibility import refusal_here, refused_values
 
-        return refused_values(name, self.spec, machine)
+        refused = refused_values(name, self.spec, machine)
+        error = refusal_here(self.spec, machine) if self.script is None else None
+        if error is not None and error.key == name:
+            refused[self.spec.knobs[name]] = error.line_without_option()
+        return refused
 
     def turn(self, name: str, by: int, *, around: bool = False, skipped: Container[KnobValue] = ()) -> Self:
         """Turn the knob `by` stops along its values without `skipped`; `around` goes on at the other end.

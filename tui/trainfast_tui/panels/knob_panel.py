@@ -169,7 +169,8 @@ class KnobPanel(ListWidget, can_focus=True):
         ask_text(self.app, entry.name, entry.values.describe(), next_run.text_of(entry.name), set_value)
 
     def action_preset(self) -> None:
-        next_run, fit_words = self._session.next_run, self._session.fit_words()
+        session, next_run = self._session, self._session.next_run
+        fit_words = session.background.fit_words(session.machine, session.snapshot)
         current = next_run.spec.name.partition("/")[0] if next_run is not None else None
         ask_choice(self.app, "What to train", preset_choices(fit_words), self._choose_variant, current=current)
 
@@ -274,9 +275,9 @@ class KnobPanel(ListWidget, can_focus=True):
         return Section(self.current, list(filter(None, [fmt.paragraph(words, width, "error"), *self._texts(width)])))
 
     def _short_text(self, width: int) -> list[Line]:
-        """Return a title and `ABOUT_LINES` lines: advice first, then one line of each other text."""
-        advice, *others = self._texts(width)
-        lines = advice[:]
+        """Return a title and `ABOUT_LINES` lines: refusal and advice first, then one line of each other text."""
+        refused, advice, *others = self._texts(width)
+        lines = refused + advice
         for first, *rest in filter(None, others):
             *before, (last, tone) = first
             cut = fmt.with_more(last, width - fmt.line_length(before)) if rest else last
@@ -285,23 +286,26 @@ class KnobPanel(ListWidget, can_focus=True):
         return [title, *lines[:ABOUT_LINES]]
 
     def _texts(self, width: int) -> list[list[Line]]:
-        """Return the texts about the knob under the cursor, the advice first; some may be empty."""
+        """Return the texts about the knob under the cursor, refusal and advice first; some may be empty."""
         next_run, name = self._shown_next_run, self.current
-        entry, way, here, refused = KNOBS_BY_NAME[name], "", "", ""
+        entry, way, here, refused, elsewhere = KNOBS_BY_NAME[name], "", "", "", ""
         if next_run is not None:
             here = self._auto_choice(next_run, name)
-            refused = "; ".join(next_run.refused_values(name, self._session.machine).values())
+            reasons = next_run.refused_values(name, self._session.machine)
+            refused = reasons.pop(next_run.spec.knobs.get(name), "")
+            elsewhere = "; ".join(reasons.values())
             if next_run.script is not None:
                 reach = reach_of(name, next_run.script)
                 way = f"{reach.text}; {SCRIPT_KEY} maps a flag" if reach.way is Way.NONE else str(reach)
         texts: list[tuple[Piece, str]] = [
+            (("refused ", "error"), refused),
             (("advice ", "accent"), self._advice.get(name, "")),
             (("script ", "accent"), way),
             (("here   ", "secondary"), here),
             (("", "text"), entry.what),
             (("speed  ", "secondary"), entry.speed),
             (("memory ", "secondary"), entry.memory),
-            (("not here ", "muted"), refused),
+            (("not here ", "muted"), elsewhere),
             (("takes ", "muted"), entry.values.describe()),
             (("trains ", "secondary"), entry.training),
         ]

@@ -1,21 +1,20 @@
-"""The predicted memory and speed of the next run, each beside the last measured one."""
+"""The predicted memory and speed of the next run."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from trainfast_tui.next_run.sources import MeasuredMemory, MeasuredSpeed, NextRunMemory, NextRunSpeed
+from trainfast_tui.next_run.sources import NextRunMemory, NextRunSpeed
 from trainfast_tui.painting import GrowingPanel
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.device_lines import stacked_cells
 from trainfast_tui.text.format import Line, Piece, Tone, first_fitting, join_pieces, packed, paragraph, rule
-from trainfast_tui.text.memory_words import CATEGORY_WORDS, against_predicted_memory, phase_words, short_category
+from trainfast_tui.text.memory_words import CATEGORY_WORDS, phase_words, short_category
 from trainfast_tui.text.next_run_words import speed_text
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.headroom import PredictedFit
-    from trainfast_runner.records.run_file import PredictedSpeed
 
 
 PART_SIGNS: dict[str, Piece] = {
@@ -29,8 +28,6 @@ PART_SIGNS: dict[str, Piece] = {
     "margin": ("┈", "muted"),
 }
 """The sign and the tone of each part of the bar."""
-MEASURED_SIGN = "━"
-"""The sign of a measurement below the bar of its prediction."""
 LONG_FORM_COLUMNS, LONG_FORM_LINES = 40, 34
 """The least columns of a panel in its long form, with title and legend, and the least lines of the screen."""
 LIMIT_SIGN = "┃"
@@ -48,27 +45,22 @@ class Predictions(GrowingPanel):
         # The time of a trace goes on while the rest stays the same.
         if (memory, speed) != (self._memory, self._speed) or (memory is not None and memory.since_ns is not None):
             self._memory, self._speed = memory, speed
-            has_speed = speed is not None and (speed.predicted is not None or speed.measured is not None)
-            self.set_shown(memory is not None or has_speed)
+            self.set_shown(memory is not None or speed is not None)
 
     def lines(self, width: int, height: int) -> list[Line]:
         if width <= 0:
             return []
         lines = [] if self._memory is None else memory_lines(self._memory, width, self.screen.size.height)
-        return lines if self._speed is None else [*lines, *speed_lines(self._speed, width)]
+        return lines if self._speed is None else [*lines, speed_line(self._speed, width)]
 
 
 def memory_lines(memory: NextRunMemory, width: int, screen_height: int) -> list[Line]:
     """Return the bar in lines of `width` cells, with its legend if width and height allow."""
-    lines = _predicted_lines(memory, width, width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES)
-    return lines if memory.measured is None else [*lines, *_measured_lines(memory, memory.measured, width)]
-
-
-def _predicted_lines(memory: NextRunMemory, width: int, long_form: bool) -> list[Line]:
+    long_form = width >= LONG_FORM_COLUMNS and screen_height >= LONG_FORM_LINES
     fit = memory.fit
     if fit is None:
         return [rule("memory", width), *_reason_lines(memory, width, 4 if long_form else 2)]
-    bar = _bar_line(fit, memory.measured, width)
+    bar = _bar_line(fit, width)
     if not long_form:
         return [_peak_line(fit, width), bar, *_verdict_lines(fit, width, 2)]
     title = rule(f"memory at its peak: {phase_words(fit.predicted.phase)}", width)
@@ -134,9 +126,10 @@ def _bytes_left_line(fit: PredictedFit, width: int) -> Line:
     return first_fitting([[(head, head_tone), (tail, tail_tone)] for tail in [*tails, ""] for head in heads], width)
 
 
-def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) -> Line:
+def _bar_line(fit: PredictedFit, width: int) -> Line:
     """Return the categories side by side, then the free rest, with the limit as a line across."""
-    scale = _scale_bytes(fit, measured)
+    # The whole width is the limit, or a prediction above it.
+    scale = float(max(0 if fit.available is None else fit.available.size_bytes, fit.needed_bytes, 1))
     parts = _shown_parts(fit)
     # On a large device a small model would be one cell: each category keeps its own.
     used_cells = min(width, max(len(parts), round(fit.needed_bytes / scale * width)))
@@ -149,13 +142,6 @@ def _bar_line(fit: PredictedFit, measured: MeasuredMemory | None, width: int) ->
         limit_cell = min(width - 1, int(fit.available.size_bytes / scale * width))
         line[limit_cell] = (LIMIT_SIGN, "error")
     return join_pieces(line)
-
-
-def _scale_bytes(fit: PredictedFit | None, measured: MeasuredMemory | None) -> float:
-    """Return the bytes of the whole width: the limit, or a prediction or measurement above it."""
-    available = fit.available.size_bytes if fit is not None and fit.available is not None else 0
-    needed = fit.needed_bytes if fit is not None else 0
-    return float(max(available, needed, measured.peak_bytes if measured is not None else 0, 1))
 
 
 def _shown_parts(fit: PredictedFit) -> list[tuple[str, int]]:
@@ -176,51 +162,15 @@ def _legend_lines(fit: PredictedFit, width: int) -> list[Line]:
     return packed(entries, width, gap=1, stop=max(1, width // 2))
 
 
-def _measured_lines(memory: NextRunMemory, measured: MeasuredMemory, width: int) -> list[Line]:
-    """Return the measured peak on the same scale, and beside it the peak predicted for its run."""
-    filled = max(1, min(width, round(measured.peak_bytes / _scale_bytes(memory.fit, measured) * width)))
-    bar: Line = [(MEASURED_SIGN * filled, "title")]
-    predicted = measured.predicted_bytes
-    if predicted is None and measured.has_same_knobs and memory.fit is not None:
-        predicted = memory.fit.predicted.total_bytes
-    peak: Piece = (fmt.size(measured.peak_bytes), "title")
-    start: Line = [("measured ", "muted"), peak]
-    if not predicted:
-        return [
-            bar,
-            first_fitting([[*start, ("" if measured.has_same_knobs else " with other knobs", "muted")], start], width),
-        ]
-    difference = f" ({against_predicted_memory(measured.peak_bytes, predicted)})"
-    layouts = [[*start, (difference, "text")], [peak, (f" (predicted {fmt.size(predicted)})", "text")]]
-    return [bar, first_fitting(layouts, width)]
-
-
-def speed_lines(speed: NextRunSpeed, width: int) -> list[Line]:
-    """Return the prediction with its change from the run on the screen or the preset, and the measured speed."""
-    lines = [] if speed.predicted is None else [_predicted_speed_line(speed, speed.predicted, width)]
-    return lines if speed.measured is None else [*lines, _measured_speed_line(speed.measured, width)]
-
-
-def _predicted_speed_line(speed: NextRunSpeed, predicted: PredictedSpeed, width: int) -> Line:
+def speed_line(speed: NextRunSpeed, width: int) -> Line:
+    """Return the prediction with its interval, or its change from the run on the screen or the preset."""
     label: Piece = ("predicted ", "muted")
     if speed.change_percent is None:
-        words: Piece = (speed_text(predicted), "title")
+        words: Piece = (speed_text(speed.predicted), "title")
         return first_fitting([[label, words], [words]], width)
     percent = fmt.signed_percent(speed.change_percent)
     change = f"{percent} from {fmt.number(speed.reference_samples_per_s)}"
     tone: Tone = "success" if speed.change_percent >= 0 else "warning"
-    start: Line = [(f"{fmt.number(predicted.median)}/s, ", "title")]
+    start: Line = [(f"{fmt.number(speed.predicted.median)}/s, ", "title")]
     layouts = ([label, *start, (f"{change}/s", tone)], [*start, (change, tone)], [*start, (percent, tone)])
     return first_fitting(layouts, width)
-
-
-def _measured_speed_line(measured: MeasuredSpeed, width: int) -> Line:
-    rate, predicted = fmt.number(measured.samples_per_s), measured.predicted
-    start: Line = [("measured ", "muted"), (f"{rate} samples/s", "title")]
-    if predicted is None or not predicted.median:
-        return start
-    predicted_rate = fmt.number(predicted.median)
-    difference = fmt.signed_percent(fmt.percent_change(measured.samples_per_s, predicted.median))
-    long: Line = [*start[:1], (f"{rate}/s", "title"), (f" (predicted {predicted_rate}/s, {difference})", "text")]
-    short: Line = [("ran ", "muted"), (f"{rate}/s", "title"), (f", predicted {predicted_rate}/s", "text")]
-    return first_fitting([long, short], width)

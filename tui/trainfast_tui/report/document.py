@@ -11,7 +11,6 @@ from string import ascii_uppercase
 from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.formats import FORMS, export_run
 from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.memory.oom import with_newer_explanation
 from trainfast_runner.memory.timeline import CATEGORIES
@@ -39,10 +38,10 @@ from trainfast_runner.search.best_journal import BestEnded, BestQuestion, Candid
 from trainfast_runner.settings.device_counts import ranks_with_samples
 from trainfast_runner.settings.spec import without_search_settings
 from trainfast_runner.units import counted
-from trainfast_tui.charts.chart_data import ChartData, TimeAxis, gap_ns_of
+from trainfast_tui.charts.chart_data import ChartData, TimeAxis
 from trainfast_tui.charts.charted import cpu_charts, device_charts, has_gpu_samples, reading_names, throughput_chart
 from trainfast_tui.live.snapshot import Snapshot, used_uuids
-from trainfast_tui.report.blocks import Block, Document, code, grid, heading, listing, pairs_grid, prose
+from trainfast_tui.report.blocks import Block, Document, grid, heading, listing, pairs_grid, prose
 from trainfast_tui.report.pictures import strip_picture, throttled_sentences
 from trainfast_tui.text import best_words, memory_words
 from trainfast_tui.text import format as fmt
@@ -82,14 +81,14 @@ def _search_document(home: Home, directory: Path) -> tuple[Document, list[str]]:
     run_ids = [run_id for run_id in confirmed if home.directory(run_id).is_dir()]
     runs = _read_runs(home, run_ids)
     if best.question is not None:
-        kind, blocks, exports = "Best-fit search", _best_blocks(best, best.question), _best_exports(best, runs)
+        kind, blocks = "Best-fit search", _best_blocks(best, best.question)
     elif batch.question is not None:
-        kind, blocks, exports = "Batch search", _batch_blocks(batch, batch.question), _batch_exports(batch, runs)
+        kind, blocks = "Batch search", _batch_blocks(batch, batch.question)
     else:
         raise UserError(f"the journal of {directory.name} has no readable question", key=directory.name)
     live = [prose("The search is still running: this is its journal so far.")] if is_conducted(directory) else []
-    no_runs = prose("No run that confirmed an answer is on the disk, so there is no machine, chart or export here.")
-    of_runs = [*run_sections(runs), *exports] if runs else [no_runs]
+    no_runs = prose("No run that confirmed an answer is on the disk, so there is no machine or chart here.")
+    of_runs = run_sections(runs) if runs else [no_runs]
     return Document(f"{kind} {directory.name}", (*live, *blocks, prose(ABSENT_NOTE), *of_runs)), run_ids
 
 
@@ -121,14 +120,6 @@ def _batch_blocks(search: BatchSnapshot, question: BatchQuestion) -> Iterator[Bl
     header = (FigureHeading("batch size"), "in", "outcome", *figures, "run", "reason")
     yield heading("Sizes tried")
     yield grid(header, [_attempt_row(one, search) for one in sorted(attempts, key=lambda one: one.t_ns)])
-
-
-def _batch_exports(search: BatchSnapshot, runs: Sequence[ReportedRun]) -> Iterator[Block]:
-    """Yield the settings of the confirmation run, with the batch to take instead."""
-    yield from export_blocks(runs)
-    answer = search.answer
-    if answer is not None and answer.recommended_batch not in (None, answer.max_batch):
-        yield prose(f"They have the largest batch; the recommended one is {answer.recommended_batch:,}.")
 
 
 def _title(question: BatchQuestion | BestQuestion) -> list[Block]:
@@ -200,17 +191,6 @@ def _best_blocks(so_far: BestSoFar, question: BestQuestion) -> Iterator[Block]:
         yield heading("Every setting")
         header = (FigureHeading(""), "settings", "verdict", *figures, "reason")
         yield grid(header, [_verdict_row(so_far, verdict) for verdict in so_far.verdicts])
-
-
-def _best_exports(so_far: BestSoFar, runs: Sequence[ReportedRun]) -> Iterator[Block]:
-    """Yield the settings of the winner."""
-    best_ids = so_far.answer.best_run_ids if so_far.answer is not None else []
-    winner = [run for run in runs if run.directory.name in best_ids]
-    if winner:
-        yield prose(f"{' and '.join(run.label for run in winner)}: the best, in a fresh process.")
-        yield from export_blocks(winner[:1])
-    else:
-        yield prose("No run of the best setting is on the disk: its settings are not exported.")
 
 
 def _verdict_row(so_far: BestSoFar, verdict: CandidateVerdict) -> list[str]:
@@ -286,7 +266,7 @@ def runs_report(runs: Sequence[ReportedRun]) -> list[Block]:
     titles = dict.fromkeys(
         f"{run.result.name}: {run.run_file.title}." for run in runs if run.run_file is not None and run.run_file.title
     )
-    return [prose(question), *map(prose, titles), *run_sections(runs), *export_blocks(runs)]
+    return [prose(question), *map(prose, titles), *run_sections(runs)]
 
 
 def run_sections(runs: Sequence[ReportedRun]) -> list[Block]:
@@ -396,6 +376,7 @@ def _one_run(run: ReportedRun) -> Iterator[Block]:
     result = run.result
     yield heading(f"Run {run.label}: {result.run_id}")
     yield prose(f"{result.name}, {_end_words(result)}, after {fmt.duration(result.seconds)}.")
+    yield prose(f"Its settings in the form of another tool: trainfast-tui export {result.run_id} --to FORM.")
     yield pairs_grid([*figure_rows(result), *_predicted_parts(run)])
     if remarks := tuple(result_notes(result)):
         yield listing(remarks)
@@ -436,9 +417,7 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     ends_ns = [*rates.times_ns[-1:], *(tick.t_ns for tick in ticks[-1:])]
     axis = TimeAxis(run.origin_ns, max(ends_ns, default=run.origin_ns + 1), is_live=False)
     snapshot = Snapshot(taken_ns=axis.end_ns, run=run.snapshot, ticks=(), has_read_home=True)
-    throughput = throughput_chart(snapshot, axis, "samples", sorted(used_uuids(run.snapshot)))
-    # The steps of a long run are thinned: they lie further apart than the screen's.
-    throughput = replace(throughput, gap_ns=gap_ns_of(rates.times_ns, throughput.gap_ns))
+    throughput = throughput_chart(snapshot, axis, sorted(used_uuids(run.snapshot)))
     charts = [throughput, *device_charts(snapshot, axis, 0, len(reading_names(snapshot)))]
     if has_gpu_samples(snapshot) and run.run_file is not None and run.run_file.device == "cpu":
         # On the screen the charts of watched GPUs replace those of the CPU; a report has both.
@@ -447,21 +426,3 @@ def charts_of(run: ReportedRun) -> list[ChartData]:
     has_warmup = any(step.warmup for step in steps)
     measured_ns = next((step.begin_ns for step in steps if has_warmup and not step.warmup), None)
     return [replace(chart, cursor_ns=measured_ns) for chart in charts]
-
-
-def export_blocks(runs: Sequence[ReportedRun]) -> Iterator[Block]:
-    """Yield each run's settings in every form, and for a form that refuses the run its reason."""
-    yield heading("Settings to use elsewhere")
-    for run in runs:
-        if run.run_file is None:
-            yield prose(f"{run.result.run_id} has no readable run.json, so there are no settings to export.")
-            continue
-        yield heading(f"Run {run.label}: {run.result.run_id}", 3)
-        for form in FORMS:
-            try:
-                exported = export_run(run.run_file, run.directory, form)
-            except UserError as error:
-                yield prose(f"Not as {form}: {error.message}.")
-                continue
-            left_out = f" (cannot be expressed: {', '.join(exported.left_out)})" if exported.left_out else ""
-            yield code(f"{form}{left_out}", exported.text)

@@ -131,11 +131,11 @@ class MainScreen(AppScreen):
         self.show_predictions()
 
     def show_predictions(self) -> None:
-        """Paint the next run's memory and speed, each over that of the run on the screen."""
+        """Paint the next run's predicted memory and speed."""
         if not self.is_ready:
             return
-        memory = self.session.next_run_memory()
-        self.query_one(Predictions).show_predictions(memory, self.session.next_run_speed())
+        memory, speed = self.session.background.memory, self.session.background.speed
+        self.query_one(Predictions).show_predictions(memory, speed)
         fit = memory.fit if memory is not None else None
         self.query_one(KnobPanel).show_auto_choices({} if fit is None else {"attention": fit.predicted.attention})
 

@@ -215,15 +215,12 @@ class TopoScreen(PageScreen):
         """None until the driver has answered."""
 
     def on_mount(self) -> None:
-        self.action_reload()
+        start_thread("topology", lambda: TopologyRead(read_topology()), self.post)
 
     def on_posted_message(self, message: PostedMessage) -> None:
         if isinstance(message.content, TopologyRead):
             self._topology = message.content.topology
             self.repaint()
-
-    def action_reload(self) -> None:
-        start_thread("topology", lambda: TopologyRead(read_topology()), self.post)
 
     def body(self, width: int) -> list[Line]:
         if self._topology is None:

@@ -143,7 +143,6 @@ class ScriptScreen(AppScreen):
             "remove": not findings.mapping,
             "map": bool(findings.command) and not findings.mapping,
             "command": not findings.command,
-            "again": not findings.command,
         }
         hidden = {name for name, is_useless in useless.items() if is_useless}
         self.query_one(Footer).set_actions(hidden, {"map": "flag" if findings.command else "command"})
@@ -182,12 +181,6 @@ class ScriptScreen(AppScreen):
 
         title, typed = "The command that starts your script", shlex.join(self._findings.command)
         ask_text(self.app, title, COMMAND_HINT, typed, split_command, on_command)
-
-    def action_again(self) -> None:
-        if self._findings.command:
-            self._look_into(self._findings.command)
-        else:
-            self.action_command()
 
     def _look_into(self, command: tuple[str, ...]) -> None:
         """Have the flags of this command's script found, unless a run or a search is being measured."""
@@ -317,9 +310,8 @@ def _head(findings: ScriptFindings, width: int) -> list[Line]:
     lines += fmt.labelled(("folder  ", "muted"), findings.cwd, width)[:1]
     if findings.refusal:
         lines += fmt.labelled(("refused ", "error"), findings.refusal, width, "error")
-        command_key, again_key = key_of("script", "command"), key_of("script", "again")
-        next_steps = f"{command_key} types another command; {again_key} looks again after a change."
-        return [*lines, [], *fmt.paragraph(next_steps, width, "title")]
+        next_step = f"{key_of('script', 'command')} types another command, or looks again with the same one."
+        return [*lines, [], *fmt.paragraph(next_step, width, "title")]
     if findings.discovered is not None:
         return [*lines, *fmt.labelled(("found   ", "muted"), discovery_words(findings.discovered), width)]
     waited = fmt.elapsed(findings.began_ns, time.monotonic_ns())

@@ -196,9 +196,6 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
             "knob_help", "i", "knob help", "Everything about the knob under the cursor, and why its value was refused."
         ),
         *map(_fix, range(3), ("first", "second", "third")),
-        _in_palette(
-            "ChartColumn.throughput_unit", "t", "samples or tokens", "Throughput in samples a second or in tokens."
-        ),
         _in_palette("ChartColumn.reading", "n", "next reading", "Another device reading in the chart."),
         *_EVENTS,
         *_ZOOMS,
@@ -220,9 +217,8 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         Action("add", "a", "add", "Map another knob to a flag."),
         Action("remove", "x backspace", "remove", "Remove the flag of the knob under the cursor."),
-        Action("command", "c", "command", "Type another command."),
+        Action("command", "c", "command", "Type another command, or look again with the same one."),
         _back("o", help="Back to the main screen; nothing is saved."),
-        Action("again", "f5", "again", "Look into the script again, after a change of it."),
         _filter("flags"),
         *_moves("TableView", "knob, or page of flags"),
     ),
@@ -258,7 +254,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         *_shares("the two runs"),
         *_moves("Page", "line"),
     ),
-    "topo": (_back("T"), Action("reload", "f5", "ask again", "Ask the driver again."), *_moves("Page", "line")),
+    "topo": (_back("T"), *_moves("Page", "line")),
     "monitor": (
         _back("m"),
         Action("ProcessTable.sort", "o", "order", "Order the processes by another column."),
