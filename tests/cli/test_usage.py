@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import pytest
 
 from cli.command import COMMAND, Cli
+from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_tui.cli.printing import print_json
 
 
@@ -98,6 +99,13 @@ def test_a_reader_that_leaves_is_no_error(words):
         ["bash", "-c", f"'{COMMAND[0]}' {' '.join(COMMAND[1:])} {words} | true"], capture_output=True, text=True
     )
     assert done.stderr == ""
+
+
+def test_knobs_are_listed_with_the_values_they_take(cli):
+    done = cli("knobs")
+    assert done.code == 0
+    assert {line.split()[0] for line in done.out.splitlines()[1:]} == set(KNOBS_BY_NAME)
+    assert "a whole number from 1 to 1048576" in done.out
 
 
 def test_a_python_whose_name_is_not_utf8_is_refused(cli, tmp_path):

@@ -79,6 +79,10 @@ def parse(arguments: list[str]) -> tuple[RunCommand, argparse.Namespace]:
     """Return the function to run and its arguments; raises UserError, exits after `--help` and `--version`."""
     parser = _build()
     arguments = _spelled_out(arguments)
+    # Before argparse misses an argument that a removed option stood for; a script's own options come after --.
+    for word in itertools.takewhile(lambda word: word != "--", arguments):
+        if word in REMOVED and (word.startswith("-") or word is arguments[0]):
+            raise UserError(f"{word} was removed: {REMOVED[word]}", key=word)
     for word in itertools.takewhile(lambda word: word.startswith("-"), arguments):
         if word.partition("=")[0] not in parser.option_names():
             raise parser.unknown(word)  # argparse would take the next word for a command and refuse that
@@ -240,6 +244,14 @@ COMMANDS = (
     Command(("doctor",), "doctor", "problems of this machine, each with its cure"),
     Command(("completion",), "completion", "the completion of commands and options for bash, zsh or fish"),
 )
+REMOVED = {
+    "import": "presets new NAME -- COMMAND makes a preset of a script's command",
+    "--onto": "--to prints the settings for your script",
+    "--prove": "run -- COMMAND runs your script with them",
+    "--cool-to": "monitor shows the temperature to wait for, and a result says if its run was hot",
+    "--cold": "every row is a run of its own",
+}
+"""The present way to the job of each removed command or option."""
 GROUP_HELP = {
     "search": "what fits, and what is fastest",
     "runs": "history and live runs",

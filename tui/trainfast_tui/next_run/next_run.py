@@ -93,6 +93,12 @@ class NextRun:
         fields = {f"{section}.{name}": value for section, values in sections for name, value in values.items()}
         return typed_overrides({key: fields.get(key) for key in self.spec.overrides if "." in key})
 
+    def repeats(self, run_file: RunFile) -> bool:
+        """True if the next run has the model and knobs of `run_file`."""
+        return has_same_model(run_file, self.spec) and all(
+            asks_for_same(name, run_file.knobs.get(name), value) for name, value in self.spec.knobs.items()
+        )
+
     def reset(self, name: str) -> Self:
         """Return a copy with the knob at its preset's value, or left to the script; as `with_value` for a strategy."""
         knobs = dict(self.spec.knobs)
