@@ -203,15 +203,19 @@ def test_only_the_newest_snapshot_counts() -> None:
 def test_a_slow_terminal_halves_the_pace_until_it_keeps_up_and_so_does_a_training_on_the_cpu() -> None:
     pacer = Pacer()
     assert pacer.note(0.01) == SHORTEST_PERIOD_S
+    assert pacer.words == ""
     assert pacer.note(0.9) == 2 * SHORTEST_PERIOD_S
+    assert pacer.words == "the screen is behind: repainting every 1 s"
     for _ in range(5):
         pacer.note(0.0, unwritten_texts=9)
     assert pacer.period_s == LONGEST_PERIOD_S
     for _ in range(40):
         pacer.note(0.0)
     assert pacer.period_s == SHORTEST_PERIOD_S
+    assert pacer.words == ""
     pacer = Pacer()
     assert pacer.note(0.01, trains_on_cpu=True) == PERIOD_BESIDE_TRAINING_S > SHORTEST_PERIOD_S
+    assert pacer.words == "", "nothing is late"
     assert pacer.note(0.9, trains_on_cpu=True) == PERIOD_BESIDE_TRAINING_S
     assert pacer.note(0.9, trains_on_cpu=True) == 2.0
     assert Pacer().note(0.01) == SHORTEST_PERIOD_S

@@ -146,7 +146,8 @@ class TrainfastApp(TerminalApp):
         self.session.reader.period_s = self._pacer.note(late_s, self.unwritten_texts(), trains_on_cpu=trains_on_cpu)
         # A screen has no widgets while it is opened or left.
         if self.visible_screen.children and self.main.is_ready:
-            self.visible_screen.query_one(Footer).show_badge(self.session.searches.badge(snapshot.taken_ns))
+            badge = self.session.searches.badge(snapshot.taken_ns)
+            self.visible_screen.query_one(Footer).show_state(badge, self._pacer.words)
             self.visible_screen.show_snapshot(snapshot)
 
     def action_help(self) -> None:

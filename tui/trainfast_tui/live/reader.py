@@ -360,3 +360,10 @@ class Pacer:
                 self.period_s = max(SHORTEST_PERIOD_S, self.period_s / 2)
                 self._calm = 0
         return max(self.period_s, PERIOD_BESIDE_TRAINING_S) if trains_on_cpu else self.period_s
+
+    @property
+    def words(self) -> str:
+        """The footer's notice while frames are late; empty otherwise."""
+        return (
+            f"the screen is behind: repainting every {self.period_s:g} s" if self.period_s > SHORTEST_PERIOD_S else ""
+        )

@@ -163,13 +163,14 @@ class FilterLine(PaintedWidget):
 
 
 class Footer(PaintedWidget):
-    """The keys of the screen, which can be clicked; at the right the search that is going on."""
+    """The keys of the screen, which can be clicked; at the right the search that is going on, and late frames."""
 
     def __init__(self, actions: Sequence[Action]) -> None:
         super().__init__()
         self._actions = [action for action in actions if action.shown is Shown.IN_FOOTER]
         self._hidden_ids: frozenset[str] = frozenset()
         self._badge = ""
+        self._pace = ""
 
     def set_actions(self, hidden_ids: Collection[str], labels: Mapping[str, str]) -> None:
         """Hide the actions with these ids and show all others; `labels` are those that depend on the present state."""
@@ -179,10 +180,10 @@ class Footer(PaintedWidget):
             self._hidden_ids, self._actions = hidden, relabelled
             self.repaint()
 
-    def show_badge(self, badge: str) -> None:
-        """Show the search that is going on; empty for none."""
-        if badge != self._badge:
-            self._badge = badge
+    def show_state(self, badge: str, pace: str) -> None:
+        """Show the search that is going on, and the notice of late frames; both may be empty."""
+        if (badge, pace) != (self._badge, self._pace):
+            self._badge, self._pace = badge, pace
             self.repaint()
 
     async def on_click(self, event: events.Click) -> None:
@@ -196,7 +197,7 @@ class Footer(PaintedWidget):
 
     def _fitting(self, width: int) -> list[Action]:
         """Return the actions that there is room for: help and the way back matter more than the rarer keys."""
-        room = width - (len(self._badge) + 2) * bool(self._badge)
+        room = width - sum(len(words) + 2 for words in (self._badge, self._pace) if words)
         shown = [action for action in self._actions if action.id not in self._hidden_ids]
         while len(shown) > 2 and sum(map(_length, shown)) - 2 > room:
             kept = ("help", "back", "leave")
@@ -209,6 +210,7 @@ class Footer(PaintedWidget):
         for action in self._fitting(width):
             line += [("  " if line else "", "muted"), (action.key, "key"), (f" {action.label}", "muted")]
         right: Line = [(f"  {self._badge}", "accent")] if self._badge else []
+        right += [(f"  {self._pace}", "warning")] if self._pace else []
         return [[*line, (" " * max(0, width - line_length(line) - line_length(right)), "muted"), *right]]
 
 
