@@ -33,6 +33,7 @@ from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens import best
 from trainfast_tui.screens.best import BestPlanned
+from trainfast_tui.text.best_words import busy_lines
 
 PLAN = "candidates 12, 11 of them can run here"
 
@@ -228,3 +229,9 @@ async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.
         text = await pilot.until("Refused: the device is still in use")
         assert len(starts.asked) == 1
         assert text.count("Refused: ") == 1, "the start's refusal stands in place of the plan's"
+
+
+def test_a_busy_cpu_is_said_before_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainfast_runner.machine.cpu.others_percent", lambda seconds: 72.0)
+    said = "others take 72 % of the CPU: this budget tries about 28 % of what it would alone"
+    assert (busy_lines("cpu"), busy_lines("cuda")) == ([said], [])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from textual import _compositor, app, dom, message_pump, screen, widget
+from textual import _compositor, _xterm_parser, app, dom, keys, message_pump, screen, widget
 from textual.app import App, ComposeResult
 from textual.dom import DOMNode
 from textual.drivers import _writer_thread, linux_driver
@@ -18,7 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 import trainfast_tui
-from trainfast_tui.terminal import cells
+from trainfast_tui.terminal import cells, textual_app
 from trainfast_tui.terminal.textual_app import TerminalApp
 
 
@@ -37,6 +37,9 @@ def test_every_private_part_is_there() -> None:
     source = inspect.getsource(_compositor.Compositor)
     assert "ChopsUpdate(" in source, "the compositor looks the class up when it makes an update"
     assert "LayoutUpdate(" in source
+    assert "XTermParser(" in inspect.getsource(linux_driver), "the driver looks its parser up when it makes one"
+    assert hasattr(_xterm_parser.XTermParser(), "_timeout_time")
+    assert keys._character_to_key("?") == "question_mark"
     assert callable(Widget._forward_event)
     assert callable(DOMNode._attach)
     assert "self._driver" in inspect.getsource(App)
@@ -45,12 +48,19 @@ def test_every_private_part_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain", "partial", "whole"),
-    [(False, cells.TightUpdate, cells.WholeUpdate), (True, cells.ChopsUpdate, cells.LayoutUpdate)],
+    ("plain", "partial", "whole", "parser"),
+    [
+        (False, cells.TightUpdate, cells.WholeUpdate, textual_app.KeyReader),
+        (True, cells.ChopsUpdate, cells.LayoutUpdate, _xterm_parser.XTermParser),
+    ],
 )
-async def test_the_compositor_makes_our_updates_unless_output_is_plain(plain: bool, partial: type, whole: type) -> None:
+async def test_the_compositor_makes_our_updates_unless_output_is_plain(
+    plain: bool, partial: type, whole: type, parser: type
+) -> None:
     try:
         shown = Words(plain_output=plain)
+        textual_app.install(linux_driver.LinuxDriver, plain=plain)
+        assert linux_driver.XTermParser is parser
         async with shown.run_test(size=(40, 5)) as pilot:
             compositor = shown.screen._compositor
             assert type(compositor.render_full_update()) is whole
@@ -63,6 +73,7 @@ async def test_the_compositor_makes_our_updates_unless_output_is_plain(plain: bo
             assert "after" in update.render_segments(Console(force_terminal=True, color_system="truecolor"))
     finally:
         cells.install()
+        textual_app.install(linux_driver.LinuxDriver)
 
 
 OWN_OF_TEXTUAL = {

@@ -1,20 +1,57 @@
-"""A letter typed right after Esc: both are keys, and neither is lost."""
+"""Esc and the key after it in one read: both are keys, and neither is lost."""
 
 from __future__ import annotations
 
 import pytest
 from textual.events import Key
 
-from trainfast_tui.terminal.textual_app import after_escape
+from trainfast_tui.terminal.textual_app import KeyReader, after_escape
 
 
-@pytest.mark.parametrize(("name", "character"), [("alt+q", "q"), ("alt+shift+q", "Q"), ("alt+1", "1")])
-def test_a_key_typed_after_escape_has_its_character(name: str, character: str) -> None:
-    later = after_escape(Key(name, None))
-    assert later is not None
-    assert later.character == character
+def keys_of(*reads: str) -> list[str]:
+    """The typed keys by name: an `alt+` key as the two it stands for."""
+    reader = KeyReader()
+    names: list[str] = []
+    for read in reads:
+        for event in reader.feed(read):
+            assert isinstance(event, Key)
+            later = after_escape(event)
+            names += [event.key] if later is None else ["escape", later.key]
+    return names
 
 
-@pytest.mark.parametrize("name", ["alt+up", "alt+f1", "q", "ctrl+alt+q"])
-def test_other_keys_are_one_key(name: str) -> None:
-    assert after_escape(Key(name, None)) is None
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("\r", "enter"),
+        (" ", "space"),
+        ("1", "1"),
+        ("-", "minus"),
+        ("=", "equals_sign"),
+        ("?", "question_mark"),
+        ("/", "slash"),
+    ],
+)
+def test_esc_is_kept_before_every_key(typed: str, name: str) -> None:
+    assert keys_of(f"\x1b{typed}") == ["escape", name]
+    assert keys_of("\x1b", typed) == ["escape", name], "in two reads of one moment"
+    assert keys_of(f"j\x1b{typed}k") == ["j", "escape", name, "k"]
+
+
+def test_a_key_typed_after_escape_has_its_character() -> None:
+    for name, character in (
+        ("alt+q", "q"),
+        ("alt+shift+q", "Q"),
+        ("alt+1", "1"),
+        ("alt+space", " "),
+        ("alt+slash", "/"),
+    ):
+        later = after_escape(Key(name, None))
+        assert later.character == character
+    for name in ("alt+up", "alt+f1", "q", "ctrl+alt+q"):
+        assert after_escape(Key(name, None)) is None
+
+
+def test_sequences_of_the_terminal_stay_what_they_are() -> None:
+    assert keys_of("\x1b[A", "\x1bOP", "\x1b[1;5C", "\x1b", "[B") == ["up", "f1", "ctrl+right", "down"]
+    assert [type(event).__name__ for event in KeyReader().feed("\x1b[200~a b\x1b[201~x")] == ["Paste", "Key"]

@@ -81,6 +81,12 @@ def others_cores(seconds: float) -> float | None:
     return window.others_cores()
 
 
+def others_percent(seconds: float) -> float | None:
+    """The share of this process's cores that others keep busy over the next `seconds`, in percent."""
+    cores = others_cores(seconds)
+    return None if cores is None else min(100.0, 100 * cores / len(os.sched_getaffinity(0)))
+
+
 def _busy_s() -> float | None:
     """Seconds that the cores of this process have been busy since boot."""
     try:

@@ -75,11 +75,11 @@ class Machine:
         """The GPUs whose readings are joined to a run with this `watch` knob, by NVML index. Raises UserError."""
         if watch is None:
             return used_gpus
-        by_index = {gpu.index: gpu for gpu in self.nvml_gpus}
+        by_index = {gpu.index: gpu for gpu in self.nvml_gpus if not is_instance(gpu.uuid)}
         indexes = gpu_indexes(watch) or []
         for index in indexes:
             if index not in by_index:
-                raise _no_such_gpu_error(f"watch={index}", index, len(self.nvml_gpus))
+                raise _no_such_gpu_error(f"watch={index}", index, len(by_index))
         return tuple(by_index[index] for index in indexes)
 
     def _usable_gpus(self) -> list[DeviceReading]:

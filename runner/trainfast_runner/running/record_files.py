@@ -44,7 +44,7 @@ class TelemetryLog:
         self._on_event, self._on_failure = on_event, on_failure
         self._path = directory / TELEMETRY_FILE
         self._file: Appender | None = None
-        self._failed = False
+        self._failed = self._is_over = False
         self._sampler = Sampler(self._write_tick, period_s=period_s, on_xid=self._xid)
 
     def start(self) -> None:
@@ -57,12 +57,15 @@ class TelemetryLog:
 
     def stop(self) -> None:
         """End the sampling with a tick after all steps; a driver call that hangs is left behind."""
-        if self._sampler.stop(last_tick=True) and self._file is not None:
+        self._is_over = not self._sampler.stop(last_tick=True)
+        if not self._is_over and self._file is not None:
             self._file.close()
         if self._sampler.failure is not None and not self._failed:
             self._on_failure(f"sampling ended: {self._sampler.failure!r}")
 
     def _write_tick(self, tick: Tick) -> None:
+        if self._is_over:  # the run is settled while a call into the driver still hangs
+            return
         for event in self._events.since_last(tick):
             self._on_event(event)
         try:

@@ -164,12 +164,12 @@ LENGTH_SCALE_LOG2 = 1.4
 With 2.0, and pairs from 0.02, a search stopped short in 5 of 100 synthetic spaces, now in 1."""
 
 
-def similarity(name: str, values: Sequence[object]) -> Array:
+def similarity(values: Sequence[object], *, is_smooth: bool) -> Array:
     """Return the correlation of the effects of every two values of a knob.
 
     Two numbers of a smooth knob correlate by their distance in log2; other values only with equal ones.
     """
-    if name in SMOOTH_KNOBS and all(isinstance(value, int | float) for value in values):
+    if is_smooth and all(isinstance(value, int | float) for value in values):
         # Zero loader processes are as far from one as one is from two.
         logs = np.array([math.log2(max(float(str(value)), 0.5)) for value in values])
         smooth: Array = np.exp(-0.5 * ((logs[:, None] - logs) / LENGTH_SCALE_LOG2) ** 2)
@@ -191,7 +191,7 @@ class Levels:
         self.array: Points = np.array(by_knob, dtype=int).reshape(len(self.names), len(candidates)).T
         self.points: list[tuple[int, ...]] = [tuple(row) for row in self.array.tolist()]
         self._numbers = {point: number for number, point in enumerate(self.points)}
-        self._similarities = [similarity(name, self.values[name]) for name in self.names]
+        self._similarities = [similarity(self.values[name], is_smooth=name in SMOOTH_KNOBS) for name in self.names]
 
     def with_level(self, number: int, name: str, level: int) -> int | None:
         """Return the candidate that differs only by a knob's level and the knobs decided by it; None without one."""

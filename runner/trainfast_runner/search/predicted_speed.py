@@ -200,6 +200,8 @@ REFERENCE_KNOBS: KnobValues = {
     "devices": 1,
 }
 """Knobs without an effect beyond their work; the effects of other values are relative to these knobs."""
+SIZE_KNOBS = ("batch_size", "grad_accum", "seq_len")
+"""Knobs whose similar values were found to have similar effects between runs."""
 ASSUMED_NOISE_VARIANCE = 1e-4
 """Assumed variance of the ln rate that a run measures, before the first run."""
 
@@ -250,7 +252,7 @@ class DeviceSpeedModel:
         for name, deviation in KNOB_DEVIATIONS.items():
             # The effect of a value is the difference from that of the reference's value.
             knobs_of = (REFERENCE_KNOBS, *settings, {**spec.knobs, "devices": devices})
-            alike = similarity(name, [knobs[name] for knobs in knobs_of])
+            alike = similarity([knobs[name] for knobs in knobs_of], is_smooth=name in SIZE_KNOBS)
             covariances += deviation**2 * (alike[1:, 1:] - alike[1:, :1] - alike[:1, 1:] + 1)
         posteriors = [
             _posterior(covariances + deviation**2 * np.eye(len(steps)), residuals) for deviation in RUN_DEVIATIONS

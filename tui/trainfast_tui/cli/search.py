@@ -161,6 +161,8 @@ def search_best(arguments: argparse.Namespace) -> int:
     began_ns += await_devices(plan.plan, home) if arguments.wait else 0
     directory = open_best(plan, home, options)
     so_far = BestSoFar.read(directory)
+    for words in best_words.busy_lines(plan.plan.device):
+        print_notice(words)
     if so_far.attempts:
         _print_continued(directory, f"with {counted(len(so_far.attempts), 'measurement')}")
     question = plan.question

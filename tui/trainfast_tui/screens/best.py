@@ -18,7 +18,7 @@ from trainfast_runner.settings.knobs import defaults, knob, read_vary
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, front_of, scatter_chart
 from trainfast_tui.control.messages import Message, TrainingPython
-from trainfast_tui.control.threads import start_thread
+from trainfast_tui.control.threads import CancellableWork
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.next_run import NextRun, has_same_model
 from trainfast_tui.next_run.sources import next_run_from_search, spec_to_continue
@@ -103,6 +103,7 @@ class BestScreen(SearchScreen["BestSoFar"]):
         self._is_fresh = False
         """True if the next search continues no unfinished one and uses no measured effects."""
         self._planned = BestPlanned(self._request)
+        self._work = CancellableWork("plan")
         self._plans_after_run = False
         """True while the plan waits for the end of a live run."""
 
@@ -133,7 +134,8 @@ class BestScreen(SearchScreen["BestSoFar"]):
         else:
             notice = ("Listing the settings that can run here…", "muted")
             plan = partial(plan_best, self._next_run.spec, request, self.session.python)
-            start_thread("plan", plan, self.post, partial(_refused, request))
+            # After the plan under way, for the newest question alone.
+            self._work.start(lambda _: plan(), self.post, partial(_refused, request))
         self._planned = BestPlanned(request, [notice])
         self.show_newest()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from typing import Any
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.color import Color
 from textual.dom import DOMNode
+from textual.driver import Driver
 from textual.events import Key
 from textual.filter import LineFilter, Monochrome, NoColor
+from textual.keys import KEY_NAME_REPLACEMENTS, _character_to_key
 from textual.message import Message
 from textual.theme import BUILTIN_THEMES, Theme
 from textual.widget import Widget
@@ -62,8 +66,9 @@ class TerminalApp(App[int]):
     CSS_PATH = STYLES
 
     def __init__(self, *, ascii: bool = False, plain_output: bool = False) -> None:
-        super().__init__()
+        # Textual's constructor asks for the driver class.
         self.plain_output = plain_output
+        super().__init__()
         self.ascii = ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         self.no_color = bool(os.environ.get("NO_COLOR"))  # Textual takes an empty one too, against no-color.org
         self._own_filters = [*([NoHueFilter()] if self.no_color else []), *([AsciiFilter()] if self.ascii else [])]
@@ -72,6 +77,12 @@ class TerminalApp(App[int]):
         """The key that is being handled; later ones wait."""
         register(self)
         cells.install(plain=plain_output)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Return Textual's driver with our key parser."""
+        driver = super().get_driver_class()
+        install(driver, plain=self.plain_output)
+        return driver
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return Textual's filters with ours as the last; its own for NO_COLOR take the terminal for a black one."""
@@ -88,7 +99,7 @@ class TerminalApp(App[int]):
             self._follow(event, is_second=True)
         else:
             later = after_escape(event)
-            self._waiting_keys += [event] if later is None else [Key("escape", "\x1b"), later]
+            self._waiting_keys += [event] if later is None else [Key("escape", ESC), later]
             if self._present_key is None:
                 await self._next_key()
             else:
@@ -147,11 +158,53 @@ def part_style(widget: Widget, name: str) -> Style:
     return part.rich_style
 
 
+ESC = "\x1b"
+# Enter and printable ASCII without letters and without the characters of control sequences: [ \ ] ^ _
+_KEY = "[\r -@`{-~]"
+_ESC_AND_KEY = re.compile(f"{ESC}({_KEY})")
+_CHARACTERS = {
+    KEY_NAME_REPLACEMENTS.get(name, name): character
+    for character in map(chr, range(ord(" "), ord("~") + 1))
+    for name in (character if character.isalnum() else _character_to_key(character),)
+}
+"""Printable ASCII by Textual's names of the keys."""
+
+
+class KeyReader(XTermParser):
+    """Textual's parser of terminal input; Esc and a key are given to it in kitty's spelling of Alt."""
+
+    _ends_with_esc = False
+    """True if the last read ended with Esc."""
+
+    def feed(self, data: str) -> Iterable[Message]:
+        """Yield the events in `data`."""
+        # Until its delay is over, Textual takes the next read as part of the sequence.
+        continues = self._ends_with_esc and self._timeout_time is not None and re.match(_KEY, data)
+        typed = _ESC_AND_KEY.sub(_as_alt, ESC + data if continues else data)
+        self._ends_with_esc = data.endswith(ESC)
+        return super().feed(typed[1:] if continues else typed)
+
+
+def _as_alt(typed: re.Match[str]) -> str:
+    return f"{ESC}[{ord(typed[1])};3u"
+
+
+def install(driver: type[Driver], *, plain: bool = False) -> None:
+    """Make the driver read keys with `KeyReader`, or with `plain` as Textual does, which has no such setting."""
+    module = sys.modules[driver.__module__]
+    if hasattr(module, "XTermParser"):
+        module.XTermParser = XTermParser if plain else KeyReader  # type: ignore[attr-defined]
+
+
 def after_escape(event: Key) -> Key | None:
-    """Return the letter typed right after Esc if both arrived as one `alt+` key; the app binds no such key itself."""
+    """Return the key typed right after Esc if the two arrived as one `alt+` key; the app binds no such key itself."""
     alt, _, name = event.key.partition("alt+")
-    name = name.removeprefix("shift+").upper() if name.startswith("shift+") else name
-    return Key(name, name) if not alt and len(name) == 1 else None
+    name, shifted = name.removeprefix("shift+"), name.startswith("shift+")
+    if alt or not name:
+        return None
+    name = name.upper() if shifted else name
+    character = "\r" if name == "enter" else _CHARACTERS.get(name)
+    return Key(name, character) if character is not None else None
 
 
 GRACE_S = 3.0

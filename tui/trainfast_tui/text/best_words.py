@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainfast_runner.machine.devices_knob import CPU
 from trainfast_runner.search.searches import BATCH_KNOBS
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -235,7 +236,22 @@ def estimate_lines(plan: BestPlan) -> list[str]:
         ("settings", f"{legal}; the baseline is one"),
         ("takes", f"at most {budget}, half of it for cold runs that confirm the answer"),
     ]
-    return pair_lines(rows)
+    return [*busy_lines(plan.plan.device), *pair_lines(rows)]
+
+
+OTHERS_SEEN_S = 0.3
+
+
+def busy_lines(device: str) -> list[str]:
+    """Return the share of the CPU that others take from trials on it; empty if it is small. Looks for 0.3 s."""
+    from trainfast_runner.machine.cpu import others_percent
+    from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
+
+    percent = others_percent(OTHERS_SEEN_S) if device == CPU else None
+    if percent is None or percent < OTHERS_CPU_PERCENT:
+        return []
+    left = fmt.percent(100 - percent)
+    return [f"others take {fmt.percent(percent)} of the CPU: this budget tries about {left} of what it would alone"]
 
 
 VOID_CAUSES = {
@@ -322,7 +338,7 @@ def best_words(so_far: BestSoFar) -> str:
 
 
 def chance_words(so_far: BestSoFar) -> str:
-    """Return the chance that going on finds 2 % more, and its price; empty before two settings were measured.
+    """Return the chance that the trial under way gains 2 %, and its price; empty before two settings were measured.
 
     With one measurement both are assumptions. A price beyond the budget is never paid.
     """
@@ -333,7 +349,7 @@ def chance_words(so_far: BestSoFar) -> str:
     price = "" if step.price_s is None else f", for about {fmt.duration(step.price_s)}"
     if step.price_s is not None and question is not None and step.price_s > question.budget_s - so_far.spent_s():
         price = f", but that takes {fmt.duration(step.price_s)}, beyond the budget"
-    return f"{chance_text(step.chance)} chance that going on finds 2 % more{price}"
+    return f"{chance_text(step.chance)} chance that it gains 2 % or more{price}"
 
 
 def candidate_knob_texts(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
