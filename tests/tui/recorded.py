@@ -120,7 +120,10 @@ def a_gpu(index: int, second: int = 0, **changes: Any) -> DeviceReading:
         "sm_clock_max_mhz": 1980,
         "throttle_reasons": ["sw_thermal"] if hot else (["sw_power_cap"] if index == 1 else []),
     }
-    return DeviceReading(**{**fields, **changes})
+    values = {**fields, **changes}
+    if values["temperature_c"] is not None and values["slowdown_temperature_c"] is not None:
+        values.setdefault("degrees_to_slowdown_c", values["slowdown_temperature_c"] - values["temperature_c"])
+    return DeviceReading(**values)
 
 
 def a_tick(second: int, *, gpus: int = 0, live: bool = True) -> Tick:
