@@ -159,5 +159,6 @@ def test_kind_a_a_gpu_without_a_uuid_is_named_by_its_index_and_all_others_too(py
 
 def test_an_exported_command_of_deepspeed_names_the_indexes_too(python, tmp_path):
     first = planned(python, four(0, 0, 0, 0), "strategy=zero2", "devices=1+3", "grad_clip=1.0")
+    (tmp_path / "deepspeed.json").write_text('{"train_micro_batch_size_per_gpu": 1}')
     text = export_run(run_of(first, world_size=first.world_size), tmp_path, "torchrun").text
     assert "env CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1,3 " in text
