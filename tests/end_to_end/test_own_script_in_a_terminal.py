@@ -40,6 +40,6 @@ def test_o_finds_the_flags_r_runs_the_script_and_b_searches_its_batch(cli: Cli, 
     terminal.press("b")
     terminal.until_shows("largest batch: plain_torch", "Enter starts the search")
     terminal.press("Enter")
-    terminal.until_shows("● fits", seconds=300)
+    terminal.until_shows("  fits", seconds=300)
     terminal.press("s")
     terminal.until_shows("its journal is kept")

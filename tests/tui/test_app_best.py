@@ -62,7 +62,7 @@ def test_the_price_of_going_on_waits_for_two_settings_and_ends_with_the_budget()
     assert chance_words(BestSoFar((*lines[:7], one_measured))) == ""
     assert chance_words(BestSoFar(tuple(lines))).endswith("2 % or more, for about 1 min 35 s")
     dear = chosen(31, "trial", 11, "many processes", **{**LEADING, "price_s": 9400.0})
-    words = "31 % chance that it gains 2 % or more, but that takes 2 h 36 min, beyond the budget"
+    words = "31 % chance that the next setting gains 2 % or more, but that takes 2 h 36 min, beyond the budget"
     assert chance_words(BestSoFar((*lines, dear))) == words
 
 

@@ -188,7 +188,7 @@ def read_log(
         os.close(fd)
     mark = f"\n{dropped_text('many')}\n".encode()
     # A hole is far longer than zeros that a program has written.
-    text = re.sub(rb"\0{65536,}", mark, data.strip(b"\0")).replace(b"\0", b"").decode(errors="replace")
+    text = re.sub(rb"\0{65536,}", mark, data.rstrip(b"\0")).replace(b"\0", b"").decode(errors="replace")
     whole_lines = text.removesuffix("\n").split("\n") if text else []
     return whole_lines if last_lines is None else whole_lines[len(whole_lines) - min(last_lines, len(whole_lines)) :]
 

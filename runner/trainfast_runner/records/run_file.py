@@ -303,7 +303,10 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     @property
     def calibrated_tflops(self) -> dict[str, float]:
         """The TFLOP/s that were measured on this device, by precision; empty when not measured."""
-        measured: dict[str, float] = (self.calibration or {}).get("tflops", {})
+        try:
+            measured = msgspec.convert((self.calibration or {}).get("tflops", {}), dict[str, float])
+        except msgspec.ValidationError:
+            return {}
         return {name: value for name, value in measured.items() if value > 0}
 
     @property

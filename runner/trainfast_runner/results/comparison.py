@@ -313,6 +313,9 @@ def _pay_back(compiled: Result, other: Result) -> Iterator[str]:
     if cost is None or cost.cold_seconds is None or other.compile is not None or not compiled_ms or not other_ms:
         return
     saved_ms = other_ms - compiled_ms
+    noise_ms = (compiled.step_ms.mad.get("step") or 0.0) + (other.step_ms.mad.get("step") or 0.0)
+    if abs(saved_ms) <= noise_ms or compiled.measured_under or other.measured_under:
+        return
     steps = f"after {1000 * cost.cold_seconds / saved_ms:,.0f} steps" if saved_ms > 0 else "never"
     yield f"compiling took {compiled.run_id} {cost.cold_seconds:.1f} s, which its faster steps win back {steps}"
 

@@ -162,9 +162,9 @@ def _counted_joules(earlier: DeviceReading, later: DeviceReading) -> float | Non
 
 _THROTTLED, _LOST = ({cause.name: f"{kind} {cause.name}" for cause in CAUSES} for kind in ("throttled", "lost"))
 """The rates of each cause: the throttled share of the time, and that share times the loss of SM clock meanwhile."""
-_RATES = (*_THROTTLED.values(), *_LOST.values(), "clock", "clock loss", "energy", "counted", "integrated")
-"""The rates that are summed. The last two are energy by the counter and by power times time where both are known, to
-check one by the other."""
+_RATES = (*_THROTTLED.values(), *_LOST.values(), "clock", "clock loss", "energy", "dropped", "counted", "integrated")
+"""The rates that are summed; `dropped` is 1 where the cap of the records left samples out. The last two are energy by
+the counter and by power times time where both are known, to check one by the other."""
 _Moment = tuple[int, float]
 """The sample after a moment, and the part of the time from the sample before: beyond the samples below 0 or over 1,
 where the nearest rate goes on."""
@@ -238,6 +238,7 @@ class DeviceTrack:
             "clock": None if was_silent else _mean(earlier.sm_clock_mhz, later.sm_clock_mhz),
             "clock loss": None if was_silent else _mean(_working_clock_loss(earlier), _working_clock_loss(later)),
             "energy": counted if self._counts_energy else power,
+            "dropped": float(self._silent_ns is None and ns > LONGEST_GAP_NS),
             "counted": None if power is None else counted,
             "integrated": None if counted is None else power,
         }
@@ -270,10 +271,12 @@ class DeviceTrack:
         begin, end, ns = self._moment(begin_ns), self._moment(end_ns), end_ns - begin_ns
 
         def mean(name: str) -> float | None:
-            """The mean rate; None if less than `MIN_COVERED` of the time is known."""
+            """The mean rate; None if less than `MIN_COVERED` of the recorded time is known."""
             (known_before_ns, before), (known_after_ns, after) = self._sum_at(name, begin), self._sum_at(name, end)
             known_ns = known_after_ns - known_before_ns
-            return (after - before) / known_ns if known_ns > 0 and known_ns >= MIN_COVERED * ns else None
+            return (after - before) / known_ns if known_ns > 0 and known_ns >= MIN_COVERED * recorded_ns else None
+
+        recorded_ns = ns - (self._sum_at("dropped", end)[1] - self._sum_at("dropped", begin)[1])
 
         def ms(name: str) -> float | None:
             """The milliseconds of a share of the time; a counter that catches up on earlier time outruns the clock."""

@@ -29,6 +29,7 @@ from trainfast_runner.records.run_directory import (
     unreadable_reason,
 )
 from trainfast_runner.running.present_state import BEING_MADE_S, unfinished_host
+from trainfast_runner.running.settling import remove_run
 from trainfast_runner.worker.shared.host import ALIVE_LOCK_FILE
 
 
@@ -131,7 +132,7 @@ def prune(home: Home, plan: PrunePlan) -> dict[str, int]:
     """
     for run_id in plan.runs:
         with suppress(UserError, OSError):
-            home.remove(run_id)
+            remove_run(home, run_id)
     searches = {search_id: home.search_directory(search_id) for search_id in plan.searches}
     for directory in searches.values():
         with suppress(OSError), conductor_lock(directory) as is_ours:

@@ -181,6 +181,15 @@ def recover_result(directory: Path) -> Result | None:
         return result
 
 
+def remove_run(home: Home, run_id: str) -> None:
+    """Delete a run's directory and the states that it has offloaded. Raises UserError while it is alive."""
+    directory = home.directory(run_id)
+    run = read_run_file(directory)
+    home.remove(run_id)
+    if run is not None and other_host(run) is None:
+        delete_states(offload_folder(run.knobs), directory)
+
+
 def _lost_verdict(records: RunRecords, reason: str) -> Verdict:
     """The verdict on a run whose supervisor did not see its end: `reason`, and the end that its records show."""
     steps = max((steps_of_rank[-1].step for steps_of_rank in records.steps.values() if steps_of_rank), default=0)

@@ -23,7 +23,7 @@ from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of, trace_changes
-from trainfast_runner.memory.tracing import trace_model
+from trainfast_runner.memory.tracing import TraceProgress, trace_model
 from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
@@ -66,6 +66,7 @@ from trainfast_runner.settings.script_preset import ScriptPreset
 from trainfast_runner.settings.spec import SET_BY_A_BATCH_SEARCH, RunSpec, strategy_of
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
+from trainfast_runner.worker.shared.host import print_holder
 from trainfast_runner.worker.shared.memory_limit import malloc_settings
 from trainfast_runner.worker.shared.words import CONFIRMATION, PROBE
 
@@ -343,13 +344,17 @@ def predicted_size(model: MemoryModel, plan: RunPlan, limit_bytes: int) -> Predi
     )
 
 
+def _say_holder(tracing: TraceProgress) -> None:
+    print_holder(tracing.waits_for)
+
+
 def trace_size_model(plan: RunPlan, cancelled: threading.Event) -> MemoryModel:
     """Return the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace.
 
-    Raises UserError with the reason that there is none.
+    Says on stderr who makes it meanwhile. Raises UserError with the reason that there is none.
     """
     try:
-        model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids)
+        model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, _say_holder)
     except ProgramCancelled:
         raise UserError("the trace took too long", key="model") from None
     except OSError as error:  # as in a full temporary folder

@@ -121,7 +121,7 @@ NO_SAMPLES = "The script shows no samples: start it with --samples-per-step N."
 
 
 def throughput_chart(snapshot: Snapshot, axis: TimeAxis, uuids: Collection[str] = ()) -> ChartData:
-    """Return the chart of throughput by step, in samples/s, or in tokens/s for a run without samples.
+    """Return the chart of throughput by step, in samples/s.
 
     Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
     """
@@ -129,20 +129,16 @@ def throughput_chart(snapshot: Snapshot, axis: TimeAxis, uuids: Collection[str] 
     rates = run.rates if run is not None else None
     times: Sequence[int] = ()
     values: Sequence[float | None] = ()
-    unit = "samples/s"
     if rates is not None:
-        by_unit = {"samples/s": rates.samples_per_s, "tokens/s": rates.tokens_per_s}
-        known = [name for name, of_unit in by_unit.items() if any(value is not None for value in of_unit)]
-        unit = next(iter(known), unit)
-        times, values = rates.times_ns, by_unit[unit]
+        times, values = rates.times_ns, rates.samples_per_s
     synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",
-        series=(Series(unit, times, values, "success"),),
+        series=(Series("samples/s", times, values, "success"),),
         axis=axis,
         gap_ns=gap_ns_of(times),
-        y_range_key=f"{run.run_id if run is not None else ''} {unit}",
+        y_range_key=run.run_id if run is not None else "",
         format_value=fmt.number,
         spans=throttled_spans(ticks, uuids, gap_ns_of([tick.t_ns for tick in ticks])),
         empty=_waiting_words(run),

@@ -12,6 +12,7 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import pruning
 from trainfast_runner.running.present_state import refuse_left_alone
 from trainfast_runner.running.pruning import PrunePlan
+from trainfast_runner.running.settling import remove_run
 from trainfast_runner.units import counted
 from trainfast_tui.cli.arguments import whole
 from trainfast_tui.cli.exit_codes import EXIT_FAILED
@@ -39,7 +40,7 @@ def runs_rm(arguments: argparse.Namespace) -> int:
             advice=f"trainfast-tui stop {live_ids[0]}",
         )
     for run_id in ids:
-        home.remove(run_id)
+        remove_run(home, run_id)
         if not arguments.json:
             print_line(f"deleted {run_id}")
     if arguments.json:

@@ -16,6 +16,7 @@ from trainfast_runner.records.run_directory import is_alive, notable_reason, sta
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.running.history import RunRow, row_of
 from trainfast_runner.running.present_state import refuse_left_alone
+from trainfast_runner.running.settling import remove_run
 from trainfast_runner.settings.spec import without_search_settings
 from trainfast_tui.control.messages import Message, Notified
 from trainfast_tui.control.threads import as_warning, start_thread
@@ -55,7 +56,7 @@ def list_runs(home: Home, earlier_rows: list[RunRow]) -> RunsListed:
 def delete_run(home: Home, row: RunRow) -> Notified:
     """Delete a run with all its records. Raises UserError for one that is live."""
     refuse_left_alone(home.directory(row.run_id))
-    home.remove(row.run_id)
+    remove_run(home, row.run_id)
     return Notified(f"deleted {_run_words(row)}")
 
 

@@ -234,7 +234,7 @@ def estimate_lines(plan: BestPlan) -> list[str]:
     legal = f"{len(plan.space.candidates):,}, {plan.legal_count:,} of them can run here{dropped_words}"
     rows = [
         ("settings", f"{legal}; the baseline is one"),
-        ("takes", f"at most {budget}, half of it for cold runs that confirm the answer"),
+        ("takes", f"{budget} of trials, then the cold runs that confirm the answer"),
     ]
     return [*busy_lines(plan.plan.device), *pair_lines(rows)]
 
@@ -338,7 +338,7 @@ def best_words(so_far: BestSoFar) -> str:
 
 
 def chance_words(so_far: BestSoFar) -> str:
-    """Return the chance that the trial under way gains 2 %, and its price; empty before two settings were measured.
+    """Return the chance that the most promising trial gains 2 %, and its price; empty before two were measured.
 
     With one measurement both are assumptions. A price beyond the budget is never paid.
     """
@@ -349,7 +349,7 @@ def chance_words(so_far: BestSoFar) -> str:
     price = "" if step.price_s is None else f", for about {fmt.duration(step.price_s)}"
     if step.price_s is not None and question is not None and step.price_s > question.budget_s - so_far.spent_s():
         price = f", but that takes {fmt.duration(step.price_s)}, beyond the budget"
-    return f"{chance_text(step.chance)} chance that it gains 2 % or more{price}"
+    return f"{chance_text(step.chance)} chance that the next setting gains 2 % or more{price}"
 
 
 def candidate_knob_texts(so_far: BestSoFar, number: int) -> tuple[tuple[str, str], ...]:
