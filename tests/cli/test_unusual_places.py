@@ -114,7 +114,7 @@ def test_closed_streams_change_nothing_but_what_is_seen(cli, tmp_path, closed):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("option", "name"),
-    [("--nproc=3:3", "RLIMIT_NPROC"), ("--nproc=9:9", "RLIMIT_NPROC"), ("--as=614400000", "RLIMIT_AS")],
+    [("--nproc=3:3", "RLIMIT_NPROC"), ("--nproc=6:6", "RLIMIT_NPROC"), ("--as=614400000", "RLIMIT_AS")],
 )
 def test_f06_f08_a_limit_of_the_shell_fails_the_start_and_is_named(cli, tmp_path, option, name):
     """With a cold cache, as a user whom a limit on processes binds: it counts all of the user, so each has its own."""

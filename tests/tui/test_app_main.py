@@ -128,3 +128,13 @@ async def test_a_run_measured_beside_others_ended_with_a_doubt(home: Home, size:
     assert "? finished" in text
     assert re.search(r"\? [\d.]+ samples/s", text)
     has(text, "doubtful", "The run shared the CPU")
+
+
+async def test_a_key_charts_throughput_in_tokens_and_again_in_samples(home: Home) -> None:
+    def charted(text: str) -> str:
+        return next(line for line in text.splitlines() if line.startswith("throughput"))
+
+    async with running(home, a_snapshot(a_run(home))) as (app, pilot):
+        assert " samples/s " in charted(app.text)
+        assert " tokens/s " in charted(await pilot.press("t"))
+        assert " samples/s " in charted(await pilot.press("t"))

@@ -42,6 +42,7 @@ class ChartColumn(Vertical):
         self._window = DEFAULT_WINDOW
         self._drawn_axis: TimeAxis | None = None
         self._first_reading = 0
+        self._in_tokens = False
 
     def compose(self) -> ComposeResult:
         yield StripChart(time_labels=False, id="throughput")
@@ -84,7 +85,7 @@ class ChartColumn(Vertical):
         top = self.query_one("#throughput", StripChart)
         top.set_class(not self._with_run, "-away")
         if self._with_run:
-            throughput = throughput_chart(snapshot, axis, used_uuids(snapshot.run))
+            throughput = throughput_chart(snapshot, axis, used_uuids(snapshot.run), in_tokens=self._in_tokens)
             top.show_chart(replace(throughput, cursor_ns=cursor_ns))
         for index in range(MAX_DEVICE_CHARTS):
             chart = self.query_one(f"#device{index}", StripChart)
@@ -148,6 +149,11 @@ class ChartColumn(Vertical):
         self._first_reading = (self._first_reading + 1) % len(readings)
         self.repaint()
         self.screen.notify(f"first reading: {readings[self._first_reading]}")
+
+    def action_unit(self) -> None:
+        """Chart throughput in tokens/s, or in samples/s again."""
+        self._in_tokens = not self._in_tokens
+        self.repaint()
 
 
 def _run_directory(snapshot: Snapshot) -> Path | None:

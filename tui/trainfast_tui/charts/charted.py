@@ -120,8 +120,10 @@ def _run_memory_bytes(tick: Tick) -> float | None:
 NO_SAMPLES = "The script shows no samples: start it with --samples-per-step N."
 
 
-def throughput_chart(snapshot: Snapshot, axis: TimeAxis, uuids: Collection[str] = ()) -> ChartData:
-    """Return the chart of throughput by step, in samples/s.
+def throughput_chart(
+    snapshot: Snapshot, axis: TimeAxis, uuids: Collection[str] = (), *, in_tokens: bool = False
+) -> ChartData:
+    """Return the chart of throughput by step, in samples/s or `in_tokens`/s.
 
     Time in which one of the GPUs `uuids` was throttled, or any GPU if there are none, is shaded.
     """
@@ -130,15 +132,15 @@ def throughput_chart(snapshot: Snapshot, axis: TimeAxis, uuids: Collection[str] 
     times: Sequence[int] = ()
     values: Sequence[float | None] = ()
     if rates is not None:
-        times, values = rates.times_ns, rates.samples_per_s
+        times, values = rates.times_ns, rates.tokens_per_s if in_tokens else rates.samples_per_s
     synthetic = f" ({SYNTHETIC_MARK})" if run is not None and run.synthetic else ""
     ticks = ticks_on(axis, run.ticks) if run is not None else ()
     return ChartData(
         title=f"throughput{synthetic}",
-        series=(Series("samples/s", times, values, "success"),),
+        series=(Series("tokens/s" if in_tokens else "samples/s", times, values, "success"),),
         axis=axis,
         gap_ns=gap_ns_of(times),
-        y_range_key=run.run_id if run is not None else "",
+        y_range_key=f"{run.run_id if run is not None else ''} {in_tokens}",
         format_value=fmt.number,
         spans=throttled_spans(ticks, uuids, gap_ns_of([tick.t_ns for tick in ticks])),
         empty=_waiting_words(run),

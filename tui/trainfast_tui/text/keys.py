@@ -197,6 +197,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
         ),
         *map(_fix, range(3), ("first", "second", "third")),
         _in_palette("ChartColumn.reading", "n", "next reading", "Another device reading in the chart."),
+        _in_palette("ChartColumn.unit", "t", "tokens/s", "Throughput in tokens/s; again: in samples/s."),
         *_EVENTS,
         *_ZOOMS,
         Action("back", "q", "quit", "Leave. A run or search goes on; come back with trainfast-tui."),
