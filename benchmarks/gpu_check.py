@@ -30,7 +30,7 @@ from benchmarks.gpu_checks import APART, HERE, SPEED, Check, all_checks
 from benchmarks.meter import Json, Row, at_most, print_columns
 
 from trainfast_runner.machine.devices import Machine, detect_machine
-from trainfast_runner.machine.training_python import torch_build
+from trainfast_runner.machine.warm_python import torch_build
 
 RESULTS = HERE / "results"
 LANES = 6

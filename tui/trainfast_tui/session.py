@@ -276,7 +276,7 @@ class Session:
     def _look_at_machine(self) -> messages.MachineSeen:
         """Return the machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
         from trainfast_runner.machine.devices import detect_machine
-        from trainfast_runner.machine.training_python import inspect
+        from trainfast_runner.machine.warm_python import inspect
 
         try:
             versions = inspect(self.python, {}, "causal-lm").versions

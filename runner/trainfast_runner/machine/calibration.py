@@ -15,7 +15,8 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu import cpu_name
 from trainfast_runner.machine.devices import detect_machine, visible_gpus
-from trainfast_runner.machine.training_python import ask_worker, find_python, own_environment, torch_build
+from trainfast_runner.machine.training_python import ask_worker, find_python, own_environment
+from trainfast_runner.machine.warm_python import torch_build
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_cached, write_atomically
 from trainfast_runner.records.run_directory import locked

@@ -114,10 +114,12 @@ def _own_s() -> float:
             continue
 
 
-OBSERVED_S = 1.0
-"""Seconds of watching the cores before a launch."""
+OBSERVED_S, STALE_S = 0.3, 3.0
+"""Seconds of watching the cores before a launch, and the most: older windows say little of now."""
 IDLE_CORES = 0.05
 """Chosen, not measured: share of one core below which others leave the machine idle."""
+IDLE_CORES_OF_KEPT = {"default": 0.15, "passive": 0.02}
+"""The same where a standby's threads have a policy already: a few hundredths of a second do not make it void."""
 UNUSED = "unused"
 
 
@@ -168,16 +170,19 @@ def script_policy(environment: Mapping[str, str], ranks: int) -> ThreadPolicy | 
     return fixed_policy(environment, thread_count(environment)) or ThreadPolicy(wait=DEFAULT, reason=reason)
 
 
-def choose_policy() -> ThreadPolicy:
-    """Choose by the load of others, measured for a second."""
-    return policy_beside(others_cores(OBSERVED_S))
+def choose_policy(window: CpuWindow | None = None, kept: str | None = None) -> ThreadPolicy:
+    """Choose by the load of others in `window`, or over `OBSERVED_S`; `kept` is the policy of the standby."""
+    if window is None or window.age_s > STALE_S:
+        window = CpuWindow()
+    time.sleep(max(0.0, OBSERVED_S - window.age_s))
+    return policy_beside(window.others_cores(), kept)
 
 
-def policy_beside(others: float | None) -> ThreadPolicy:
-    """The policy when other processes keep `others` cores busy; None if that is unknown."""
+def policy_beside(others: float | None, kept: str | None = None) -> ThreadPolicy:
+    """The policy when other processes keep `others` cores busy, None if that is unknown; `kept` as `choose_policy`."""
     if others is None:
         return ThreadPolicy(wait=PASSIVE, reason="the load of other processes is unknown")
     took = f"other processes used {100 * others:.0f} % of a core before the launch"
-    if others < IDLE_CORES:
+    if others < IDLE_CORES_OF_KEPT.get(kept or "", IDLE_CORES):
         return ThreadPolicy(wait=DEFAULT, reason=f"{took}: spinning threads are fastest", others_cores=others)
     return ThreadPolicy(wait=PASSIVE, reason=f"{took}: spinning threads would stall", others_cores=others)

@@ -213,6 +213,7 @@ def _count_phrase(count: int) -> str:
 
 
 VISIBLE_DEVICES, DEVICE_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+DEVICE_VARIABLES = (VISIBLE_DEVICES, DEVICE_ORDER)
 PCI_ORDER = "PCI_BUS_ID"
 HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")
 """Values by which people and batch systems (Slurm) hide every GPU: the CPU was asked for."""

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Literal
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD, detect_machine, pci_card
 from trainfast_runner.machine.resource_limits import tightest_group_limit
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import take_tick
-from trainfast_runner.machine.training_python import NEEDED_PACKAGES, ask_worker, compiler, find_python, search_path
+from trainfast_runner.machine.training_python import NEEDED_PACKAGES, compiler, find_python, search_path
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import counted, gibibytes
@@ -66,7 +67,7 @@ def examine(home: Home, python: str | None = None) -> list[Finding]:
     versions: dict[str, str | None] = {}
     try:
         executable = find_python(python)
-        answer = ask_worker(executable, "inspect_model.py", ["{}"], task="list its packages")
+        answer = warm_python.packages(executable, "list its packages")
     except UserError as error:
         training = [Finding("training Python", "fail", error.line(), "give another one with --python PATH")]
     else:

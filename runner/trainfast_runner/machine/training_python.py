@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,73 +16,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-import msgspec
-
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
 from trainfast_runner.records.capped_file import last_line
 from trainfast_runner.records.home import cache_directory
-from trainfast_runner.records.json_lines import read_cached, write_cached
 
 NEEDED_PACKAGES = ("torch", "transformers", "tokenizers")
-
-
-class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of `inspect`."""
-
-    executable: str
-    python: str = ""
-    """Its version."""
-    versions: dict[str, str | None] = {}
-    config: dict[str, Any] = {}
-    """The model's whole configuration."""
-    parameters: int | None = None
-    """None unless asked for."""
-    attentions: tuple[str, ...] | None = None
-    """Values of `attention` that the model has; None unless asked for."""
-
-
-def inspect(
-    python: str | None, model: dict[str, Any], training_objective: str, *, count: bool = False, attention: bool = False
-) -> Inspection:
-    """Inspect the training Python's packages, and the model's configuration by its transformers.
-
-    Takes about a second the first time and is remembered until something is installed there. With `count` torch is
-    imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
-    """
-    executable = find_python(python)
-    request = json.dumps({"model": model, "objective": training_objective}, sort_keys=True)
-    flags = [flag for flag, is_asked in (("--count", count), ("--attention", attention)) if is_asked]
-    cache_file = cache_directory() / "inspected" / f"{request_hash(executable, request, ' '.join(flags))}.json"
-    cached = read_cached(cache_file, dict[str, Any])
-    answer = cached or ask_worker(executable, "inspect_model.py", [request, *flags])
-    if cached is None and "error" not in answer:
-        write_cached(cache_file, answer)
-    versions = answer.get("versions") or {}
-    missing = [name for name in NEEDED_PACKAGES if name in versions and versions[name] is None]
-    if missing:
-        raise UserError(
-            f"{executable} has no {', '.join(missing)}; install with: {executable} -m pip install {' '.join(missing)}",
-            key="python",
-        )
-    if answer.get("error"):
-        raise model_error(answer["error"])
-    try:
-        return msgspec.convert({**answer, "executable": executable}, Inspection)
-    except msgspec.ValidationError:
-        if cached is None:
-            raise
-        cache_file.unlink(missing_ok=True)  # it is damaged
-        return inspect(python, model, training_objective, count=count, attention=attention)
-
-
-def torch_build(executable: str) -> dict[str, str | None]:
-    """`torch`, `torch.version.cuda` and `torch.version.hip` of a Python, as `Inspection.versions` has them.
-
-    Raises UserError for what is not a Python.
-    """
-    versions = ask_worker(executable, "inspect_model.py", ["{}"], task="report its torch")["versions"]
-    return {name: versions.get(name) for name in ("torch", "torch.version.cuda", "torch.version.hip")}
 
 
 def model_error(error: dict[str, Any]) -> UserError:
@@ -208,13 +148,17 @@ def ask_worker(
     stdout, stderr = _output_of(executable, [executable, path, *arguments], environment)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
+    raise no_answer_error(executable, path, stdout + stderr, task)
+
+
+def no_answer_error(executable: str, program: str, printed: str, task: str = "describe the model") -> UserError:
+    """The error of a program of the training Python that `printed` this and no answer."""
     # `ls` prints the path, and a shell names it before its error; Python has a line number after it.
-    if path in stdout or f"{path}: " in stderr:
-        raise UserError(f"{executable} is not a Python interpreter", key="python")
-    reason = last_error_line(stderr)
-    raise UserError(
-        f"{executable} cannot {task}: {reason}{limit_words(inherited_limits(), reason, stderr)}", key="python"
-    )
+    if re.search(rf"{re.escape(program)}(: |\n|$)", printed):
+        return UserError(f"{executable} is not a Python interpreter", key="python")
+    reason = last_error_line(printed)
+    limit = limit_words(inherited_limits(), reason, printed)
+    return UserError(f"{executable} cannot {task}: {reason}{limit}", key="python")
 
 
 def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
@@ -236,6 +180,7 @@ def start_worker_program(
     *,
     stdin: int = subprocess.DEVNULL,
     stdout: IO[bytes] | int = subprocess.PIPE,
+    pass_fds: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own; `environment` replaces ours. Raises UserError if it does not start."""
     try:
@@ -245,6 +190,7 @@ def start_worker_program(
             stdout=stdout,
             stderr=stderr,
             bufsize=0,
+            pass_fds=pass_fds,
             env={**(own_environment() if environment is None else environment), "TOKENIZERS_PARALLELISM": "false"},
             cwd=working_directory() or None,
             start_new_session=True,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
@@ -238,7 +238,7 @@ def predict_rows(
     from trainfast_runner.memory.tracing import trace_models
 
     # The model is left out: its trace tells whether it can be built.
-    versions = training_python.inspect(python, {}, runs[0].spec.data["objective"]).versions
+    versions = warm_python.inspect(python, {}, runs[0].spec.data["objective"]).versions
     machine = detect_machine(versions)
     if machine.refusal is not None and not any(asks_for_cpu(run.spec.knobs["devices"]) for run in runs):
         raise machine.refusal

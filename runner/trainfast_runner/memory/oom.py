@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -50,10 +50,6 @@ from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, spec_of_record
 from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
-
-if TYPE_CHECKING:
-    from trainfast_runner.memory.tracing import WarmTracer
-
 
 GROWING_CATEGORIES = {
     MODEL_PHASE: ("params",),
@@ -332,11 +328,10 @@ def trace_changes(
     oom_run: OutOfMemory,
     python: str | None = None,
     cancelled: threading.Event | None = None,
-    tracer: WarmTracer | None = None,
 ) -> Generator[int]:
     """Trace the run's model with each change of a knob, and with all of them together.
 
-    `python` traces, None for the one that trained; `tracer` is a tracing process to use.
+    `python` traces, None for the one that trained.
 
     Yields the number of remaining traces before each. Ends early once `cancelled` is set. Raises UserError when the
     training Python cannot be asked.
@@ -355,7 +350,7 @@ def trace_changes(
         changed = spec_with(spec, settings)
         if changed is not None and changed not in specs and model_of(changed) is None:
             specs.append(changed)
-    traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids, tracer=tracer)
+    traces = trace_models(specs, run.device, python, cancelled=cancelled, gpus=run.device_uuids)
     with suppress(ProgramCancelled):
         if specs:
             yield len(specs)

@@ -3,23 +3,17 @@
 Each trace is cached by everything it depends on. Forward and backward do not change with the optimizer, nor the
 optimizer's step with the sequence, the attention or the checkpointing: turning one knob traces one part.
 
-One process of the training Python makes one batch of traces after another, for any GPUs. It reads a pipe that the
-kernel closes when this program ends, and then exits.
+The warm Python of this program makes one batch of traces after another, for any GPUs.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
-import subprocess
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,6 +21,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import visible_to
 from trainfast_runner.machine.training_python import ProgramCancelled
+from trainfast_runner.machine.warm_python import WARM
 from trainfast_runner.memory.corrections import read_device_corrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.pipeline import stage_count
@@ -225,7 +220,6 @@ def trace_model(
     cancelled: threading.Event | None = None,
     gpus: Sequence[str] = (),
     on_traced: OnTraced = lambda progress: None,
-    tracer: WarmTracer | None = None,
 ) -> MemoryModel:
     """Return the cached model, or trace it in the training Python: a few seconds. Parameters as for `trace_models`.
 
@@ -245,7 +239,7 @@ def trace_model(
             make_private(requests.step.file.parent)
             lock = requests.step.file.with_name(f"{requests.name}.lock")
             locks.enter_context(locked(lock, on_wait=on_wait))
-        [(_, model)] = trace_models([spec], device, python, on_traced, cancelled, gpus, tracer)
+        [(_, model)] = trace_models([spec], device, python, on_traced, cancelled, gpus)
     if isinstance(model, UserError):
         raise model
     return model
@@ -258,12 +252,10 @@ def trace_models(
     on_traced: OnTraced = lambda progress: None,
     cancelled: threading.Event | None = None,
     gpus: Sequence[str] = (),
-    tracer: WarmTracer | None = None,
 ) -> Iterator[tuple[int, MemoryModel | UserError]]:
     """Yield each spec's index and its model or UserError, as soon as it is ready.
 
-    Specs share traces. All are made in the process of `tracer`, or in one that ends with the iterator. Raises
-    ProgramCancelled once `cancelled` is set: a trace must not take the CPU of a measured run.
+    Specs share traces. Raises ProgramCancelled once `cancelled` is set: a trace must not take a measured run's CPU.
 
     `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
     holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
@@ -281,7 +273,7 @@ def trace_models(
     yield from new_models()
     unanswered = dict(enumerate(traces.missing(waiting.values())))
     total = len(unanswered)
-    is_cold = total > 0 and (tracer is None or not tracer.is_warm(executable))
+    is_cold = total > 0 and not WARM.is_warm(executable)
 
     def progress(importing: str = "") -> TraceProgress:
         return TraceProgress(total - len(unanswered), total, importing)
@@ -292,10 +284,9 @@ def trace_models(
     environment = training_python.own_environment()
     if gpus or device == "cpu":
         environment |= visible_to(gpus)
-    server = WarmTracer() if tracer is None else tracer
     fields = [request.fields for request in unanswered.values()]
     try:
-        with closing(server.ask_each(executable, fields, cancelled or threading.Event(), environment)) as answers:
+        with closing(WARM.ask_each(executable, fields, cancelled, environment)) as answers:
             for answer in answers:
                 if "request" in answer:
                     traces.add(unanswered.pop(answer.pop("request")), answer)
@@ -305,9 +296,6 @@ def trace_models(
         for request in unanswered.values():
             traces.add(request, error)
         yield from new_models()
-    finally:
-        if tracer is None:
-            server.close()
 
 
 def _decoded(answer: dict[str, Any], request: TraceRequest) -> StepTrace | OptimizerTrace | UserError:
@@ -336,158 +324,3 @@ def _basis(stacks: list[BlockStack]) -> str:
         return "a step of the whole model traced without memory"
     layers = " + ".join(f"{stack.count}" for stack in shortened_stacks)
     return f"a step of {shortened_stacks[0].kept} layers traced without memory, put together for {layers}"
-
-
-POLL_S = 0.1
-"""Seconds between two polls for an answer or a cancellation."""
-CANCELLED_WITHIN_S = 2.0
-"""A cancelled trace that does not end within this time is ended with its process."""
-CHUNK_BYTES = 1 << 20
-"""The most bytes read from the process at once."""
-DEVICE_VARIABLES = tuple(visible_to(()))
-
-
-class WarmTracer:
-    """One process that has imported the training stack and stays until `close`. Safe for several threads."""
-
-    _stdin: IO[bytes]
-    _stdout: IO[bytes]
-    _stderr: IO[bytes]
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._made_for: tuple[Any, ...] = ("",)
-        """The Python of the process, its environment and its packages."""
-        self._imported = False
-        self._batch = self._finished_batch = 0
-        """The numbers of the newest batch, and of the newest one that is over."""
-        self._partial_line, self._unsent = b"", b""
-
-    def is_warm(self, executable: str) -> bool:
-        """True if a trace by this Python would begin at once."""
-        return self._imported and self._made_for[0] == executable and self._is_alive()
-
-    def ask_each(
-        self,
-        executable: str,
-        requests: list[dict[str, Any]],
-        cancelled: threading.Event,
-        environment: Mapping[str, str],
-    ) -> Generator[dict[str, Any]]:
-        """Yield the answer to each request of the worker's memory_trace/serve.py, as soon as it arrives.
-
-        A new process first yields `{"imported": true}`. Closing the iterator or setting `cancelled` ends the trace, not
-        the process. Raises UserError when an answer fails to come, ProgramCancelled.
-        """
-        while not self._lock.acquire(timeout=POLL_S):
-            if cancelled.is_set():
-                raise ProgramCancelled
-        unanswered = len(requests)
-        variables = {name: value for name, value in environment.items() if name not in DEVICE_VARIABLES}
-        devices = {name: environment.get(name) for name in DEVICE_VARIABLES}
-        try:
-            self._start(executable, variables)
-            self._batch += 1
-            self._send({"batch": self._batch, "requests": requests, "devices": devices})
-            deadline_s = time.monotonic() + training_python.ANSWER_TIMEOUT_S
-            while unanswered:
-                lines = self._new_lines()
-                answers = [line for line in lines or () if "imported" in line or "request" in line]
-                if not answers and (lines is None or self._finished_batch == self._batch):
-                    reason = training_python.last_error_line(training_python.whole_text(self._stderr))
-                    raise UserError(f"{executable} cannot describe the model: {reason}", key="python")
-                for answer in answers:
-                    unanswered -= "request" in answer
-                    yield answer
-                    deadline_s = time.monotonic() + training_python.ANSWER_TIMEOUT_S
-                if unanswered and cancelled.is_set():
-                    raise ProgramCancelled
-                if unanswered and time.monotonic() > deadline_s:
-                    raise training_python.timeout_error(executable)
-        finally:
-            if unanswered:
-                self._cancel()
-            self._lock.release()
-
-    def close(self) -> None:
-        """End the process. The next trace starts a new one."""
-        # A tracing thread was told to give up; the process ends with this program at the latest.
-        if self._lock.acquire(timeout=CANCELLED_WITHIN_S):
-            self._end()
-            self._lock.release()
-
-    def _is_alive(self) -> bool:
-        process = self._process
-        return process is not None and process.poll() is None
-
-    def _start(self, executable: str, variables: Mapping[str, str]) -> None:
-        """Start the process, unless it runs with these variables and the packages that are installed now."""
-        made_for = (executable, variables, training_python.install_stamps(executable))
-        if self._made_for == made_for and self._is_alive():
-            return
-        self._end()
-        self._stderr = training_python.open_temporary_file()
-        command = [executable, str(training_python.WORKER_FOLDER / "memory_trace" / "serve.py")]
-        try:
-            self._process = process = training_python.start_worker_program(
-                executable, command, self._stderr, variables, stdin=subprocess.PIPE
-            )
-        except UserError:
-            self._stderr.close()
-            raise
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._stdin, self._stdout, self._made_for = process.stdin, process.stdout, made_for
-        self._imported, self._partial_line, self._unsent = False, b"", b""
-        os.set_blocking(self._stdin.fileno(), False)
-
-    def _end(self) -> None:
-        """End the process and its forks: by the end of its stdin, or by SIGKILL while it imports or is stuck."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with suppress(OSError):
-            self._stdin.close()
-        try:
-            process.wait(CANCELLED_WITHIN_S if self._imported else 0.0)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self._stdout.close()
-        self._stderr.close()
-
-    def _cancel(self) -> None:
-        """End the batch's traces. A running import can only be ended with the process."""
-        deadline_s = time.monotonic() + CANCELLED_WITHIN_S
-        self._send({"cancel": self._batch})
-        while self._finished_batch != self._batch:
-            if not self._imported or not self._is_alive() or time.monotonic() > deadline_s:
-                self._end()
-                return
-            self._new_lines()
-
-    def _send(self, order: Mapping[str, Any]) -> None:
-        """Add a line to those that `_new_lines` sends."""
-        self._unsent += json.dumps(order).encode() + b"\n"
-
-    def _new_lines(self) -> list[dict[str, Any]] | None:
-        """Send the waiting orders as far as the pipe takes them and return the lines read within POLL_S.
-
-        None once the process has ended.
-        """
-        readable, writable, _ = select.select([self._stdout], [self._stdin] if self._unsent else [], [], POLL_S)
-        if writable:
-            with suppress(BlockingIOError, BrokenPipeError):
-                self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
-        if not readable:
-            return []
-        chunk = os.read(self._stdout.fileno(), CHUNK_BYTES)
-        if not chunk:
-            return None
-        *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
-        answers = list(training_python.json_objects(lines))
-        self._imported = self._imported or {"imported": True} in answers
-        self._finished_batch = next((line["done"] for line in answers if "done" in line), self._finished_batch)
-        return answers

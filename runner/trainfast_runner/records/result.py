@@ -16,7 +16,7 @@ from trainfast_runner.records.run_file import (
     ScriptFigures,
     name_of,
 )
-from trainfast_runner.records.run_lines import Actual
+from trainfast_runner.records.run_lines import Actual, RunStart
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
@@ -390,6 +390,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The bottlenecks of the run, the costliest first."""
     diagnosed: bool = False
     """True if the run was diagnosed: not with too few measured steps."""
+    start: RunStart | None = None
+    """None in results without it."""
     error: RunError | None = None
     oom: OomExplanation | None = None
     """The explanation of a run that ran out of memory, with changes that would fit."""

@@ -116,6 +116,7 @@ RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
+SUPERVISOR_LOG = "supervisor.log"
 LEAVING_S = 5.0
 """Time for a supervisor from `result.json` to its own end."""
 POLL_S = 0.02

@@ -270,6 +270,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """The number of its launch in this home."""
     boot_id: str = ""
     clock: ClockAnchor
+    asked_ns: int | None = None
+    """CLOCK_MONOTONIC at which the run was asked for, before it was planned; None in records without it."""
     cache_dir: str = ""
     used_before_bytes: dict[str, int] = {}
     start_temperature_c: float | None = None

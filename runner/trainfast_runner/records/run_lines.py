@@ -94,6 +94,19 @@ class UnendedProcess(msgspec.Struct, frozen=True):
     state: str
 
 
+class RunStart(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run's training process came to be, and what its start took."""
+
+    kind: str = "cold"
+    """`standby` for a process that had done its imports before; `cold` for a new one."""
+    reason: str | None = None
+    """The reason of a cold start where a standby was kept; else None."""
+    seconds: dict[str, float] = {}
+    """Seconds of each part of the start, in order, from the request to the end of the first step: plan (checks and
+    launch), process, imports, data, model, first_step. Empty until the result is made; a part that has not ended is
+    missing."""
+
+
 class TrainingEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a training's end that only its supervisor sees; the ranks' own records tell the rest."""
 
@@ -144,6 +157,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_bytes: int | None = None
     """Device memory of a process on a GPU when it was seen."""
     end: TrainingEnd | None = None
+    start: RunStart | None = None
+    """In events of kind `launched`."""
 
 
 @dataclass

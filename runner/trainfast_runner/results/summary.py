@@ -38,13 +38,15 @@ from trainfast_runner.records.result import (
 )
 from trainfast_runner.records.run_directory import RunRecords, read_records
 from trainfast_runner.records.run_file import LaunchThreads, RunFile
-from trainfast_runner.records.run_lines import Actual, Step
+from trainfast_runner.records.run_lines import Actual, RunStart, Step
 from trainfast_runner.records.worker_lines import (
     WARM_ROLES,
     ActualLine,
     CpuLine,
     DataLine,
     OverflowLine,
+    PhaseLine,
+    StartedLine,
     batch_sizes,
     newest_of_first_rank,
 )
@@ -124,6 +126,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         energy=_window_energy(join, devices, window, trained_samples, totals.measured),
         throttle=window_throttle(devices, window, step_ms.p50),
         compile=_compile_cost(records),
+        start=_start(records),
         precision=_loss_scaling(records),
         diagnosis=diagnose(measured_window) if measured_window else [],
         diagnosed=measured_window is not None and measured_window.is_long_enough,
@@ -450,3 +453,26 @@ def _compile_cost(records: RunRecords) -> CompileCost | None:
         return None
     steady_ms = statistics.median(measured_ms)
     return CompileCost(cold_seconds=sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000)
+
+
+def _start(records: RunRecords) -> RunStart | None:
+    """How the first rank's process came to be, and the seconds of each part of its start that has ended."""
+    run, start = records.run, next((event.start for event in records.events if event.start is not None), None)
+    if run is None or start is None:
+        return start
+    lines = records.worker_lines.get(0, [])
+    phases = {line.phase: line.t_ns for line in reversed(lines) if isinstance(line, PhaseLine)}
+    ends_ns = {
+        "plan": run.clock.monotonic_ns,
+        "process": next((line.t_ns for line in lines if isinstance(line, StartedLine)), None),
+        "imports": phases.get("data"),
+        "data": phases.get("model"),
+        "model": phases.get("train"),
+        "first_step": next((step.t_ns for step in records.steps.get(0, [])), None),
+    }
+    seconds, last_ns = {}, run.asked_ns
+    for part, end_ns in ends_ns.items():
+        if last_ns is None or end_ns is None:
+            break
+        seconds[part], last_ns = round((end_ns - last_ns) / 1e9, 3), end_ns
+    return msgspec.structs.replace(start, seconds=seconds)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,23 +21,25 @@ from trainfast_runner.machine.calibration import read_ceiling
 from trainfast_runner.machine.cpu import choose_policy, cpu_has_fp16, fixed_policy, script_policy, thread_count
 from trainfast_runner.machine.devices import sample_gpus
 from trainfast_runner.machine.devices_knob import CPU
-from trainfast_runner.machine.processes import boot_id, reap_when_ended
+from trainfast_runner.machine.processes import boot_id, identify, reap_when_ended
 from trainfast_runner.machine.resource_limits import inherited_limits, limit_words
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import read_links_among
+from trainfast_runner.machine.warm_python import WARM, StandbyKey, WarmPython
 from trainfast_runner.memory.headroom import cached_prediction
 from trainfast_runner.records.home import Home, cache_directory, home_error
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, read_run_file, shared_lock
+from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, SUPERVISOR_LOG, read_run_file, shared_lock
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.running.contained import SANDBOX_FOLDER, sandbox
 from trainfast_runner.running.planning import RunPlan, refuse_busy
 from trainfast_runner.running.script_plan import RUN_VARIABLE
-from trainfast_runner.worker.shared.host import OnWait, print_holder
+from trainfast_runner.settings.spec import strategy_of
+from trainfast_runner.worker.shared.host import OnWait, make_private, print_holder
 
-HANDOVER_S = 30.0
+HANDOVER_S, STANDBY_HANDOVER_S = 30.0, 2.0
 HANDOVER_POLL_S = 0.01
-"""Chosen, not measured: longest wait for the supervisor's first event, and the pause between two looks for it."""
+"""Chosen, not measured: longest wait for the first event of a supervisor, new or waiting, and the pause."""
 MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
 MEMORY_POLL_S = 0.25
@@ -54,10 +56,12 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
 
     Raises DevicesBusy when a live run of this home uses one of its devices, UserError when the home cannot be written.
     """
+    plan = replace(plan, asked_ns=plan.asked_ns or time.monotonic_ns())
     home.create()
     refuse_busy(plan, home)
     plan, clean = _wait_for_memory(plan, home, on_wait)
     plan = _with_thread_policy(plan)
+    standby, cold_reason = WARM.take(standby_key(plan))
     run = _run_file(plan, home, clean)
     with ExitStack() as locks:
         try:
@@ -73,10 +77,48 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
                 except (OSError, UserError):
                     shutil.rmtree(directory, ignore_errors=True)
                     raise
-            _spawn_supervisor(directory)
+            _start_supervisor(directory, standby, cold_reason)
         except OSError as error:
             raise home_error(home.path, error) from None
     return directory
+
+
+FIXED_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "LD_", "PYTHON")
+"""Beginnings of the variables that libraries and the interpreter read when they are loaded."""
+
+
+def standby_key(plan: RunPlan) -> StandbyKey | None:
+    """Return the key of the standby that could become this run; None for a script, which always starts cold."""
+    if plan.script is not None:
+        return None
+    variables = sorted((name, value) for name, value in plan.env.items() if name.startswith(FIXED_AT_IMPORT))
+    ranks = 0 if strategy_of(plan.spec.knobs).one_process else plan.world_size
+    packages = tuple(training_python.install_stamps(plan.python))
+    return StandbyKey(plan.python, plan.device, ranks, tuple(variables), packages)
+
+
+def keep_standby(plan: RunPlan, home: Home) -> None:
+    """Keep a standby for runs like this one, until it becomes one or this program ends. Raises UserError.
+
+    Keeps none for a script, and where memory is short.
+    """
+    plan = _with_thread_policy(plan)
+    if (key := standby_key(plan)) is None:
+        return
+    folder = home.create().path / "standby"
+    make_private(folder)
+    for left in folder.iterdir():
+        # The output of a standby whose supervisor was killed.
+        if identify(int(left.stem.partition("-")[0])) is None:
+            left.unlink(missing_ok=True)
+    order = {
+        "argv": plan.argv(),
+        "env": plan.env,
+        "imports": [plan.device, plan.spec.model, plan.spec.data["objective"]],
+        "ranks": key.ranks,
+        "output": str(folder / f"{os.getpid()}-{time.monotonic_ns()}.log"),
+    }
+    WARM.keep(key, order)
 
 
 def _with_thread_policy(plan: RunPlan) -> RunPlan:
@@ -86,7 +128,7 @@ def _with_thread_policy(plan: RunPlan) -> RunPlan:
     environment = {**os.environ, **plan.env}
     if plan.script is not None:
         return replace(plan, threads=script_policy(environment, plan.world_size))
-    policy = fixed_policy(environment, thread_count(environment)) or choose_policy()
+    policy = fixed_policy(environment, thread_count(environment)) or choose_policy(plan.window, WARM.wait_policy)
     return replace(plan, threads=policy, env={**plan.env, **policy.env})
 
 
@@ -96,7 +138,7 @@ def _write_run_file(run: RunFile, plan: RunPlan, home: Home, directory: Path) ->
         run,
         run_id=directory.name,
         number=home.number_launch(directory.name),
-        argv=plan.argv(directory),
+        argv=plan.argv(str(directory)),
         env=_launch_variables(plan, directory),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
@@ -131,6 +173,7 @@ def _run_file(plan: RunPlan, home: Home, clean: bool) -> RunFile:
         limits=inherited_limits(),
         boot_id=boot_id(),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        asked_ns=plan.asked_ns,
         cache_dir=str(cache_directory()),
         start_temperature_c=max(temperatures, default=None),
         foreign_processes=[
@@ -164,12 +207,18 @@ def _launch_variables(plan: RunPlan, directory: Path) -> dict[str, str]:
     return {**plan.env, **sandbox(folder), RUN_VARIABLE: str(directory)}
 
 
-def _spawn_supervisor(directory: Path) -> None:
-    """Start the supervisor in a session of its own and return when it has written its first event."""
-    log = os.open(directory / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: str) -> None:
+    """Give the run to the standby, or start a supervisor, each in a session of its own; return once it has the run."""
+    if standby is not None:
+        with suppress(OSError):  # it has died meanwhile
+            if _has_taken(standby.give(directory), directory, STANDBY_HANDOVER_S):
+                return
+        standby.end()
+        cold_reason = "the standby did not answer"
+    log = os.open(directory / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory)],
+            [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory), cold_reason],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -177,17 +226,24 @@ def _spawn_supervisor(directory: Path) -> None:
         )
     finally:
         os.close(log)
+    if not _has_taken(process, directory, HANDOVER_S):
+        # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
+        process.send_signal(signal.SIGUSR1)
+        reason = training_python.last_error_line((directory / SUPERVISOR_LOG).read_text(errors="replace"))
+        words = f"the supervisor did not start: {reason}{limit_words(inherited_limits(), reason)}"
+        raise UserError(words, key="supervisor", exit_code=4)
+
+
+def _has_taken(process: subprocess.Popen[bytes], directory: Path, within_s: float) -> bool:
+    """True once the supervisor has written its first event; False if it ends or takes longer."""
     reap_when_ended(process)
     events = directory / EVENTS_FILE
-    deadline_s = time.monotonic() + HANDOVER_S
+    deadline_s = time.monotonic() + within_s
     while not (events.exists() and events.stat().st_size):
         if process.poll() is not None or time.monotonic() > deadline_s:
-            # SIGUSR1 ends a supervisor that has no handler yet; one that has a handler kills its training.
-            process.send_signal(signal.SIGUSR1)
-            reason = training_python.last_error_line((directory / "supervisor.log").read_text(errors="replace"))
-            words = f"the supervisor did not start: {reason}{limit_words(inherited_limits(), reason)}"
-            raise UserError(words, key="supervisor", exit_code=4)
+            return False
         time.sleep(HANDOVER_POLL_S)
+    return True
 
 
 def _wait_for_memory(plan: RunPlan, home: Home, on_wait: OnWait) -> tuple[RunPlan, bool]:

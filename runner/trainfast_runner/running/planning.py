@@ -6,12 +6,11 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python
-from trainfast_runner.machine.cpu import ThreadPolicy, thread_variables
+from trainfast_runner.machine import training_python, warm_python
+from trainfast_runner.machine.cpu import CpuWindow, ThreadPolicy, thread_variables
 from trainfast_runner.machine.devices import Gpus, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.training_python import extensions_directory, search_path
 from trainfast_runner.memory.headroom import limit_below_weights_error
@@ -48,6 +47,10 @@ class RunPlan:
     env: dict[str, str]
     threads: ThreadPolicy | None = None
     """The wait policy of a CPU run's threads; chosen at the start."""
+    asked_ns: int = 0
+    """CLOCK_MONOTONIC at which the run was asked for; 0 for the moment of its start, as for the runs of a search."""
+    window: CpuWindow | None = None
+    """The load of other processes since the planning began."""
     predicted_speed: PredictedSpeed | None = None
     """Predicted speed of the run; None without a prediction."""
     role: str | None = None
@@ -74,15 +77,18 @@ class RunPlan:
         capabilities = [gpu.compute_capability for gpu in self.gpus if gpu.compute_capability]
         return capabilities if len(capabilities) == len(self.gpus) else []
 
-    def argv(self, directory: Path) -> list[str]:
-        """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
+    def argv(self, *words: str) -> list[str]:
+        """The command of the training process with the worker's arguments, a run's directory, or those of a standby.
+
+        torchrun is called as a module, so it need not be on PATH.
+        """
         if self.script is not None:
             return self.script.argv
         bootstrap = str(training_python.WORKER_FOLDER / "bootstrap.py")
         if strategy_of(self.spec.knobs).one_process:
-            return [self.python, bootstrap, str(directory)]
+            return [self.python, bootstrap, *words]
         options = ["--standalone", f"--nproc-per-node={self.world_size}", "--max-restarts=0"]
-        return [self.python, "-m", "torch.distributed.run", *options, bootstrap, str(directory)]
+        return [self.python, "-m", "torch.distributed.run", *options, bootstrap, *words]
 
 
 def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()) -> RunPlan:
@@ -91,6 +97,7 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     `among` are the UUIDs of the GPUs that the run may use: empty for all, without meaning if `devices` names GPUs.
     Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
+    asked_ns, window = time.monotonic_ns(), CpuWindow()
     spec = replace(spec, data=expand_paths(spec.data))
     inspection, machine = _check_settings(spec, python, among)
     devices = device_counts.device_count(spec, machine)
@@ -100,7 +107,8 @@ def plan_run(spec: RunSpec, python: str | None = None, among: Sequence[str] = ()
     gpus = device_counts.chosen_gpus(spec.knobs, machine)
     versions = {"python": inspection.python, **inspection.versions}
     env = _worker_variables(spec, machine, ranks, gpus, inspection)
-    return plan_on(machine, gpus, _as_recorded(spec, machine), ranks, inspection.executable, versions, env)
+    plan = plan_on(machine, gpus, _as_recorded(spec, machine), ranks, inspection.executable, versions, env)
+    return replace(plan, asked_ns=asked_ns, window=window)
 
 
 def plan_on(
@@ -126,17 +134,13 @@ def plan_on(
     )
 
 
-def _check_settings(
-    spec: RunSpec, python: str | None, among: Sequence[str]
-) -> tuple[training_python.Inspection, Machine]:
+def _check_settings(spec: RunSpec, python: str | None, among: Sequence[str]) -> tuple[warm_python.Inspection, Machine]:
     """Check that the settings work together, in this training Python and on this machine; return both as inspected.
 
     The parameters are counted only where a setting depends on their number. Raises UserError.
     """
     knobs, training_objective = spec.knobs, spec.data["objective"]
-    inspection = training_python.inspect(
-        python, spec.model, training_objective, count=knobs["memory_limit"] is not None
-    )
+    inspection = warm_python.inspect(python, spec.model, training_objective, count=knobs["memory_limit"] is not None)
     machine = detect_machine(inspection.versions).used_by(knobs["devices"])
     if among and not isinstance(knobs["devices"], str):
         machine = machine.limited_to(among)
@@ -144,11 +148,11 @@ def _check_settings(
     check(facts)
     if knobs["attention"] in ("sdpa", "flash"):
         # Only the model's class has the answer, which takes an import of torch.
-        inspected = training_python.inspect(python, spec.model, training_objective, attention=True)
+        inspected = warm_python.inspect(python, spec.model, training_objective, attention=True)
         check(replace(facts, attentions=inspected.attentions))
     if offload_folder(knobs) is not None:
         # Counting imports torch, so only settings that work are counted.
-        inspection = training_python.inspect(python, spec.model, training_objective, count=True)
+        inspection = warm_python.inspect(python, spec.model, training_objective, count=True)
         compatibility.refuse_small_disk(knobs, inspection.parameters)
     return inspection, machine
 
@@ -166,7 +170,7 @@ def _worker_variables(
     machine: Machine,
     ranks: int,
     gpus: tuple[DeviceReading, ...],
-    inspection: training_python.Inspection,
+    inspection: warm_python.Inspection,
 ) -> dict[str, str]:
     """The variables that the launch sets in the inherited environment."""
     env = {

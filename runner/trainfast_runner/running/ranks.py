@@ -115,6 +115,11 @@ class StopRequests:
             while os.read(self._readable, 512):
                 continue
 
+    @property
+    def pending(self) -> bool:
+        """True if there are requests to take."""
+        return bool(self._requests)
+
     def take(self) -> list[int]:
         """The requests since the last call, in order."""
         requests, self._requests = self._requests, []

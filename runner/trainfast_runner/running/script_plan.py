@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import training_python, warm_python
 from trainfast_runner.machine.devices import VISIBLE_DEVICES, Gpus, Machine, detect_machine, visible_gpus
 from trainfast_runner.machine.devices_knob import asks_for_cpu
 from trainfast_runner.records.run_file import FIRST_TORCH, ScriptAsked
@@ -60,7 +60,7 @@ def plan_script(
     step_limit = _step_limit(knobs, steps_from_log)
     versions: dict[str, str | None] = {}
     with suppress(UserError):  # an interpreter without an answer
-        versions = training_python.torch_build(command.interpreter) if command.interpreter is not None else {}
+        versions = warm_python.torch_build(command.interpreter) if command.interpreter is not None else {}
     hooks_blocked = _hooks_blocked_reason(command, versions)
     check_reach(without_flag, preset.framework, hooks_blocked)
     machine = detect_machine(versions).used_by(knobs.get("devices"))

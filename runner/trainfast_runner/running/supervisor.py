@@ -1,11 +1,13 @@
 """The supervisor of one run: it starts the training, watches it, ends it when asked, and records how it ended.
 
-`python -P -m trainfast_runner.running.supervisor RUN_DIR` supervises the run whose `run.json` is there. The process
-outlives the screen.
+`python -P -m trainfast_runner.running.supervisor RUN_DIR [REASON]` supervises the run whose `run.json` is there; REASON
+is why it starts cold although a standby was kept. `--standby ORDER` waits for the run first, with its training process.
+The process outlives the screen.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -30,12 +32,13 @@ from trainfast_runner.machine.processes import (
 from trainfast_runner.machine.resource_limits import oom_kills
 from trainfast_runner.machine.training_python import own_environment
 from trainfast_runner.records.capped_file import CAP_BYTES
-from trainfast_runner.records.run_directory import RESULT_FILE, read_run_file, shared_lock
+from trainfast_runner.records.run_directory import RESULT_FILE, SUPERVISOR_LOG, read_run_file, shared_lock
 from trainfast_runner.records.run_file import RunFile
-from trainfast_runner.records.run_lines import Event, TrainingEnd
+from trainfast_runner.records.run_lines import Event, RunStart, TrainingEnd
 from trainfast_runner.running.present_state import STOP_GRACE_S
 from trainfast_runner.running.ranks import NO_STEP_S, Ranks, ScriptWatch, StopLadder, StopRequests
 from trainfast_runner.running.record_files import CappedRecords, EventLog, TelemetryLog
+from trainfast_runner.running.standby import Standby
 from trainfast_runner.settings.spec import offload_folder
 from trainfast_runner.units import counted, mebibytes
 from trainfast_runner.worker.shared.host import DISK_FULL_BELOW_BYTES, delete_states, free_bytes
@@ -77,8 +80,20 @@ class SupervisorBounds:
 class Supervisor:
     """Supervises one run from `starting` to `result.json`; `run` calls the other methods in this order."""
 
-    def __init__(self, directory: Path, run_file: RunFile, bounds: SupervisorBounds, lock_fd: int) -> None:
-        """`lock_fd` is the descriptor of the run's lock, held by this process."""
+    def __init__(
+        self,
+        directory: Path,
+        run_file: RunFile,
+        bounds: SupervisorBounds,
+        lock_fd: int,
+        standby: Standby | None = None,
+        cold_reason: str = "",
+    ) -> None:
+        """`lock_fd` is the descriptor of the run's lock, held by this process.
+
+        The training is the `standby`'s process if there is one; `cold_reason` is that of `RunStart`.
+        """
+        self._standby, self._cold_reason = standby, cold_reason
         self._directory = directory
         self._lock_fd = lock_fd
         self._run_file = run_file
@@ -134,33 +149,53 @@ class Supervisor:
 
     def _launch(self) -> Identity | None:
         """Start the training and return its direct child; None, with the reason noted, if it cannot be executed."""
-        run = self._run_file
+        process = self._take_standby()
+        kind = "cold" if process is None else "standby"
         try:
-            output = self._files.output.open()
-            try:
-                process = subprocess.Popen(
-                    run.argv,
-                    cwd=run.cwd or None,
-                    # A user's own script gets the environment as it is.
-                    env={**(own_environment() if run.script is None else os.environ), **run.env},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            finally:
-                os.close(output)
+            process = process or self._start_cold()
         except (OSError, ValueError, IndexError) as error:
-            program = getattr(error, "filename", None) or (run.argv[0] if run.argv else "an empty command")
+            argv = self._run_file.argv
+            program = getattr(error, "filename", None) or (argv[0] if argv else "an empty command")
             reason = error.strerror if isinstance(error, OSError) else str(error)
             self._note(spawn_error=f"cannot start {os.fsdecode(program)}: {reason}")
             return None
         # Popen must never wait for the child: only `_reap_child` does, and so gets the true status.
         process.returncode = 0
         child = identify(process.pid) or Identity(process.pid, -1)
-        self._events.record("launched", pid=child.pid, start_ticks=child.start_ticks)
+        start = RunStart(kind=kind, reason=self._cold_reason or None)
+        self._events.record("launched", pid=child.pid, start_ticks=child.start_ticks, start=start)
         self._telemetry.follow(process.pid)
         return child
+
+    def _take_standby(self) -> subprocess.Popen[bytes] | None:
+        """Give the run to the standby and return its process; None without one, and where it does not take the run."""
+        if self._standby is None:
+            return None
+        try:
+            self._cold_reason = self._standby.give(self._run_file, self._directory, self._requests)
+        except OSError as error:
+            self._cold_reason = f"the standby's output cannot be moved: {error.strerror}"
+        if not self._cold_reason:
+            return self._standby.process
+        self._standby.end()
+        return None
+
+    def _start_cold(self) -> subprocess.Popen[bytes]:
+        """Start a new process. Raises OSError, ValueError and IndexError where the command cannot be executed."""
+        run, output = self._run_file, self._files.output.open()
+        try:
+            return subprocess.Popen(
+                run.argv,
+                cwd=run.cwd or None,
+                # A user's own script gets the environment as it is.
+                env={**(own_environment() if run.script is None else os.environ), **run.env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        finally:
+            os.close(output)
 
     def _watch(self, child: Identity) -> None:
         """Follow the training until its direct child has ended, or outlived SIGKILL."""
@@ -330,7 +365,7 @@ class Supervisor:
             self._events.record("state", state=state, reason=reason)
 
 
-def supervise(directory: Path, bounds: SupervisorBounds) -> None:
+def supervise(directory: Path, bounds: SupervisorBounds, standby: Standby | None = None, cold_reason: str = "") -> None:
     """Supervise the run in `directory` to its end. Exits with a line on stderr if there is no run to start."""
     run = read_run_file(directory)
     if run is None:
@@ -339,7 +374,7 @@ def supervise(directory: Path, bounds: SupervisorBounds) -> None:
         if (directory / RESULT_FILE).exists():
             # The launcher died before this process had the lock, and a reader wrote the result of a lost run.
             sys.exit(f"{directory} has ended already")
-        Supervisor(directory, run, bounds, lock_fd).run()
+        Supervisor(directory, run, bounds, lock_fd, standby, cold_reason).run()
 
 
 DISK_ANSWERS_S = 5.0
@@ -367,5 +402,19 @@ def full_disk_text(path: Path | None) -> str | None:
     )
 
 
+def stand_by(order: str) -> None:
+    """Wait for a run with its training process, then supervise it; end with the one who keeps the standby."""
+    standby = Standby(json.loads(order))
+    directory = standby.wait()
+    log = os.open(directory / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    supervise(directory, SupervisorBounds(), standby)
+
+
 if __name__ == "__main__":
-    supervise(Path(sys.argv[1]).resolve(), SupervisorBounds())
+    if sys.argv[1] == "--standby":
+        stand_by(sys.argv[2])
+    else:
+        supervise(Path(sys.argv[1]).resolve(), SupervisorBounds(), cold_reason="".join(sys.argv[2:]))

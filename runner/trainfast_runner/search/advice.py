@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.cpu import cpu_has_fp16
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.telemetry.topology import Interconnect, read_links_among
@@ -158,7 +158,7 @@ def gather(spec: RunSpec, machine: Machine, python: str | None = None) -> Situat
     """Return the situation of a run, about a second the first time for a model; unavailable facts stay unknown."""
     model_refusal = None
     try:
-        config = training_python.inspect(python, spec.model, spec.data["objective"]).config
+        config = warm_python.inspect(python, spec.model, spec.data["objective"]).config
     except UserError as error:
         config = {}
         if error.key != "python":

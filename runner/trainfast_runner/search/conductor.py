@@ -222,7 +222,7 @@ class SearchRuns:
             if self._options.wait:
                 self._wait_for_devices(plan)
             try:
-                self._live_run = launch.start(replace(plan, role=role), self._home, self._on_wait)
+                self._live_run = launch.start(replace(plan, role=role, asked_ns=0), self._home, self._on_wait)
             except planning.DevicesBusy:
                 if not self._options.wait:
                     raise

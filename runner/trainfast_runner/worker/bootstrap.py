@@ -1,11 +1,13 @@
 """The file that a training process starts with: `PY bootstrap.py RUN_DIR`, alone or under `torch.distributed.run`.
 
-This file loads its own folder as the package `trainfast_worker`, in a Python with any other packages.
+`PY bootstrap.py --standby ORDER` waits for its run. This file loads its own folder as the package `trainfast_worker`,
+in a Python with any other packages.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -33,4 +35,7 @@ def register() -> None:
 register()
 
 if __name__ == "__main__":
-    importlib.import_module("trainfast_worker.main").main(sys.argv[1])
+    run_dir = sys.argv[1]
+    if run_dir == "--standby":
+        run_dir = importlib.import_module("trainfast_worker.standby").wait(json.loads(sys.argv[2]))
+    importlib.import_module("trainfast_worker.main").main(run_dir)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
@@ -119,6 +120,7 @@ def start_when_free(plan: RunPlan, home: Home, signals: Signals, *, wait: bool) 
     while True:
         if wait:
             await_devices(plan, home, on_wait)
+            plan = replace(plan, asked_ns=0)
         on_wait()
         predict_memory(plan, home, signals.received)
         ready = with_predicted_speed(plan, home)

@@ -14,7 +14,8 @@ from msgspec.structs import asdict, replace
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import detect_machine
-from trainfast_runner.machine.training_python import find_python, torch_build
+from trainfast_runner.machine.training_python import find_python
+from trainfast_runner.machine.warm_python import torch_build
 from trainfast_runner.records.run_file import SCHEMA, Discovered
 from trainfast_runner.running.discovery import discover, preset_of
 from trainfast_runner.search.advice import Advice, advise, gather, model_advice

@@ -1,7 +1,7 @@
 """The work beside runs: advice, predictions of the next run, and explanations of out-of-memory errors.
 
-BackgroundWork asks when an input has changed; Predictor answers the newest request in a thread; SharedTracer holds the
-one process that traces. Modules of the runner that the first frame does not need are imported where they are used.
+BackgroundWork asks when an input has changed; Predictor answers the newest request in a thread. Modules of the runner
+that the first frame does not need are imported where they are used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.headroom import PredictedFit
     from trainfast_runner.memory.model import MemoryModel
-    from trainfast_runner.memory.tracing import WarmTracer
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot
@@ -142,8 +141,8 @@ NO_TRACE_NOW = "no prediction: a trace would slow the run"
 class Predictor:
     """Posts `NextRunPredicted` about the newest request; a trace is given up for the settings of another model."""
 
-    def __init__(self, post: Post, python: TrainingPython, tracer: Callable[[], WarmTracer], home: Home) -> None:
-        self._post, self._python, self._tracer, self._home = post, python, tracer, home
+    def __init__(self, post: Post, python: TrainingPython, home: Home) -> None:
+        self._post, self._python, self._home = post, python, home
         self._work = CancellableWork("predict")
         self._lock = threading.Lock()
         """Held while the two fields below change."""
@@ -225,7 +224,7 @@ class Predictor:
         show(TraceProgress(0, 0))
         gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid]
         try:
-            return trace_model(request.spec, machine.device, self._python, cancelled, gpus, show, tracer=self._tracer())
+            return trace_model(request.spec, machine.device, self._python, cancelled, gpus, show)
         except UserError as error:
             self._failures[key] = error
             raise
@@ -298,28 +297,6 @@ def _peak_bytes(model: MemoryModel | None, spec: RunSpec, machine: Machine) -> i
         return None
 
 
-class SharedTracer:
-    """Holds the tracer, which the first thread that traces makes: the app's first frame imports nothing for it."""
-
-    def __init__(self) -> None:
-        self._tracer: WarmTracer | None = None
-        self._lock = threading.Lock()
-
-    def get(self) -> WarmTracer:
-        """Return the tracer; the same for every thread."""
-        from trainfast_runner.memory.tracing import WarmTracer
-
-        with self._lock:
-            if self._tracer is None:
-                self._tracer = WarmTracer()
-            return self._tracer
-
-    def close(self) -> None:
-        """End the tracer's process, if there is one."""
-        if self._tracer is not None:
-            self._tracer.close()
-
-
 SCRIPT_NOT_PREDICTED = (
     f"the memory of a script is not predicted; {key_of('main', 'batch')} finds its largest batch by trials"
 )
@@ -329,8 +306,8 @@ class BackgroundWork:
     """Works in threads of its own, and gives way to everything that is measured."""
 
     def __init__(self, home: Home, post: Post, python: TrainingPython) -> None:
-        self.tracer, self._post, self._python = SharedTracer(), post, python
-        self.predictor = Predictor(post, python, self.tracer.get, home)
+        self._post, self._python = post, python
+        self.predictor = Predictor(post, python, home)
         self.memory: NextRunMemory | None = None
         self.speed: NextRunSpeed | None = None
         """The newest prediction; None without one."""
@@ -340,13 +317,15 @@ class BackgroundWork:
         """The advisor's facts about the next run's model; None while none are known."""
         self._situation_key: tuple[str, str] | None = None
         """The preset and the model of the newest request for facts."""
-        self.oom_explainer = OomExplainer(post, python, self.tracer.get)
+        self.oom_explainer = OomExplainer(post, python)
 
     def stop(self, wait_s: float) -> None:
         """End all work, and wait at most this long for each trace's process to end."""
         self.predictor.cancel(wait_s)
         self.oom_explainer.cancel(wait_s)
-        self.tracer.close()
+        from trainfast_runner.machine.warm_python import WARM
+
+        WARM.close()
 
     def update(
         self,

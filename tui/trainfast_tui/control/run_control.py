@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from trainfast_tui.text.event_words import script_notices
 from trainfast_tui.text.keys import RUN_KEY, STOP_KEY
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.tracing import WarmTracer
     from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.running.follower import RunSnapshot
 
@@ -159,12 +157,11 @@ class PendingStart:
 class OomExplainer:
     """Posts `OomExplained` each time more is known.
 
-    `python` is the path of the training Python, None for the run's own; `tracer` traces.
+    `python` is the path of the training Python, None for the run's own.
     """
 
-    def __init__(self, post: messages.Post, python: str | None, tracer: Callable[[], WarmTracer]) -> None:
+    def __init__(self, post: messages.Post, python: str | None) -> None:
         self._post = post
-        self._tracer = tracer
         self._python = python
         self._explained_run_id: str | None = None
         self._newest_message: messages.OomExplained | None = None
@@ -225,7 +222,7 @@ class OomExplainer:
             return messages.OomExplained(result.run_id, explanation, traces_left)
 
         try:
-            for traces_left in trace_changes(oom_run, python, cancelled, self._tracer()):
+            for traces_left in trace_changes(oom_run, python, cancelled):
                 self._post(explained(traces_left))
         except UserError:
             pass  # a change that cannot be traced stays an estimate

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from trainfast_runner.errors import UserError, lowest, nearest
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.calibration import Ceiling
 from trainfast_runner.machine.devices import Machine, detect_machine
 from trainfast_runner.machine.devices_knob import CPU, count_asked
@@ -352,7 +352,7 @@ class BestPlan:
         assert self.facts is not None, "the memory of a script is unknown"
         plan, spec, space = self.plan, self.survey.spec, self.space
         if any(value in ASKS_THE_MODEL for value in self.question.vary.get("attention", [spec.knobs["attention"]])):
-            inspected = training_python.inspect(plan.python, spec.model, spec.data["objective"], attention=True)
+            inspected = warm_python.inspect(plan.python, spec.model, spec.data["objective"], attention=True)
             survey = replace(self.survey, check=_check_of(replace(self.facts, attentions=inspected.attentions)))
             space = enumerate_space(survey, self.question.vary, self.question.global_batch)
         specs = {
@@ -456,7 +456,7 @@ def plan_preset_best(spec: RunSpec, request: BestRequest, python: str | None = N
     # `devices` is a ceiling: the preset's own run may use fewer.
     plan = planning.plan_run(candidate_spec(spec, {}), python)
     _check_request(request, plan)
-    inspected = training_python.inspect(plan.python, spec.model, spec.data["objective"])
+    inspected = warm_python.inspect(plan.python, spec.model, spec.data["objective"])
     machine = detect_machine(inspected.versions).used_by(spec.knobs["devices"])
     facts = Facts(spec, machine, inspected.config, inspected.versions, inspected.executable)
     survey = Survey(spec, machine, _check_of(facts))

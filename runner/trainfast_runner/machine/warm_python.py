@@ -1,0 +1,434 @@
+"""The one warm Python of this program: a process of the training Python that answers questions and may become a run.
+
+`WarmPython` is such a process, and the worker's standby.py its other half. `WARM` holds those of this program: the
+standby, made by `keep` as the child of a supervisor that waits with it, and a process that only answers, made when a
+question comes and no standby is there. Both end with this program: the kernel closes their sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.devices import DEVICE_VARIABLES
+from trainfast_runner.machine.resource_limits import read_host_free_bytes
+from trainfast_runner.machine.training_python import ProgramCancelled
+from trainfast_runner.records.home import cache_directory
+from trainfast_runner.records.json_lines import read_cached, write_cached
+from trainfast_runner.worker.shared.host import wait_policy
+
+POLL_S = 0.1
+"""Seconds between two polls for an answer or a cancellation."""
+CANCELLED_WITHIN_S = 2.0
+"""A cancelled answer that does not end within this time is ended with its process."""
+CHUNK_BYTES = 1 << 20
+"""The most bytes read from the process at once."""
+BOOTSTRAP = training_python.WORKER_FOLDER / "bootstrap.py"
+
+
+@dataclass(frozen=True)
+class StandbyKey:
+    """Everything that a training process fixes when it imports; a run with another key starts cold."""
+
+    python: str
+    device: str
+    """`cpu` or `cuda`."""
+    ranks: int
+    """Processes under torchrun; 0 for one process alone."""
+    variables: tuple[tuple[str, str], ...]
+    """Variables of the launch that libraries read when they are imported."""
+    packages: tuple[str, ...]
+    """`install_stamps` of the Python."""
+
+    def difference(self, wanted: StandbyKey) -> str:
+        """Return the reason that a run with the key `wanted` cannot take the standby; empty if it can."""
+        if wanted.python != self.python:
+            return f"the standby is of {self.python}"
+        if wanted.packages != self.packages:
+            return "packages of the training Python have changed"
+        if (wanted.device, wanted.ranks) != (self.device, self.ranks):
+            return "the standby is for another device or number of ranks"
+        changed = sorted(name for name, _ in {*wanted.variables} ^ {*self.variables})
+        return f"{', '.join(dict.fromkeys(changed))} changed" if changed else ""
+
+
+class WarmPython:
+    """One process that answers; a standby if it has a `key`. Safe for several threads."""
+
+    def __init__(
+        self,
+        executable: str,
+        command: Callable[[int], list[str]],
+        environment: Mapping[str, str],
+        key: StandbyKey | None = None,
+    ) -> None:
+        """Start the `command` for the descriptor of the questions' socket. Raises UserError if it does not start."""
+        self.executable, self.key = executable, key
+        self._lock = threading.Lock()
+        self._imported = self.is_taken = False
+        self._batch = self._finished_batch = 0
+        """The numbers of the newest batch, and of the newest one that is over."""
+        self._partial_line, self._unsent = b"", b""
+        self._errors = training_python.open_temporary_file()
+        self._questions, asked = socket.socketpair()
+        self._go, waiting = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with asked, waiting:
+            self._process = training_python.start_worker_program(
+                executable,
+                command(asked.fileno()),
+                self._errors,
+                environment,
+                stdin=waiting.fileno(),
+                stdout=self._errors,
+                pass_fds=(asked.fileno(),),
+            )
+        self._questions.setblocking(False)
+
+    @property
+    def is_alive(self) -> bool:
+        """True until the process has ended or become a run."""
+        return not self.is_taken and self._process.poll() is None
+
+    def is_imported(self) -> bool:
+        """True if an answer that needs the training stack would begin at once."""
+        return self._imported or self.key is not None
+
+    def ask_each(
+        self,
+        requests: Sequence[Mapping[str, Any]],
+        cancelled: threading.Event,
+        devices: Mapping[str, str | None],
+        task: str = "describe the model",
+    ) -> Generator[dict[str, Any]]:
+        """Yield the answer to each request of the worker's standby.py, as soon as it arrives.
+
+        A process that imports for them first yields `{"imported": true}`. Closing the iterator or setting `cancelled`
+        ends the answers, not the process. Raises UserError when an answer fails to come, ProgramCancelled.
+        """
+        while not self._lock.acquire(timeout=POLL_S):
+            if cancelled.is_set():
+                raise ProgramCancelled
+        unanswered = len(requests)
+        try:
+            self._batch += 1
+            self._send({"batch": self._batch, "requests": requests, "devices": devices})
+            deadline_s = time.monotonic() + training_python.ANSWER_TIMEOUT_S
+            while unanswered:
+                lines = self._new_lines()
+                answers = [line for line in lines or () if "imported" in line or "request" in line]
+                if not answers and (lines is None or self._finished_batch == self._batch):
+                    if self.is_taken:
+                        raise StandbyTaken
+                    self._process.wait()
+                    raise training_python.no_answer_error(
+                        self.executable, str(BOOTSTRAP), training_python.whole_text(self._errors), task
+                    )
+                for answer in answers:
+                    unanswered -= "request" in answer
+                    yield answer
+                    deadline_s = time.monotonic() + training_python.ANSWER_TIMEOUT_S
+                if unanswered and cancelled.is_set():
+                    raise ProgramCancelled
+                if unanswered and time.monotonic() > deadline_s:
+                    raise training_python.timeout_error(self.executable)
+        finally:
+            if unanswered:
+                self._cancel()
+            self._lock.release()
+
+    def give(self, run_directory: Path) -> subprocess.Popen[bytes]:
+        """Give the standby its run, whose supervisor it now is; an answer under way is given up.
+
+        Raises OSError where the process is gone.
+        """
+        self.is_taken = True
+        self._go.send(os.fsencode(run_directory))
+        return self._process
+
+    def end(self) -> None:
+        """End the process: by the end of its sockets, or by SIGKILL where it imports or is stuck."""
+        self._go.close()
+        self._questions.close()
+        try:
+            self._process.wait(CANCELLED_WITHIN_S if self.is_imported() else 0.0)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._errors.close()
+
+    def _cancel(self) -> None:
+        """End the batch's answers. A running import can only be ended with the process."""
+        deadline_s = time.monotonic() + CANCELLED_WITHIN_S
+        self._send({"cancel": self._batch})
+        while self.is_alive and self._finished_batch != self._batch:
+            if not self.is_imported() or time.monotonic() > deadline_s:
+                self.end()
+                return
+            self._new_lines()
+
+    def _send(self, order: Mapping[str, Any]) -> None:
+        """Add a line to those that `_new_lines` sends."""
+        self._unsent += json.dumps(order).encode() + b"\n"
+
+    def _new_lines(self) -> list[dict[str, Any]] | None:
+        """Send the waiting orders as far as the socket takes them and return the lines read within POLL_S.
+
+        None once the process has ended or become a run.
+        """
+        questions = self._questions
+        readable, writable, _ = select.select([questions], [questions] if self._unsent else [], [], POLL_S)
+        if writable:
+            with suppress(BlockingIOError, BrokenPipeError):
+                self._unsent = self._unsent[questions.send(self._unsent) :]
+        if not readable:
+            return []
+        try:
+            chunk = questions.recv(CHUNK_BYTES)
+        except ConnectionResetError:
+            return None
+        if not chunk:
+            return None
+        *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
+        answers = list(training_python.json_objects(lines))
+        self._imported = self._imported or {"imported": True} in answers
+        self._finished_batch = next((line["done"] for line in answers if "done" in line), self._finished_batch)
+        return answers
+
+
+class StandbyTaken(Exception):
+    """Raised for the answers of a standby that has become a run."""
+
+
+AVAILABLE_BYTES = 4 << 30
+"""No standby is kept below this much available memory of the host: it takes about 0.7 GiB of it."""
+
+
+class WarmPythons:
+    """The warm Pythons of this program: at most one standby, and one process that only answers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._standby: WarmPython | None = None
+        self._asked: WarmPython | None = None
+        self._asked_for: tuple[object, ...] = ()
+        """The Python, environment and packages of the process that only answers."""
+
+    def is_warm(self, executable: str) -> bool:
+        """True if an answer of this Python would begin at once."""
+        return any(
+            one is not None and one.executable == executable and one.is_alive and one.is_imported()
+            for one in (self._standby, self._asked)
+        )
+
+    def ask_each(
+        self,
+        executable: str,
+        requests: Sequence[Mapping[str, Any]],
+        cancelled: threading.Event | None = None,
+        environment: Mapping[str, str] | None = None,
+        task: str = "describe the model",
+    ) -> Generator[dict[str, Any]]:
+        """Yield the answers as `WarmPython.ask_each`, of the standby if there is one, else of a process for them."""
+        environment = training_python.own_environment() if environment is None else environment
+        cancelled = cancelled or threading.Event()
+        devices = {name: environment.get(name) for name in DEVICE_VARIABLES}
+        answered: set[int] = set()
+        if (standby := self._standby_that_answers(executable)) is not None:
+            with suppress(StandbyTaken):
+                for answer in standby.ask_each(requests, cancelled, devices):
+                    answered |= {answer["request"]} if "request" in answer else set()
+                    yield answer
+                return
+        variables = {name: value for name, value in environment.items() if name not in DEVICE_VARIABLES}
+        for answer in self._answering(executable, variables).ask_each(requests, cancelled, devices, task):
+            if answer.get("request") not in answered:
+                yield answer
+
+    def ask(self, executable: str, request: Mapping[str, Any], task: str = "describe the model") -> dict[str, Any]:
+        """Return the one answer to a request. Raises UserError, which says that the Python cannot do the `task`."""
+        with closing(self.ask_each(executable, [request], task=task)) as answers:
+            return next(answer for answer in answers if "request" in answer)
+
+    @property
+    def wait_policy(self) -> str | None:
+        """The wait policy of the standby's threads; None without a standby."""
+        return wait_policy(dict(self._standby.key.variables)) if self._standby and self._standby.key else None
+
+    def keep(self, key: StandbyKey, order: Mapping[str, Any]) -> None:
+        """Make the standby of this key, in place of one with another; `order` is that of the supervisor.
+
+        Makes none where memory is short. Raises UserError if it does not start.
+        """
+        with self._lock:
+            if self._standby is not None:
+                if self._standby.is_alive and self._standby.key == key:
+                    return
+                self._end_standby()
+            if read_host_free_bytes() < AVAILABLE_BYTES:
+                return
+            if self._asked is not None:
+                self._asked.end()
+                self._asked = None
+
+            def command(questions: int) -> list[str]:
+                module = ("-P", "-m", "trainfast_runner.running.supervisor", "--standby")
+                return [sys.executable, *module, json.dumps({**order, "questions": None if key.ranks else questions})]
+
+            self._standby = WarmPython(key.python, command, os.environ, key)
+
+    def take(self, wanted: StandbyKey | None) -> tuple[WarmPython | None, str]:
+        """Return the standby for a run with this key, or None with the reason, which is empty where none was kept.
+
+        Either way no warm Python is left: a run has the machine to itself.
+        """
+        with self._lock:
+            standby, self._standby = self._standby, None
+            if self._asked is not None:
+                self._asked.end()
+                self._asked = None
+            if standby is None or standby.key is None:
+                return None, ""
+            reason = "the standby died" if not standby.is_alive else wanted and standby.key.difference(wanted)
+            if wanted is not None and not reason:
+                return standby, ""
+            standby.end()
+            return None, reason or ""
+
+    def close(self) -> None:
+        """End all. The next question starts a new process."""
+        with self._lock:
+            self._end_standby()
+            if self._asked is not None:
+                self._asked.end()
+                self._asked = None
+
+    def _standby_that_answers(self, executable: str) -> WarmPython | None:
+        """Return the standby if it is of this Python as it is now, and one process alone."""
+        standby = self._standby
+        key = standby.key if standby is not None and standby.is_alive else None
+        if key is None or key.python != executable or key.ranks:
+            return None
+        return standby if key.packages == tuple(training_python.install_stamps(executable)) else None
+
+    def _end_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.end()
+            self._standby = None
+
+    def _answering(self, executable: str, variables: Mapping[str, str]) -> WarmPython:
+        """Return the process that only answers, made anew for other variables or packages."""
+        made_for = (executable, variables, training_python.install_stamps(executable))
+        with self._lock:
+            if self._asked is None or not self._asked.is_alive or self._asked_for != made_for:
+                if self._asked is not None:
+                    self._asked.end()
+                    self._asked = None
+
+                def command(questions: int) -> list[str]:
+                    order = json.dumps({"imports": None, "questions": questions})
+                    return [executable, str(BOOTSTRAP), "--standby", order]
+
+                self._asked, self._asked_for = WarmPython(executable, command, variables), made_for
+            return self._asked
+
+
+WARM = WarmPythons()
+"""Those of this program."""
+
+
+INSPECTION_FORMAT = "2"
+"""Format of the cached inspections."""
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `inspect`."""
+
+    executable: str
+    python: str = ""
+    """Its version."""
+    versions: dict[str, str | None] = {}
+    config: dict[str, Any] = {}
+    """The model's whole configuration."""
+    parameters: int | None = None
+    """None unless asked for."""
+    attentions: tuple[str, ...] | None = None
+    """Values of `attention` that the model has; None unless asked for."""
+
+
+def inspect(
+    python: str | None, model: dict[str, Any], training_objective: str, *, count: bool = False, attention: bool = False
+) -> Inspection:
+    """Inspect the training Python's packages, and the model's configuration by its transformers.
+
+    Takes about a second the first time and is remembered until something is installed there. With `count` torch is
+    imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
+    """
+    executable = training_python.find_python(python)
+    request = {
+        "part": "inspect",
+        "model": model,
+        "objective": training_objective,
+        "count": count,
+        "attention": attention,
+    }
+    name = training_python.request_hash(executable, json.dumps(request, sort_keys=True), INSPECTION_FORMAT)
+    cache_file = cache_directory() / "inspected" / f"{name}.json"
+    cached = read_cached(cache_file, dict[str, Any])
+    answer = cached or WARM.ask(executable, request)
+    if cached is None and "error" not in answer:
+        write_cached(cache_file, answer)
+    versions = answer.get("versions") or {}
+    missing = [name for name in training_python.NEEDED_PACKAGES if name in versions and versions[name] is None]
+    if missing:
+        raise UserError(
+            f"{executable} has no {', '.join(missing)}; install with: {executable} -m pip install {' '.join(missing)}",
+            key="python",
+        )
+    if answer.get("error"):
+        raise training_python.model_error(answer["error"])
+    try:
+        return msgspec.convert({**answer, "executable": executable}, Inspection)
+    except msgspec.ValidationError:
+        if cached is None:
+            raise
+        cache_file.unlink(missing_ok=True)  # it is damaged
+        return inspect(python, model, training_objective, count=count, attention=attention)
+
+
+def packages(executable: str, task: str = "report its torch") -> dict[str, Any]:
+    """`python` and `versions` of a Python. Raises UserError, about the `task`, for what is not a Python."""
+    return WARM.ask(executable, _inspection({}, ""), task)
+
+
+def _inspection(
+    model: dict[str, Any], training_objective: str, *, count: bool = False, attention: bool = False
+) -> dict[str, Any]:
+    """Return a request for an inspection, with the arguments of the worker's model/inspection.py."""
+    asked = {"model": model, "objective": training_objective, "count": count, "attention": attention}
+    return {"part": "inspect", **asked}
+
+
+def torch_build(executable: str) -> dict[str, str | None]:
+    """`torch`, `torch.version.cuda` and `torch.version.hip` of a Python, as `Inspection.versions` has them.
+
+    Raises UserError for what is not a Python.
+    """
+    versions = packages(executable)["versions"]
+    return {name: versions.get(name) for name in ("torch", "torch.version.cuda", "torch.version.hip")}

@@ -1,0 +1,89 @@
+"""The packages of a training Python and the facts of a model, answered in a fork of a standby.
+
+A configuration does not need torch: without it the answer takes a quarter of the time.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import platform
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..invalid import InvalidInput
+from .stack import hide_packages
+
+VERSIONED_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "flash-attn", "numpy")
+"""Packages whose versions are asked for, beside those of the catalog."""
+
+
+def inspect(part: str, model: dict[str, Any] | None, objective: str, *, count: bool, attention: bool) -> dict[str, Any]:
+    """Return `python`, `versions`, and for a model `config`, `model_type`, and as asked `parameters` and `attentions`.
+
+    `error` is there if the model cannot be built.
+    """
+    answer: dict[str, Any] = {"python": platform.python_version(), "versions": {**_versions(), **torch_build()}}
+    if not model:
+        return answer
+    if answer["versions"]["transformers"] is None:
+        answer["error"] = {"message": "this Python has no transformers", "key": "python", "allowed": []}
+        return {**answer, "install": "pip install torch transformers tokenizers"}
+    if "torch" not in sys.modules:
+        hide_packages(("torch", "tensorflow", "jax"))
+        logging.disable(logging.WARNING)
+    from .model_config import check_family, resolve_config
+
+    try:
+        config = resolve_config(model)
+        check_family(config, objective)
+        answer["model_type"] = config.model_type
+        # The plan belongs to the class: a configuration does not store it.
+        plan = getattr(config, "base_model_tp_plan", None)
+        answer["config"] = {**config.to_dict(), "base_model_tp_plan": plan}
+        if count:
+            answer["parameters"] = _count(config, objective)
+        if attention:
+            from .build import attentions
+
+            answer["attentions"] = attentions(config, objective)
+    except InvalidInput as error:
+        answer["error"] = error.as_fields()
+    return answer
+
+
+def _versions() -> dict[str, str | None]:
+    from ..catalog import packages
+
+    versions: dict[str, str | None] = {}
+    for name in (*VERSIONED_PACKAGES, *packages()):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _count(config: Any, objective: str) -> int:
+    import torch
+
+    from .build import model_class
+
+    with torch.device("meta"):
+        model = model_class(objective).from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def torch_build() -> dict[str, str | None]:
+    """CUDA and HIP (ROCm) versions of torch's build; None for a platform that it was not built for, and without torch.
+
+    Only torch/version.py is run: importing torch takes seconds, and the distribution's version has no `+cpu` or
+    `+cu130` in builds of PyPI, conda or one's own.
+    """
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
+    versions = runpy.run_path(str(file)) if file is not None and file.exists() else {}
+    return {f"torch.version.{name}": str(versions[name]) if versions.get(name) else None for name in ("cuda", "hip")}
