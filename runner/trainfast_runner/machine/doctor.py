@@ -16,15 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.device_events import defects
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD, detect_machine, pci_card
-from trainfast_runner.machine.resource_limits import tightest_group_limit
+from trainfast_runner.machine.resource_limits import read_host_free_bytes, tightest_group_limit
 from trainfast_runner.machine.telemetry.binding import LIBRARY_FAILURES, LIBRARY_NOT_FOUND, NvmlFailure
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.sampler import take_tick
 from trainfast_runner.machine.training_python import NEEDED_PACKAGES, compiler, find_python, search_path
+from trainfast_runner.machine.warm_python import STANDBY_NEEDS_BYTES
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import counted, gibibytes
@@ -79,6 +82,7 @@ def examine(home: Home, python: str | None = None) -> list[Finding]:
         *training,
         *_home(home),
         _memory(),
+        _standby(),
         *gpu_findings(tick, versions, detect_machine(versions).refusal, nvml.failure),
         *_compiler(executable),
         _shared_memory(),
@@ -156,6 +160,22 @@ def _memory() -> Finding:
         limit >= ENOUGH_MEMORY_BYTES,
         f"{group} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
         "raise the container's limit, or set memory_limit below it",
+    )
+
+
+def _standby() -> Finding:
+    """The standbys of this user, and whether there is memory for one."""
+    pids = [
+        str(process.pid)
+        for process in psutil.process_iter(["cmdline"])
+        if "trainfast_runner.running.supervisor" in (words := process.info["cmdline"] or []) and "--standby" in words
+    ]
+    held = f"; waiting now: process {', '.join(pids)}" if pids else ""
+    return _judged(
+        "standby",
+        read_host_free_bytes() >= STANDBY_NEEDS_BYTES,
+        f"the app and searches keep one training process with its imports done, of about 0.7 GiB{held}",
+        f"free memory: below {gibibytes(STANDBY_NEEDS_BYTES)} available none is kept, and runs start cold",
     )
 
 

@@ -105,6 +105,11 @@ class WarmPython:
         """True until the process has ended or become a run."""
         return not self.is_taken and self._process.poll() is None
 
+    @property
+    def is_idle(self) -> bool:
+        """True while it answers nothing."""
+        return not self._lock.locked()
+
     def is_imported(self) -> bool:
         """True if an answer that needs the training stack would begin at once."""
         return self._imported or self.key is not None
@@ -131,7 +136,7 @@ class WarmPython:
             deadline_s = time.monotonic() + training_python.ANSWER_TIMEOUT_S
             while unanswered:
                 lines = self._new_lines()
-                answers = [line for line in lines or () if "imported" in line or "request" in line]
+                answers = [line for line in lines or () if "imported" in line or line.get("batch") == self._batch]
                 if not answers and (lines is None or self._finished_batch == self._batch):
                     if self.is_taken:
                         raise StandbyTaken
@@ -161,25 +166,32 @@ class WarmPython:
         self._go.send(os.fsencode(run_directory))
         return self._process
 
-    def end(self) -> None:
-        """End the process: by the end of its sockets, or by SIGKILL where it imports or is stuck."""
-        self._go.close()
-        self._questions.close()
+    def end(self, within_s: float = CANCELLED_WITHIN_S) -> None:
+        """End the process, once an answer under way has ended, or at once after `within_s` seconds."""
+        is_idle = self._lock.acquire(timeout=within_s)
+        if is_idle:
+            self._go.close()
+            self._questions.close()
         try:
-            self._process.wait(CANCELLED_WITHIN_S if self.is_imported() else 0.0)
+            self._process.wait(CANCELLED_WITHIN_S if is_idle and self.is_imported() else 0.0)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._errors.close()
+        if is_idle:
+            self._errors.close()
+            self._lock.release()
 
     def _cancel(self) -> None:
-        """End the batch's answers. A running import can only be ended with the process."""
+        """End the batch's answers; a running import only ends with the process, and a standby's goes on."""
         deadline_s = time.monotonic() + CANCELLED_WITHIN_S
         self._send({"cancel": self._batch})
-        while self.is_alive and self._finished_batch != self._batch:
-            if not self.is_imported() or time.monotonic() > deadline_s:
-                self.end()
+        if self.key is not None and not self.is_taken:
+            self._new_lines()
+        while self.key is None and self.is_alive and self._finished_batch != self._batch:
+            if not self._imported or time.monotonic() > deadline_s:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 return
             self._new_lines()
 
@@ -216,7 +228,7 @@ class StandbyTaken(Exception):
     """Raised for the answers of a standby that has become a run."""
 
 
-AVAILABLE_BYTES = 4 << 30
+STANDBY_NEEDS_BYTES = 4 << 30
 """No standby is kept below this much available memory of the host: it takes about 0.7 GiB of it."""
 
 
@@ -281,11 +293,9 @@ class WarmPythons:
                 if self._standby.is_alive and self._standby.key == key:
                     return
                 self._end_standby()
-            if read_host_free_bytes() < AVAILABLE_BYTES:
+            if read_host_free_bytes() < STANDBY_NEEDS_BYTES:
                 return
-            if self._asked is not None:
-                self._asked.end()
-                self._asked = None
+            self._end_asked()
 
             def command(questions: int) -> list[str]:
                 module = ("-P", "-m", "trainfast_runner.running.supervisor", "--standby")
@@ -300,9 +310,7 @@ class WarmPythons:
         """
         with self._lock:
             standby, self._standby = self._standby, None
-            if self._asked is not None:
-                self._asked.end()
-                self._asked = None
+            self._end_asked()
             if standby is None or standby.key is None:
                 return None, ""
             reason = "the standby died" if not standby.is_alive else wanted and standby.key.difference(wanted)
@@ -315,9 +323,7 @@ class WarmPythons:
         """End all. The next question starts a new process."""
         with self._lock:
             self._end_standby()
-            if self._asked is not None:
-                self._asked.end()
-                self._asked = None
+            self._end_asked(CANCELLED_WITHIN_S)
 
     def _standby_that_answers(self, executable: str) -> WarmPython | None:
         """Return the standby if it is of this Python as it is now, and one process alone."""
@@ -332,14 +338,18 @@ class WarmPythons:
             self._standby.end()
             self._standby = None
 
+    def _end_asked(self, within_s: float | None = None) -> None:
+        """End the process that only answers; one that answers now stays, but for `within_s` seconds at most."""
+        if self._asked is not None and (within_s is not None or self._asked.is_idle):
+            self._asked.end(within_s or 0.0)
+            self._asked = None
+
     def _answering(self, executable: str, variables: Mapping[str, str]) -> WarmPython:
         """Return the process that only answers, made anew for other variables or packages."""
         made_for = (executable, variables, training_python.install_stamps(executable))
         with self._lock:
             if self._asked is None or not self._asked.is_alive or self._asked_for != made_for:
-                if self._asked is not None:
-                    self._asked.end()
-                    self._asked = None
+                self._end_asked()
 
                 def command(questions: int) -> list[str]:
                     order = json.dumps({"imports": None, "questions": questions})

@@ -32,7 +32,7 @@ from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_directory import EVENTS_FILE, RUN_FILE, SUPERVISOR_LOG, read_run_file, shared_lock
 from trainfast_runner.records.run_file import ClockAnchor, ForeignProcess, RunFile
 from trainfast_runner.running.contained import SANDBOX_FOLDER, sandbox
-from trainfast_runner.running.planning import RunPlan, refuse_busy
+from trainfast_runner.running.planning import RunPlan, busy_with, refuse_busy
 from trainfast_runner.running.script_plan import RUN_VARIABLE
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.worker.shared.host import OnWait, make_private, print_holder
@@ -83,6 +83,8 @@ def start(plan: RunPlan, home: Home, on_wait: OnWait = print_holder) -> Path:
     return directory
 
 
+CORES_TO_IMPORT_BESIDE = 4
+"""Chosen, not measured: from this many cores on, imports take none that feeds a GPU."""
 FIXED_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "LD_", "PYTHON")
 """Beginnings of the variables that libraries and the interpreter read when they are loaded."""
 
@@ -100,8 +102,12 @@ def standby_key(plan: RunPlan) -> StandbyKey | None:
 def keep_standby(plan: RunPlan, home: Home) -> None:
     """Keep a standby for runs like this one, until it becomes one or this program ends. Raises UserError.
 
-    Keeps none for a script, and where memory is short.
+    Keeps none for a script, where memory is short, and beside a run on the same device: on a CPU its imports take what
+    is timed, and on a GPU a core.
     """
+    is_beside = plan.device == "cuda" and len(os.sched_getaffinity(0)) >= CORES_TO_IMPORT_BESIDE
+    if plan.script is not None or not (is_beside or busy_with(plan, home) is None):
+        return
     plan = _with_thread_policy(plan)
     if (key := standby_key(plan)) is None:
         return

@@ -29,7 +29,7 @@ from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.worker_lines import ScriptLine, WarmLine
-from trainfast_runner.running import planning
+from trainfast_runner.running import launch, planning
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.batch_decide import BatchState, answer_of, decide, failed_runs
 from trainfast_runner.search.batch_journal import (
@@ -229,8 +229,9 @@ class BatchConductor(Conductor[BatchEnded]):
         return BatchState(tuple(self._lines), no_oom=self._options.no_oom)
 
     def _predict(self) -> None:
-        """Predict the memory, and get a warm process, before the first size is chosen."""
+        """Predict the memory by the standby, which then is the warm process, before the first size is chosen."""
         model, reason = None, ""
+        launch.keep_standby(self._plan, self._home)
         try:
             model = run_within(PREDICTION_WAIT_S, partial(trace_size_model, self._plan), self._raise_if_cancelled)
         except UserError as error:

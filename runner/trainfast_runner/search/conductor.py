@@ -23,6 +23,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError, lowest
 from trainfast_runner.machine.processes import boot_id, identify
+from trainfast_runner.machine.warm_python import WARM
 from trainfast_runner.records.home import PAUSE_FILE, STAMP_CHARACTERS, Home, conductor_lock, reason_of
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.result import Result
@@ -197,6 +198,7 @@ def conduct(
             return conductor.run()
         finally:
             conductor.close()
+            WARM.close()
 
 
 class SearchRuns:
@@ -228,6 +230,8 @@ class SearchRuns:
                     raise
                 continue  # another waiting run was faster
             self._write(Launched(run_id=self._live_run.name, role=role))
+            if plan.device == "cuda":
+                launch.keep_standby(plan, self._home)
             return self._live_run
 
     def start_process(self, plan: RunPlan, role: str) -> WarmProcess:

@@ -10,6 +10,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -318,6 +319,9 @@ class BackgroundWork:
         self._situation_key: tuple[str, str] | None = None
         """The preset and the model of the newest request for facts."""
         self.oom_explainer = OomExplainer(post, python)
+        self._home = home
+        self._standby_key: tuple[object, ...] = ()
+        """What the standby was made for; empty while the device is used, as the run has taken it."""
 
     def stop(self, wait_s: float) -> None:
         """End all work, and wait at most this long for each trace's process to end."""
@@ -341,6 +345,7 @@ class BackgroundWork:
         run = snapshot.run if snapshot is not None else None
         if next_run is not None and machine is not None and next_run.script is None and not is_device_used:
             self.gather_situation(next_run.spec, machine)
+        self._keep_standby(next_run, machine, run, is_device_used=is_device_used)
         self.oom_explainer.explain_if_oom(run, may_trace=not is_device_used)
         if next_run is not None and next_run.script is not None:
             # A script has no model to trace before it runs.
@@ -358,6 +363,20 @@ class BackgroundWork:
             if asks_anew(request, self._newest_request, keeps_memory=is_device_used):
                 self._newest_request = request
                 self.predictor.request(request)
+
+    def _keep_standby(
+        self, next_run: NextRun | None, machine: Machine | None, run: RunSnapshot | None, *, is_device_used: bool
+    ) -> None:
+        """Keep a standby for the next run of a preset while nothing is timed: its imports take all of a core."""
+        if is_device_used or next_run is None or machine is None or next_run.script is not None:
+            self._standby_key = ()
+            return
+        ranks = run.run_file.world_size if run is not None and run.run_file is not None else 1
+        knobs = next_run.spec.knobs
+        key = (next_run.spec.name, repr(next_run.spec.model), knobs["strategy"], knobs["devices"], ranks)
+        if key != self._standby_key:
+            self._standby_key = key
+            start_thread("standby", partial(_keep_standby, next_run.spec, self._home, self._python, ranks), self._post)
 
     def gather_situation(self, spec: RunSpec, machine: Machine) -> None:
         """Have the advisor's facts gathered, unless they were for this preset and model: posts SituationGathered."""
@@ -401,6 +420,16 @@ class BackgroundWork:
         if memory is None or machine is None or memory.spec != spec_on(machine, next_run):
             return None
         return memory.fit
+
+
+def _keep_standby(spec: RunSpec, home: Home, python: TrainingPython, known_ranks: int) -> None:
+    """Keep a standby for a run like this; for several ranks, which take more memory, only once there was such a run."""
+    from trainfast_runner.running import launch, planning
+
+    with suppress(UserError):  # the start of the run reports it
+        plan = planning.plan_run(spec, python)
+        if plan.world_size in (1, known_ranks):
+            launch.keep_standby(plan, home)
 
 
 def _gather(key: tuple[str, str], spec: RunSpec, machine: Machine, python: TrainingPython) -> SituationGathered:

@@ -12,7 +12,7 @@ from typing import Any
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Flops, Losses, Result, Thinning
 from trainfast_runner.records.run_directory import notable_reason, state_text
 from trainfast_runner.records.run_file import SCHEMA, ScriptFigures
-from trainfast_runner.records.run_lines import Actual
+from trainfast_runner.records.run_lines import Actual, RunStart
 from trainfast_runner.records.worker_lines import WARM_ROLES
 from trainfast_runner.results.comparison import (
     BETTER,
@@ -34,6 +34,9 @@ from trainfast_tui.text.format import ABSENT, DOUBT_SIGN, Line, Tone, labelled, 
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word
 from trainfast_tui.text.next_run_words import SAMPLES_VARY, against_predicted_speed, few_steps_note
 from trainfast_tui.text.search_words import ROLE_WORDS, warm_words
+
+SHOWN_PART_S = 0.05
+"""Shorter parts of a start round to nothing."""
 
 
 def headline(result: Result) -> str:
@@ -77,6 +80,8 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
     """Yield labels and figures with units; an empty label continues the one before."""
     measured, warmup = result.steps.measured, result.steps.warmup
     yield "steps", f"{fmt.count(measured)} measured, {fmt.count(warmup)} warm-up, {fmt.duration(result.seconds)} in all"
+    if result.start is not None and "first_step" in result.start.seconds:
+        yield "first step", start_text(result.start)
     if measured:
         yield from _speed(result)
     if result.loss.first is not None or result.loss.last is not None:
@@ -96,6 +101,13 @@ def figure_rows(result: Result) -> Iterator[tuple[str, str]]:
         yield "optimizer", fmt.plain(result.actual.optimizer_reason)
     if result.script is not None:
         yield from _script(result.script, result.run_id)
+
+
+def start_text(start: RunStart) -> str:
+    """Return the time to the end of the first step, how it began, and the parts that took a tenth of a second."""
+    parts = [f"{name.replace('_', ' ')} {s:.1f} s" for name, s in start.seconds.items() if s >= SHOWN_PART_S]
+    origin = f"{start.kind}, as {fmt.plain(start.reason)}" if start.reason else start.kind
+    return f"after {sum(start.seconds.values()):.1f} s ({origin}): {', '.join(parts)}"
 
 
 def _losses(loss: Losses) -> str:

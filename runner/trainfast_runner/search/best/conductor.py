@@ -34,6 +34,7 @@ from trainfast_runner.results.device_conditions import DeviceConditions, Window,
 from trainfast_runner.results.doubts import THROTTLING_KINDS, doubts
 from trainfast_runner.results.summary import read_start_s, window_throttle
 from trainfast_runner.results.verdict import first_difference
+from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.best.answer import answer_of
 from trainfast_runner.search.best.decide import BestDecision, BestState, decide
@@ -118,17 +119,16 @@ class BestConductor(Conductor[BestEnded]):
     def open(self) -> None:
         """List the candidates with their predictions.
 
-        A model is traced while the baseline's process starts. The candidates come before the first trial, but after
-        the record of a baseline's process that ended while it started. The memory of a script is unknown.
+        Models are traced by the standby, which then is the baseline's process. The memory of a script is unknown.
         """
         if any(isinstance(line, Space) for line in self._lines):
             return
         if not self._question.is_script:
+            launch.keep_standby(self._best_plan.plan, self._home)
             cancelled = threading.Event()
             with ThreadPoolExecutor(1) as pool:
                 prediction = pool.submit(self._best_plan.predict_candidates, cancelled)
                 try:
-                    self._process_for(self._space.baseline_number)
                     wait_until(prediction.done, self._raise_if_cancelled, time.monotonic() + PREDICTIONS_WAIT_S)
                 finally:
                     cancelled.set()
