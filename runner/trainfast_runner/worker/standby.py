@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .exit_now import die_with_parent
@@ -44,11 +44,10 @@ def wait(order: dict[str, Any]) -> str:
     """Import, answer and wait; return the directory of the run. Ends the process where no run comes."""
     go = socket.socket(fileno=STDIN)
     asker = None if order["questions"] is None else Asker(socket.socket(fileno=order["questions"]))
-    _end_with(go)
     if order["imports"] is not None:
-        _import_for_run(*order["imports"])
+        with _ending_with(go):
+            _import_for_run(*order["imports"])
         go.send(b"ready")
-    signal.setitimer(signal.ITIMER_REAL, 0)
     while True:
         readable = select.select([go, *([asker.socket] if asker is not None else [])], [], [])[0]
         if go in readable:
@@ -60,8 +59,9 @@ def wait(order: dict[str, Any]) -> str:
             asker = None
 
 
-def _end_with(go: socket.socket) -> None:
-    """End this process soon after the other end of `go` is closed, also in the middle of an import."""
+@contextmanager
+def _ending_with(go: socket.socket) -> Iterator[None]:
+    """Imports in which this process still ends within `LOOK_S` once the other end of `go` is closed."""
     poll = select.poll()
     poll.register(go, 0)
 
@@ -71,6 +71,9 @@ def _end_with(go: socket.socket) -> None:
 
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _take(go: socket.socket, asker: Asker | None) -> str:
@@ -87,7 +90,6 @@ def _take(go: socket.socket, asker: Asker | None) -> str:
         asker.socket.close()
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), go.detach())
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     run: str = order["run"]
     return run
 
@@ -157,7 +159,8 @@ class Asker:
 
 def _answer_batch(batch: dict[str, Any], asker: Asker, go: socket.socket) -> None:
     """Answer a batch in a fork, and return when the fork and its own forks have ended."""
-    _import_for_answers(batch["requests"], asker)
+    with _ending_with(go):
+        _import_for_answers(batch["requests"], asker)
     alive_pipe, child_end = os.pipe()
     server, child = os.getpid(), os.fork()
     if child == 0:
