@@ -37,7 +37,7 @@ from trainfast_runner.running.script_plan import RUN_VARIABLE
 from trainfast_runner.settings.spec import strategy_of
 from trainfast_runner.worker.shared.host import OnWait, make_private, print_holder
 
-HANDOVER_S, STANDBY_HANDOVER_S = 30.0, 2.0
+HANDOVER_S, STANDBY_HANDOVER_S = 30.0, 5.0
 HANDOVER_POLL_S = 0.01
 """Chosen, not measured: longest wait for the first event of a supervisor, new or waiting, and the pause."""
 MEMORY_SETTLED_BYTES = 64 << 20
@@ -220,7 +220,7 @@ def _start_supervisor(directory: Path, standby: WarmPython | None, cold_reason: 
             if _has_taken(standby.give(directory), directory, STANDBY_HANDOVER_S):
                 return
         standby.end()
-        cold_reason = "the standby did not answer"
+        cold_reason = "the standby's supervisor did not answer"
     log = os.open(directory / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
