@@ -1,7 +1,9 @@
 """The search's decisions against simulated devices: exact, few probes, and memory runs out once."""
 
 import random
+from bisect import bisect
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
 from on_disk import batch_question
+from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.search.batch_decide import (
     MAX_PROBES,
     TOLERANCE_BYTES,
@@ -19,7 +22,7 @@ from trainfast_runner.search.batch_decide import (
     decide,
     margins_of,
 )
-from trainfast_runner.search.batch_journal import ConfirmationRun, Predicted, Probe, RankPeaks
+from trainfast_runner.search.batch_journal import BatchLine, ConfirmationRun, Predicted, Probe, RankPeaks
 from trainfast_runner.units import mebibytes
 
 MIB = 1 << 20
@@ -58,6 +61,10 @@ class Device:
         fits = {"outcome": "fits", "ranks": ranks} if self.fits(batch) else {"outcome": "oom", "ranks": []}
         return Probe(batch_size=batch, run_id="r", seconds=1.0, samples_per_s=10.0, **fits)
 
+    def confirm(self, batch):
+        """A fresh process at this size."""
+        return proof(batch, "finished" if self.fits(batch) else "oom")
+
     def is_exact(self, batch):
         """`batch` fits, and the smallest size that needs the tolerance more on the tightest rank does not."""
         need = max(self.peaks(0, batch).values())
@@ -75,7 +82,7 @@ def search(device, predicted=None, no_oom=False):
         if step.action == "probe":
             state = after(state, device.probe(step.batch_size))
         elif step.action == "prove":
-            state = after(state, proof(step.batch_size, "finished" if device.fits(step.batch_size) else "oom"))
+            state = after(state, device.confirm(step.batch_size))
         else:
             return state
     raise AssertionError("the search does not end")
@@ -331,3 +338,124 @@ def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_confirmed_without_
     state = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28))
     assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(3, "fits"), (15, "fits"), (29, "oom")]
     assert [(confirmation.batch_size, confirmation.state) for confirmation in state.confirmations] == [(28, "finished")]
+
+
+H100, _ = read_all(Path(__file__).with_name("h100_batch_search.jsonl"), BatchLine)
+"""BERT large on an H100 under 16 GiB: a prediction, probes, and the fresh processes, of which one failed at 32."""
+WARM = {line.batch_size: line.ranks[0] for line in H100 if isinstance(line, Probe) and line.outcome == "fits"}
+"""The peaks of each size that fitted."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The H100 of that journal. A size between its probes is on the line through their neighbours.
+
+    A size fits while its reserved memory is within the limit; a fresh process reserves `fresh_bytes` more.
+    """
+
+    fresh_bytes: int = 0
+    is_expandable: bool = False
+    names_missing: bool = True
+    limits: tuple[int, ...] = (16 << 30,)
+    kind: str = "cuda"
+
+    def peaks(self, batch):
+        sizes = sorted(WARM)
+        low = sizes[min(max(bisect(sizes, batch) - 1, 0), len(sizes) - 2)]
+        high = sizes[sizes.index(low) + 1]
+
+        def between(low_bytes, high_bytes):
+            return round(low_bytes + (high_bytes - low_bytes) * (batch - low) / (high - low))
+
+        below, above = WARM[low], WARM[high]
+        phases = {name: between(peak, above.phase_peaks[name]) for name, peak in below.phase_peaks.items()}
+        # Expandable segments leave a part of a page of 2 MiB.
+        kept = [
+            0 if self.is_expandable else one.peak_reserved_bytes - one.peak_allocated_bytes for one in (below, above)
+        ]
+        allocated = max(phases.values())
+        return RankPeaks(
+            rank=0,
+            phase_peaks=phases,
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=-(-(allocated + between(*kept)) // (2 * MIB)) * 2 * MIB,
+            available_bytes=self.limits[0],
+        )
+
+    def probe(self, batch):
+        peaks = self.peaks(batch)
+        if peaks.peak_reserved_bytes > self.limits[0]:
+            return Probe(batch_size=batch, outcome="oom", run_id="r", seconds=1.0)
+        return Probe(batch_size=batch, outcome="fits", run_id="r", seconds=1.0, samples_per_s=10.0, ranks=[peaks])
+
+    def confirm(self, batch):
+        peaks = self.peaks(batch)
+        missing = peaks.peak_reserved_bytes + self.fresh_bytes - self.limits[0]
+        if missing <= 0:
+            return replace_struct(proof(batch), ranks=[peaks])
+        return replace_struct(proof(batch, "oom"), missing_bytes=missing if self.names_missing else None)
+
+
+@pytest.mark.parametrize("predicted_max", [34, None, 15, 20, 28, 31, 32, 33, 40, 60])
+def test_h100_the_reserved_memory_binds_and_four_probes_and_two_fresh_processes_are_enough(predicted_max):
+    predicted = None if predicted_max is None else replace_struct(H100[0], max_batch=predicted_max)
+    state = search(Replay(), predicted)
+    found = answer_of(state)
+    assert found.max_batch in (30, 31)
+    assert len(state.probes) <= 4, [(probe.batch_size, probe.outcome) for probe in state.probes]
+    assert len(state.confirmations) <= 2
+    assert ooms(state) <= 1
+    reserved = Replay().peaks(found.max_batch).peak_reserved_bytes
+    assert found.headroom_bytes == (16 << 30) - reserved, "the rest of the limit beside what is reserved"
+    assert (found.too_large, found.certainty[:20]) == (32, "32 ran out of memory")
+
+
+def test_h100_the_search_as_it_was_asked_takes_three_probes():
+    state = search(Replay(), H100[0])
+    assert [(probe.batch_size, probe.outcome) for probe in state.probes] == [(4, "fits"), (19, "fits"), (40, "oom")]
+    assert [(run.batch_size, run.state) for run in state.confirmations] == [(32, "oom"), (31, "finished")]
+
+
+@pytest.mark.parametrize("names_missing", [True, False])
+def test_h100_a_fresh_process_that_needs_more_is_stepped_down_from_by_what_was_missing(names_missing):
+    state = search(Replay(fresh_bytes=700 * MIB, names_missing=names_missing), H100[0])
+    assert [run.batch_size for run in state.confirmations] == ([32, 29] if names_missing else [32, 31, 29])
+    assert state.confirmations[-1].state == "finished"
+    assert len(state.probes) <= 4, "no search by every size between"
+
+
+def test_h100_with_expandable_segments_reserved_memory_follows_allocated_memory():
+    state = search(Replay(is_expandable=True), H100[0])
+    assert answer_of(state).max_batch == 33
+    assert len(state.probes) <= 4
+
+
+def test_a_gpu_names_the_next_size_that_is_too_large_by_the_fit():
+    device = Device(fixed=100 * MIB, per_sample=1000 * MIB, optimizer=0, limits=(9500 * MIB,), kind="cuda")
+    state = search(device)
+    assert (state.confirmations[-1].batch_size, state.too_large) == (9, 16)
+    assert answer_of(state).certainty.startswith("16 ran out of memory; by the fit 10 needs 10,100 MiB of 9,500 MiB")
+
+
+@pytest.mark.parametrize("start", [1, 2, 3])
+def test_a_gpu_is_not_left_at_a_size_far_below_the_next_aligned_one(start):
+    device = Device(fixed=100 * MIB, per_sample=1000 * MIB, optimizer=0, limits=(4500 * MIB,), kind="cuda")
+    state = search(device, Predicted(start=start))
+    assert (state.confirmations[-1].batch_size, state.confirmations[-1].state) == (4, "finished")
+
+
+@dataclass(frozen=True)
+class Flat(Device):
+    """A script, whose only phase is flat while the optimizer step needs more than the batch."""
+
+    def peaks(self, rank, batch):
+        return {"step": int(max(self.optimizer, self.fixed + batch * self.per_sample))}
+
+
+def test_a_flat_line_on_a_gpu_is_refuted_by_one_fresh_process_and_set_right_by_probes():
+    device = Flat(fixed=8000 * MIB, per_sample=500 * MIB, optimizer=12000 * MIB, limits=(32000 * MIB,), kind="cuda")
+    state = search(device, Predicted(start=4))
+    assert state.confirmations[-1].state == "finished"
+    assert 0.9 * 48 <= state.confirmations[-1].batch_size <= 48
+    assert len(state.probes) <= 8
+    assert len(state.confirmations) <= 3

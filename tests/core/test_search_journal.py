@@ -13,7 +13,7 @@ from plans import PLAN
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.home import JOURNAL_FILE, Home, conductor_lock, is_conducted, search_directories
-from trainfast_runner.records.result import Result
+from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_directory import shared_lock
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running import launch
@@ -100,6 +100,20 @@ def test_a_size_that_fitted_warm_and_not_in_its_confirmation_run_is_marked(tmp_p
     assert [probe["refuted_by"] for probe in batch_report(directory)["probes"]] == [None, "cold"]
     finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
     assert confirmation_record(tried, [], finished, 42, 1.0).refutes == []
+
+
+def test_a_gpus_error_names_what_a_confirmation_run_lacked():
+    error = RunError(
+        message="CUDA out of memory. Tried to allocate 954.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which"
+        " 63.34 GiB is free. Including non-PyTorch memory, this process has 15.83 GiB memory in use. 16.00 GiB allowed;"
+        " Of the allocated memory 14.30 GiB is allocated by PyTorch, and 807.24 MiB is reserved by PyTorch but"
+        " unallocated."
+    )
+    tried = BatchState((batch_question(device="cuda", limits_bytes=[16 << 30]),))
+    result = Result(run_id="cold", state="oom", error=error)
+    assert confirmation_record(tried, [], result, 32, 1.0).missing_bytes // MIB == 20
+    unknown = Result(run_id="cold", state="oom", error=RunError(message="CUBLAS_STATUS_ALLOC_FAILED"))
+    assert confirmation_record(tried, [], unknown, 32, 1.0).missing_bytes is None
 
 
 def test_a_journal_that_cannot_be_written_names_the_reason(tmp_path):

@@ -22,8 +22,8 @@ from trainfast_runner.machine.devices import detect_machine
 from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.machine.training_python import ProgramCancelled
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of, trace_changes
-from trainfast_runner.memory.tracing import TraceProgress, trace_model
+from trainfast_runner.memory.oom import explain_run, models_of, out_of_memory_of, sizes_in, trace_changes
+from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.records.home import Home, is_conducted
 from trainfast_runner.records.result import Result, RunError
 from trainfast_runner.records.run_directory import read_records, read_result, read_run_file
@@ -43,13 +43,7 @@ from trainfast_runner.search.batch_journal import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.conductor import (
-    Conductor,
-    SearchCaller,
-    WarmProcess,
-    end_text,
-    run_within,
-)
+from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, end_text, run_within
 from trainfast_runner.search.journal import EndState, fields_of
 from trainfast_runner.search.searches import (
     ScriptPlanner,
@@ -144,9 +138,7 @@ def open_batch(batch_plan: BatchPlan, home: Home, options: SearchOptions) -> Pat
     The key of a search has all visible GPUs; the journal has those that it took, the freest at its beginning.
     """
     plan, spec = batch_plan.plan, batch_plan.plan.spec
-    visible: list[str | None] = []
-    if plan.device == "cuda":
-        visible = [gpu.uuid for gpu in detect_machine(plan.versions).gpus]
+    visible = [gpu.uuid for gpu in detect_machine(plan.versions).gpus] if plan.device == "cuda" else []
     knobs = {name: value for name, value in spec.knobs.items() if name not in SET_BY_A_BATCH_SEARCH}
     key = key_of_question((spec.model, spec.data, knobs, plan.device, visible, plan.python, plan.versions), plan)
     limits = limits_of(plan)
@@ -205,16 +197,13 @@ class BatchConductor(Conductor[BatchEnded]):
         """Decide and take one step."""
         step = decide(self._state())
         self._write(step)
-        if step.action == "probe" and step.batch_size is not None:
-            tried = self._try(step.batch_size)
+        if step.end_state is None and step.batch_size is not None:
+            tried = (self._confirm if step.action == CONFIRM_STEP else self._try)(step.batch_size)
             if isinstance(tried, BatchEnded):
                 return tried
             self._write(tried)
             return None
         self._runs.end_process()
-        if step.action == CONFIRM_STEP and step.batch_size is not None:
-            self._confirm(step.batch_size)
-            return None
         assert step.end_state is not None, "a step to the end has its state"
         if step.end_state == "nothing_fits" and self._plan_script_run is None:
             return explain_nothing_fits(self._plan, self._home, self._state(), step.why, self._raise_if_cancelled)
@@ -296,12 +285,13 @@ class BatchConductor(Conductor[BatchEnded]):
         probe = probe_of_run(directory, result, filled or batch_size, seconds, free_gpu_bytes(self._plan))
         return msgspec.structs.replace(probe, fills_data=filled is not None)
 
-    def _confirm(self, batch_size: int) -> None:
-        """Make the confirmation run, a normal run with data."""
+    def _confirm(self, batch_size: int) -> ConfirmationRun:
+        """Make the confirmation run, a normal run with data; return its record."""
+        self._runs.end_process()
         steps = self._options.confirmation_steps
         timing_warmup = min(UNTIMED_CONFIRMATION_STEPS, steps - 1)
         directory, result, seconds = self._run(batch_size, steps, timing_warmup, CONFIRMATION)
-        self._write(confirmation_record(self._state(), peaks_of_run(directory), result, batch_size, seconds))
+        return confirmation_record(self._state(), peaks_of_run(directory), result, batch_size, seconds)
 
     def _run(self, batch_size: int, steps: int, timing_warmup: int, role: str) -> tuple[Path, Result, float]:
         """Make an ordinary run of one size under the limit of the search; return it, its result and its seconds."""
@@ -345,17 +335,15 @@ def predicted_size(model: MemoryModel, plan: RunPlan, limit_bytes: int) -> Predi
     )
 
 
-def _say_holder(tracing: TraceProgress) -> None:
-    print_holder(tracing.waits_for)
-
-
 def trace_size_model(plan: RunPlan, cancelled: threading.Event) -> MemoryModel:
     """Return the plan's memory model from the cache, or trace it now, which takes seconds; `cancelled` ends the trace.
 
     Says on stderr who makes it meanwhile. Raises UserError with the reason that there is none.
     """
     try:
-        model = trace_model(plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, _say_holder)
+        model = trace_model(
+            plan.spec, plan.device, plan.python, cancelled, plan.device_uuids, lambda held: print_holder(held.waits_for)
+        )
     except ProgramCancelled:
         raise UserError("the trace took too long", key="model") from None
     except OSError as error:  # as in a full temporary folder
@@ -365,12 +353,8 @@ def trace_size_model(plan: RunPlan, cancelled: threading.Event) -> MemoryModel:
 
 def limit_unknown_error() -> UserError:
     """The refusal of a search on a GPU that reports no free memory, without `memory_limit`."""
-    return UserError(
-        "the free memory of the GPU is unknown",
-        key="memory_limit",
-        advice="a memory_limit",
-        option="--set memory_limit=…",
-    )
+    words = "the free memory of the GPU is unknown"
+    return UserError(words, key="memory_limit", advice="a memory_limit", option="--set memory_limit=…")
 
 
 def free_gpu_bytes(plan: RunPlan) -> int | None:
@@ -391,15 +375,13 @@ def explain_nothing_fits(
     plan: RunPlan, home: Home, state: BatchState, reason: str, raise_if_cancelled: Callable[[], None]
 ) -> BatchEnded:
     """Return the end of a search without an answer. `raise_if_cancelled` is called throughout the traces."""
-    failed_run = min(failed_runs(state), key=lambda run: run.batch_size, default=None)
-    directory = home.directory(failed_run.run_id) if failed_run is not None else None
-    run = read_run_file(directory) if directory is not None else None
-    if failed_run is None or directory is None or run is None:
+    failed_run = min(failed_runs(state), key=lambda run: run.batch_size)
+    directory = home.directory(failed_run.run_id)
+    if (run := read_run_file(directory)) is None:
         return BatchEnded(state="nothing_fits", reason=reason)
     # No changes are explained for a probe, so the run has no role here.
     run_of_one = msgspec.structs.replace(run, role=None, knobs={**run.knobs, "batch_size": 1}, predicted=None)
-    result = read_result(directory)
-    error = result.error if result is not None else None
+    error = result.error if (result := read_result(directory)) is not None else None
     if error is None and isinstance(failed_run, Probe):
         error = RunError(rank=failed_run.rank, phase=failed_run.phase, message=failed_run.reason)
     oom_run = out_of_memory_of(read_records(directory), run_of_one, failed_run.reason, error)
@@ -413,9 +395,8 @@ def explain_nothing_fits(
             raise_if_cancelled,
         )
     explained = explain_run(oom_run, models_of(run_of_one, plan.python))
-    changes = [
-        Change(**msgspec.structs.asdict(change)) for change in explained.changes if "batch_size" not in change.settings
-    ]
+    others = (change for change in explained.changes if "batch_size" not in change.settings)
+    changes = [Change(**msgspec.structs.asdict(change)) for change in others]
     missing_bytes = explained.missing_bytes or explained.asked_bytes
     return BatchEnded(state="nothing_fits", reason=reason, missing_bytes=missing_bytes, changes=changes)
 
@@ -523,8 +504,17 @@ def confirmation_record(
         samples_per_s=result.throughput.samples_per_s.typical,
         step_ms=result.step_ms.p50,
         seconds=seconds,
+        missing_bytes=missing_bytes_of(state, result.error or RunError()),
         refutes=warm_sizes if result.state == "oom" else [],
     )
+
+
+def missing_bytes_of(state: BatchState, error: RunError) -> int | None:
+    """Return the bytes by which a GPU's last request exceeded the rest of its rank's limit; None if unknown."""
+    sizes, limit_bytes = sizes_in(error.message or ""), state.limit_bytes(error.rank or 0)
+    if limit_bytes is None or not {"asked", "allocated", "reserved"} <= sizes.keys():
+        return None
+    return max(0, sizes["asked"] + sizes["allocated"] + sizes["reserved"] - limit_bytes)
 
 
 def size_that_data_fills(result: Result, asked_size: int, largest_fitted: int) -> int | None:

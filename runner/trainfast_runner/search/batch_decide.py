@@ -3,10 +3,13 @@
 Two sizes give each phase's line (the secant); after the first size the prediction's slope stands in. The search then
 tries the size that should not fit, so memory runs out once, and a fresh process confirms the largest size that fits by
 the line. A size near the boundary is tried first only while the error of the line leaves the answer open.
+On a GPU the reserved memory runs out, which scatters with fragmentation: there the line alone chooses the size to
+confirm, and a confirmation run that runs out of memory says how much was missing.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +17,7 @@ from trainfast_runner.errors import highest, lowest
 from trainfast_runner.records.run_file import BatchWidths
 from trainfast_runner.search.batch_journal import (
     CONFIRM_STEP,
+    MAX_SIZE_RATIO,
     BatchAnswer,
     BatchSnapshot,
     BatchStep,
@@ -21,7 +25,6 @@ from trainfast_runner.search.batch_journal import (
     MemoryFit,
     Predicted,
     Probe,
-    RankPeaks,
     Tried,
 )
 from trainfast_runner.search.journal import EndState
@@ -63,6 +66,11 @@ class BatchState(BatchSnapshot):
         return max((probe.batch_size for probe in self.probes_that_fit), default=0)
 
     @property
+    def has_line(self) -> bool:
+        """True if two sizes fitted: one alone says nothing of the growth."""
+        return len(self.probes_that_fit) > 1
+
+    @property
     def counted_probes(self) -> int:
         """Number of probes that count."""
         return sum(probe.outcome != "void" for probe in self.probes)
@@ -70,24 +78,26 @@ class BatchState(BatchSnapshot):
     def need_words(self, batch_size: int) -> str:
         """Return the need of this batch size on the tightest rank by the fit, with the error of the fit."""
         fit = self.tightest(batch_size)
+        need, limit, error = map(mebibytes, (fit.need_bytes(batch_size), fit.limit_bytes, fit.error_at(batch_size)))
         rank = f" on rank {fit.rank}" if self.asked.world_size > 1 else ""
-        error = mebibytes(fit.error_at(batch_size))
-        return f"by the fit {batch_size} needs {fit.need_text(batch_size)}{rank}, give or take {error}"
+        return f"by the fit {batch_size} needs {need} of {limit}{rank}, give or take {error}"
 
-    def surely_fits(self, batch_size: int) -> bool:
-        """True if the size fits on every rank even if the fit is off by its whole error."""
-        return all(fit.surely_fits(batch_size) for fit in self.fits)
+    def fits_by_line(self, batch_size: int) -> bool:
+        """True if the size fits on every rank by its fit."""
+        return self.tightest(batch_size).left_bytes(batch_size) >= 0
 
     @cached_property
     def largest_sure(self) -> int:
-        """The largest size that surely fits."""
-        return largest_fitting(self.surely_fits, LARGEST_BATCH)
+        """The largest size that fits on every rank even if the fit is off by its whole error."""
+        return largest_fitting(lambda size: all(fit.surely_fits(size) for fit in self.fits), LARGEST_BATCH)
 
-    @property
+    @cached_property
     def largest_likely(self) -> int:
-        """The largest size that fitted, or that surely fits by a fit of two sizes or more."""
-        # A fit of a single size has no measured slope, so no other size is sure.
-        return max(self.largest_fitted, self.largest_sure if len(self.probes_that_fit) > 1 else 0)
+        """The largest size that fitted, or that fits by a fit of two sizes or more: surely fits, except on a GPU."""
+        by_fit = self.largest_sure if self.has_line else 0
+        if self.has_line and self.asked.device == "cuda" and not self.no_oom:
+            by_fit = min(largest_fitting(self.fits_by_line, LARGEST_BATCH), by_fit + ALIGNED_UNIT)
+        return max(self.largest_fitted, by_fit)
 
     def deciding_size(self, max_batch: int) -> int:
         """Return the smallest size that must run out of memory for `max_batch` to be the maximum.
@@ -130,9 +140,8 @@ def _probe(batch_size: int, reason: str) -> BatchStep:
 
 
 def _confirm(batch_size: int, reason: str) -> BatchStep:
-    return BatchStep(
-        action=CONFIRM_STEP, batch_size=batch_size, why=f"{reason}: confirming {batch_size} in a fresh process"
-    )
+    words = f"{reason}: confirming {batch_size} in a fresh process"
+    return BatchStep(action=CONFIRM_STEP, batch_size=batch_size, why=words)
 
 
 def _end(end_state: EndState, reason: str, batch_size: int | None = None) -> BatchStep:
@@ -163,33 +172,27 @@ def _towards_boundary(state: BatchState) -> BatchStep:
     likely_size = max(fitted, min(state.largest_likely, below_too_large))
     next_size = state.deciding_size(likely_size)
     likely_words = f"{likely_size} fits" if likely_size == fitted else state.need_words(likely_size)
-    if too_large is not None and too_large <= next_size:
+    # On a GPU the sizes up to the next aligned one can be many times the size that fitted.
+    needs_line = state.asked.device == "cuda" and not state.has_line and fitted < below_too_large
+    if too_large is not None and too_large <= next_size and not needs_line:
         return _confirm(likely_size, f"{likely_words}, and {too_large} does not fit")
     if (reason := state.no_more_sizes_reason) is not None:
         return _confirm(fitted, f"{reason}, and {fitted} is the largest that fitted")
     target, predicted_max = state.largest_sure, state.prediction.max_batch if state.prediction is not None else None
-    if len(state.probes_that_fit) == 1 and predicted_max:
+    if not state.has_line and predicted_max:
         # Half-way to the predicted maximum is enough for a first slope, and quick.
         target = min(target, max(fitted + 1, (fitted + predicted_max) // 2))
-    if fitted < target <= below_too_large and (too_large or not _should_run_out(state, next_size)):
+    # Running out of memory takes a part of a step. A size near the maximum would make the fit surer, in two steps.
+    may_run_out = state.has_line and not state.no_oom and next_size <= LARGEST_BATCH
+    runs_out = may_run_out and not state.fits_by_line(next_size)
+    if fitted < target <= below_too_large and (too_large or not runs_out):
         return _probe(target, f"{state.need_words(target)}, and fits even then")
     if too_large is not None:
         return _between(state, too_large)
-    if state.no_oom and len(state.probes_that_fit) > 1:
+    if state.no_oom and state.has_line:
         return _confirm(likely_size, f"{likely_words}, and {state.need_words(likely_size + 1)}")
-    return _probe(
-        next_size, f"{likely_size} should fit, and {state.need_words(next_size)}: running it shows whether it fits"
-    )
-
-
-def _should_run_out(state: BatchState, size: int) -> bool:
-    """True if `size` is worth trying at once, although the error of the fit leaves open whether it fits.
-
-    Running out of memory takes a part of a step. A size near the maximum would make the fit surer, but takes two steps.
-    """
-    if state.no_oom or len(state.probes_that_fit) < 2 or size > LARGEST_BATCH:
-        return False
-    return any(fit.need_bytes(size) > fit.limit_bytes for fit in state.fits)
+    words = f"{likely_size} should fit, and {state.need_words(next_size)}"
+    return _probe(next_size, f"{words}: running it shows whether it fits")
 
 
 def _between(state: BatchState, too_large: int) -> BatchStep:
@@ -214,14 +217,14 @@ def _after_confirmation(state: BatchState) -> BatchStep:
     if last_size == 1:
         return _end("nothing_fits", "a batch of 1 does not fit in a fresh process")
     failed_size = min(last_size, state.too_large or last_size)
-    if _is_refuted(state, failed_size):
+    missing_bytes = last_run.missing_bytes or 0
+    if _is_refuted(state, failed_size, missing_bytes if failed_size == last_size else 0):
         # Without this probe a convex curve took up to 54 failed confirmation runs.
         middle = (state.largest_fitted + failed_size) // 2
         reason = f"{failed_size} ran out of memory, contrary to the fit"
         return _probe(middle, f"{reason}: trying half-way to {state.largest_fitted}, which fits")
-    # With small samples, half the tolerance is more samples than the batch has.
-    step_down = min(max(1, (state.deciding_size(last_size) - last_size) // 2), (last_size + 1) // 2)
     # Sizes that were tried since then may have corrected the fit.
+    step_down = _step_down(state, last_size, missing_bytes)
     smaller_size = max(1, min(failed_size - 1, last_size - step_down, state.largest_likely))
     words = f"{last_size} ran out of memory in a fresh process"
     if any(probe.batch_size == last_size for probe in state.probes_that_fit):
@@ -229,17 +232,32 @@ def _after_confirmation(state: BatchState) -> BatchStep:
     return _confirm(smaller_size, f"{words}; {smaller_size} should fit")
 
 
-def _is_refuted(state: BatchState, batch_size: int) -> bool:
+def _step_down(state: BatchState, size: int, missing_bytes: int) -> int:
+    """Return the samples by which to step down: on a GPU those that need what was missing, else half the tolerance."""
+    if state.asked.device != "cuda":
+        # With small samples, half the tolerance is more samples than the batch has.
+        return min(max(1, (state.deciding_size(size) - size) // 2), (size + 1) // 2)
+    fit, fitted = state.tightest(size), state.largest_fitted
+    missing_samples = missing_bytes / max(1.0, fit.left_bytes(size - 1) - fit.left_bytes(size))
+    # More may have been missing than the failed request: every further failed run doubles the least step.
+    step_down = max(math.ceil(missing_samples), 1 << (len(state.confirmations) - 1))
+    return min(step_down, size - fitted) if fitted < size else step_down
+
+
+def _is_refuted(state: BatchState, batch_size: int, missing_bytes: int) -> bool:
     """True if the fit is wrong by more than the little that a fresh process needs beyond a warm one.
 
-    By the fit the size that ran out left more than the tolerance, or an earlier confirmation run ran out too.
+    The size that ran out needs more than the fit and its error, and by more than the tolerance unless an earlier
+    confirmation run ran out too. On a GPU a size that fitted close below says no more: fragmentation scatters.
     """
-    if state.largest_fitted + 1 >= batch_size or state.counted_probes >= MAX_PROBES:
+    close_size = min(batch_size - 1, MAX_SIZE_RATIO * batch_size if state.asked.device == "cuda" else batch_size)
+    if state.largest_fitted >= close_size or state.counted_probes >= MAX_PROBES:
         return False
-    if not state.surely_fits(batch_size):
-        return False  # a size tried since then has corrected the fit
-    left_bytes = min(fit.limit_bytes - fit.need_bytes(batch_size) for fit in state.fits)
-    return left_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1
+    fit = state.tightest(batch_size)
+    wrong_bytes = fit.left_bytes(batch_size) + missing_bytes
+    # A size tried since then may have corrected the fit.
+    is_wrong = wrong_bytes >= fit.error_at(batch_size)
+    return is_wrong and (wrong_bytes > TOLERANCE_BYTES or len(state.confirmations) > 1)
 
 
 def answer_of(state: BatchState) -> BatchAnswer:
@@ -253,9 +271,9 @@ def answer_of(state: BatchState) -> BatchAnswer:
     too_large = min((run.batch_size for run in failed_runs(state) if run.batch_size > max_batch), default=None)
     certainty = state.no_more_sizes_reason or state.need_words(max_batch + 1)
     if too_large is not None:
-        between = counted(too_large - max_batch - 1, "size")
-        certainty = f"{too_large} ran out of memory"
-        certainty += f"; {between} between them not confirmed" if too_large > max_batch + 1 else ""
+        between = f"{counted(too_large - max_batch - 1, 'size')} between them not confirmed"
+        next_words = between if state.fits_by_line(max_batch + 1) else certainty
+        certainty = f"{too_large} ran out of memory" + (f"; {next_words}" if too_large > max_batch + 1 else "")
     widths = _widths(state)
     return BatchAnswer(
         max_batch=max_batch,
@@ -325,14 +343,10 @@ def margins_of(state: BatchState, fit: MemoryFit, max_batch: int) -> dict[str, i
     margins = {f"a long run, whose samples and allocations differ ({SPREAD_SHARE:.0%})": spread_bytes}
     if state.asked.device != "cuda":
         return margins
-    peaks = [peaks for probe in state.probes for peaks in probe.ranks if peaks.rank == fit.rank]
-    last = next((peaks for peaks in state.probes_that_fit[-1].ranks if peaks.rank == fit.rank), RankPeaks(rank=0))
-    kept_bytes = (last.peak_reserved_bytes or 0) - (last.peak_allocated_bytes or 0)
-    margins["fragmentation (memory reserved beyond the peak)"] = kept_bytes
-    available_bytes = [rank.available_bytes for rank in peaks if rank.available_bytes is not None] or [0]
-    change_bytes = max(available_bytes) - min(available_bytes)
-    margins["other users of the GPU, whose share changed while searching"] = change_bytes
-    return margins
+    ranks = [rank for probe in state.probes for rank in probe.ranks if rank.rank == fit.rank]
+    available_bytes = [rank.available_bytes for rank in ranks if rank.available_bytes is not None] or [0]
+    changed = "other users of the GPU, whose share changed while searching"
+    return {**margins, changed: max(available_bytes) - min(available_bytes)}
 
 
 def _recommended(state: BatchState, max_batch: int, margins: dict[str, int]) -> tuple[int | None, str]:
@@ -340,11 +354,10 @@ def _recommended(state: BatchState, max_batch: int, margins: dict[str, int]) -> 
 
     None without one. A rank's limit is left as measured at the largest batch, and more below it by the fit.
     """
+    headrooms = [(fit, _headroom(state, fit, max_batch)) for fit in state.fits]
 
     def left_bytes(size: int) -> float:
-        return min(
-            _headroom(state, fit, max_batch) + fit.need_bytes(max_batch) - fit.need_bytes(size) for fit in state.fits
-        )
+        return min(headroom + fit.need_bytes(max_batch) - fit.need_bytes(size) for fit, headroom in headrooms)
 
     margin_bytes = sum(margins.values())
     reasons = ", and for ".join(why for why, part_bytes in margins.items() if part_bytes)
@@ -375,12 +388,7 @@ def _fastest(state: BatchState) -> Tried | None:
 
 def _headroom(state: BatchState, fit: MemoryFit, max_batch: int) -> int:
     """Return the bytes that a rank's limit had left at this batch: the least that was measured, else by the fit."""
-    tried = [probe for probe in state.probes_that_fit if probe.batch_size == max_batch]
-    peaks = [rank.limit_peak_bytes for probe in tried for rank in probe.ranks if rank.rank == fit.rank]
-    for rank in state.confirmations[-1].ranks:
-        if rank.rank == fit.rank and rank.limit_peak_bytes is None and rank.peak_allocated_bytes is not None:
-            peaks.append(rank.peak_allocated_bytes + state.uncounted_bytes(rank.rank))
-        elif rank.rank == fit.rank:
-            peaks.append(rank.limit_peak_bytes)
-    peak_bytes = highest(peaks)
+    tried: list[Tried] = [probe for probe in state.probes_that_fit if probe.batch_size == max_batch]
+    ranks = [rank for run in (*tried, state.confirmations[-1]) for rank in run.ranks if rank.rank == fit.rank]
+    peak_bytes = highest(state.counted_bytes(rank) for rank in ranks)
     return round(fit.limit_bytes - (fit.need_bytes(max_batch) if peak_bytes is None else peak_bytes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,6 @@ from trainfast_runner.search.journal import (
     fields_of,
     first_fields,
 )
-from trainfast_runner.units import mebibytes
 from trainfast_runner.worker.shared.memory_limit import limit_of_rank
 
 CONFIRM_STEP: Final = "prove"
@@ -147,6 +146,8 @@ class ConfirmationRun(Tried, frozen=True, kw_only=True, tag="proof"):
 
     state: str
     """The end state of the run."""
+    missing_bytes: int | None = None
+    """The least that was missing when memory ran out on a GPU; None if unknown."""
     refutes: list[int] = []
     """The sizes that fitted in a probe but no longer count, because this run ran out of memory."""
 
@@ -255,13 +256,13 @@ class MemoryFit:
         """Return the largest error of `need_bytes`, in bytes."""
         return self.error_bytes + self.error_per_sample * abs(batch_size - self.anchor)
 
-    def need_text(self, batch_size: int) -> str:
-        """Return the need at this batch size and the limit: `60 MiB of 64 MiB`."""
-        return f"{mebibytes(self.need_bytes(batch_size))} of {mebibytes(self.limit_bytes)}"
+    def left_bytes(self, batch_size: int) -> float:
+        """Return the rest of the limit; negative if the batch does not fit."""
+        return self.limit_bytes - self.need_bytes(batch_size)
 
     def surely_fits(self, batch_size: int) -> bool:
         """True if the batch fits even if the need is too low by its whole error."""
-        return self.need_bytes(batch_size) + self.error_at(batch_size) <= self.limit_bytes
+        return self.left_bytes(batch_size) >= self.error_at(batch_size)
 
 
 def fit_lines(
@@ -400,32 +401,35 @@ class BatchSnapshot(JournalLines):
     def _fits_with_slope(self, slope: float | None) -> tuple[MemoryFit, ...]:
         fits = []
         for rank in range(self.asked.world_size):
-            points = {
-                batch_size: {name: peak + uncounted_bytes for name, peak in peaks.phase_peaks.items()}
-                for batch_size, peaks, uncounted_bytes in self._peaks_of(rank)
-                if batch_size > 0
-            }
-            limit_bytes = self.limit_bytes(rank)
+            (points, _), limit_bytes = self._points_of(rank), self.limit_bytes(rank)
             if points and limit_bytes is not None:
                 fits.append(fit_lines(points, self.asked.device, slope, rank, limit_bytes))
         return tuple(fits)
 
-    def _peaks_of(self, rank: int) -> Iterator[tuple[int, RankPeaks, int]]:
-        """Yield each size that fitted, a rank's peaks, and the bytes that its limit counts beyond them.
+    def _points_of(self, rank: int) -> tuple[dict[int, dict[str, int]], int]:
+        """Return a rank's peaks as its limit counts them, by phase, by size that fitted; and the bytes beyond the last.
 
-        The smallest size comes first. Unknown bytes beyond the peaks are those of the size before.
+        Unknown bytes beyond the peaks are those of the size before.
         """
-        uncounted_bytes = 0
+        points, beyond_bytes = {}, 0
         for probe in self.probes_that_fit:
             for peaks in probe.ranks:
-                if peaks.rank == rank and peaks.phase_peaks:
-                    if peaks.limit_peak_bytes is not None:
-                        uncounted_bytes = max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
-                    yield probe.batch_size, peaks, uncounted_bytes
+                if peaks.rank == rank and peaks.phase_peaks and probe.batch_size > 0:
+                    if (limit_peak_bytes := self._limit_peak_bytes(peaks)) is not None:
+                        beyond_bytes = max(0, limit_peak_bytes - max(peaks.phase_peaks.values()))
+                    points[probe.batch_size] = {name: size + beyond_bytes for name, size in peaks.phase_peaks.items()}
+        return points, beyond_bytes
 
-    def uncounted_bytes(self, rank: int) -> int:
-        """Return the bytes that the rank's limit counts beyond its peak, at the largest size where both are known."""
-        return max(self._peaks_of(rank), default=(0, None, 0), key=lambda seen: seen[0])[2]
+    def _limit_peak_bytes(self, peaks: RankPeaks) -> int | None:
+        is_gpu = self.question is not None and self.question.device == "cuda"
+        return peaks.peak_reserved_bytes if is_gpu else peaks.limit_peak_bytes
+
+    def counted_bytes(self, peaks: RankPeaks) -> int | None:
+        """Return a rank's peak as its limit counts it, by estimate if only the peak is known; None if neither is."""
+        counted_bytes, peak_bytes = self._limit_peak_bytes(peaks), peaks.peak_allocated_bytes
+        if counted_bytes is None and peak_bytes is not None:
+            counted_bytes = peak_bytes + self._points_of(peaks.rank)[1]
+        return counted_bytes
 
     def limit_bytes(self, rank: int) -> int | None:
         """Return the rank's limit in bytes, or its last reported available memory if that is less; None without."""
@@ -435,7 +439,7 @@ class BatchSnapshot(JournalLines):
 
     def tightest(self, batch_size: int) -> MemoryFit:
         """Return the fit that leaves the least at this batch size."""
-        return min(self.fits, key=lambda fit: fit.limit_bytes - fit.need_bytes(batch_size))
+        return min(self.fits, key=lambda fit: fit.left_bytes(batch_size))
 
     @cached_property
     def tightest_fit(self) -> MemoryFit | None:
@@ -468,9 +472,7 @@ PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "re
 def batch_report(directory: Path) -> dict[str, Any]:
     """Return the whole search as one object; absent figures are None."""
     journal = BatchSnapshot.read(directory)
-    question, prediction, end = journal.question, journal.prediction, journal.ended
-    assert question is not None, "a journal begins with its question"
-    answer = end.answer if end is not None else None
+    question, prediction, end, answer = journal.asked, journal.prediction, journal.ended, journal.answer
     fastest = widths = None
     if answer is not None and answer.fastest_batch is not None:
         fastest = {"batch_size": answer.fastest_batch, "samples_per_s": answer.fastest_samples_per_s}

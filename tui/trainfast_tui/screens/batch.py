@@ -10,7 +10,7 @@ from trainfast_runner.machine.resource_limits import read_host_free_bytes
 from trainfast_runner.records.home import ANSWERED_STATES
 from trainfast_runner.records.run_directory import state_text
 from trainfast_runner.search.batch_decide import ALIGNED_UNIT, LARGE_ALIGNED_FROM, LARGE_ALIGNED_UNIT
-from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, MemoryFit, Probe
+from trainfast_runner.search.batch_journal import CONFIRM_STEP, BatchSnapshot, ConfirmationRun, Probe
 from trainfast_runner.units import counted
 from trainfast_tui.charts.scatter_chart import ChartPoint, fit_chart
 from trainfast_tui.control.messages import Notified
@@ -169,7 +169,7 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     limit = fit.limit_bytes if fit is not None else question.lowest_limit_bytes if question else None
     points = []
     for attempt in _attempts(search):
-        if needed := _charted_bytes(attempt, fit, limit):
+        if needed := _charted_bytes(attempt, search, limit):
             outcome = outcome_of("confirmed" if isinstance(attempt, ConfirmationRun) else attempt.outcome)
             points.append(ChartPoint(attempt.batch_size, needed, outcome.sign, outcome.tone))
     next_size = step.batch_size if step is not None and search.is_live else None
@@ -180,8 +180,9 @@ def _chart(search: BatchSnapshot, width: int, height: int) -> list[Line]:
     return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _charted_bytes(attempt: Probe | ConfirmationRun, fit: MemoryFit | None, limit: int | None) -> int | None:
+def _charted_bytes(attempt: Probe | ConfirmationRun, search: BatchSnapshot, limit: int | None) -> int | None:
     """Return the peak of the fit's rank; for a probe out of memory the need by the fit, certainly above the limit."""
+    fit = search.tightest_fit
     if isinstance(attempt, Probe) and attempt.outcome == "oom":
         needed = int(fit.need_bytes(attempt.batch_size)) if fit is not None else 0
         return max(needed, int((limit or 0) * OOM_ABOVE_LIMIT))
@@ -189,8 +190,7 @@ def _charted_bytes(attempt: Probe | ConfirmationRun, fit: MemoryFit | None, limi
         return None
     rank = fit.rank if fit is not None else None
     peaks = next((peaks for peaks in attempt.ranks if peaks.rank == rank), None)
-    peak = (peaks.limit_peak_bytes or peaks.peak_allocated_bytes) if peaks is not None else None
-    return peak or attempt.peak_allocated_bytes
+    return (search.counted_bytes(peaks) if peaks is not None else None) or attempt.peak_allocated_bytes
 
 
 NEEDS_NO_REASON = ("fits", "finished", "oom")
