@@ -18,6 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Signals
 from subprocess import DEVNULL, PIPE
@@ -70,6 +71,9 @@ FILES = ["delete-output", "read-only-run", "cut-steps", "garbage-steps", "cut-ev
 COMMANDS, STOPS = ["command-kill", "command-term", "command-hup"], ["stop", "stop-now", "stop-twice"]
 OF_SEARCHES = [f"{kind}-{verb}" for kind in ("search", "app", "conductor") for verb in VERBS]
 FULL_DISK = "full-disk"
+STANDBYS = ["standby-" + "-".join(order) for order in permutations(("app", "supervisor", "process"))]
+"""SIGKILL to these in this order, before or after the key that gives the standby a run."""
+WAITING_ENDS_WITHIN_S = 2.0
 GARBAGE = [b'{"step": 1e999', b"\0" * 4096, b"\xff\xfe\n[[[[", b'{"step":"\x1b]52;c;eA==\x07"}\n']
 ROLES = (("supervisor", "running.supervisor"), ("conductor", "trainfast_runner.search"), ("launcher", "torchrun"))
 Answer = tuple[int, str, str]
@@ -105,7 +109,8 @@ class Round:
             for path in (self.base, *self.base.rglob("*")):
                 os.chown(path, self.uid, self.uid)
         try:
-            (self._search if self.fault in OF_SEARCHES else self._one_run)()
+            of_searches = self._search if self.fault in OF_SEARCHES else self._one_run
+            (self._standby if self.fault in STANDBYS else of_searches)()
         finally:
             for pid, line in self._processes():
                 self._note("left", f"{pid} {line}")
@@ -239,6 +244,28 @@ class Round:
         if after < max(before, asked):
             self._note("lost", f"{before} steps before the fault, {after} after the end ({state}), {asked} asked for")
 
+    def _standby(self) -> None:
+        """Kill the app, the supervisor that waits with a standby, and the standby, in this order."""
+        with suppress(Ended), Program([*app(), "--preset", "chaos"], env=self._environment, cwd=self.base) as screen:
+            screen.read(time.monotonic() + self.chance.uniform(4, 16))
+            pids = {"app": [screen.pid], "supervisor": self._pids("supervisor"), "process": self._pids("rank")}
+            if self.chance.random() < 0.6:
+                screen.read(time.monotonic() + self.chance.uniform(0.1, 6), [(0.0, "r")])
+            for role in self.fault.split("-")[1:]:
+                for pid in pids[role]:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, SIGKILL)
+                time.sleep(self.chance.uniform(0, 0.3))
+        time.sleep(WAITING_ENDS_WITHIN_S)
+        for pid, line in self._processes():
+            # A process that has its run reads nothing any more.
+            with suppress(OSError):
+                if "--standby" in line and os.readlink(f"/proc/{pid}/fd/0") != os.devnull:
+                    self._note("left", f"still waits: {pid} {line}")
+        self._wait_until(lambda: not self._processes(), ENDS_WITHIN_S)
+        for directory in self._run_directories():
+            self._check_state(directory, {"finished", "lost", "failed", "failed_to_start", "killed"})
+
     def _search(self) -> None:
         """Interrupt a search of the command line, the app or its conductor; then continue it to its answer."""
         target, _, verb = self.fault.partition("-")
@@ -327,7 +354,7 @@ def main() -> int:
     """Run the rounds and print what was found."""
     # Of --only, words of which a fault's name holds one; --uid is the user of the commands (root alone can choose one).
     asked = options(__doc__, rounds=40, seed=1, uid=0, only=[]).parse_args()
-    names = [*RIGHT, *FILES, *COMMANDS, *STOPS, *OF_SEARCHES, *([FULL_DISK] if os.geteuid() == 0 else [])]
+    names = [*RIGHT, *FILES, *COMMANDS, *STOPS, *OF_SEARCHES, *STANDBYS, *([FULL_DISK] if os.geteuid() == 0 else [])]
     faults = [name for name in names if any(word in name for word in asked.only or [""])]
     chance, found = random.Random(asked.seed), list[tuple[str, str]]()
     for number in range(asked.rounds):

@@ -1,4 +1,4 @@
-"""From the key to the end of the first step: a rerun in the app, which has a standby, and the command, which starts cold.
+"""From the key to the end of the first step: a rerun in the app, with its standby, and a command, which starts cold.
 
     python -m benchmarks.rerun [--pairs 5] [--set KNOB=VALUE ...]
 

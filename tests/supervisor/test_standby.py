@@ -27,7 +27,7 @@ from trainfast_runner.settings.spec import resolve
 pytestmark = [pytest.mark.long, pytest.mark.ci, pytest.mark.xdist_group("standby")]
 
 TINY = [*SMALL[1::2], "devices=cpu", "steps=6"]
-PATIENCE_S = 120
+HUNG = "the standby's supervisor did not answer"
 NO_DEVICE = """
 import json, os, sys
 sys.argv = ["-c"]
@@ -126,7 +126,7 @@ def test_a_question_is_answered_by_a_fork_and_the_standby_still_becomes_a_run(ho
     [process] = kept(plan(), home)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert trace_model(resolve("tiny-llama", ["model.num_hidden_layers=2"])).parameters > 0
-    assert [one.pid for one in waiting()] == [process.pid]
+    assert process.is_running()
     assert result_of(launch.start(plan(), home)).start.kind == "standby"
 
 
@@ -135,7 +135,7 @@ def test_a_question_is_answered_by_a_fork_and_the_standby_still_becomes_a_run(ho
     [
         pytest.param(lambda one: (one.kill(), until(lambda: not waiting(), "its end")), "the standby died", id="died"),
         pytest.param(lambda one: one.suspend(), "the standby did not answer", id="hangs"),
-        pytest.param(lambda one: one.parent().suspend(), "the standby did not answer", id="its supervisor hangs"),
+        pytest.param(lambda one: one.parent().suspend(), HUNG, id="its supervisor hangs"),
     ],
 )
 def test_a_spoilt_standby_means_a_cold_start_that_says_why(home, spoil, reason):

@@ -407,6 +407,8 @@ def stand_by(order: str) -> None:
     standby = Standby(json.loads(order))
     directory = standby.wait()
     log = os.open(directory / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
