@@ -353,7 +353,8 @@ class WarmPythons:
 
                 def command(questions: int) -> list[str]:
                     order = json.dumps({"imports": None, "questions": questions})
-                    return [executable, str(BOOTSTRAP), "--standby", order]
+                    # An option would have `ls` tell of it alone, and not that it is no Python.
+                    return [executable, str(BOOTSTRAP), "standby", order]
 
                 self._asked, self._asked_for = WarmPython(executable, command, variables), made_for
             return self._asked

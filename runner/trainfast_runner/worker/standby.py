@@ -1,6 +1,6 @@
 """The standby: a training process with its imports done that waits for its run, and answers questions in forks.
 
-`PY bootstrap.py --standby ORDER`, alone or as each rank of `torch.distributed.run`. The fields of ORDER, in JSON:
+`PY bootstrap.py standby ORDER`, alone or as each rank of `torch.distributed.run`. The fields of ORDER, in JSON:
 `imports` is `[device, model, objective]` of the runs to come, null for a process that only answers; `questions` is the
 descriptor of the asker's socket, or null.
 
