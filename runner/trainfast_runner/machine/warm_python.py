@@ -140,7 +140,8 @@ class WarmPython:
                 if not answers and (lines is None or self._finished_batch == self._batch):
                     if self.is_taken:
                         raise StandbyTaken
-                    self._process.wait()
+                    if lines is None:
+                        self._process.wait()
                     raise training_python.no_answer_error(
                         self.executable, str(BOOTSTRAP), training_python.whole_text(self._errors), task
                     )
