@@ -1,4 +1,4 @@
-"""One tracer process for many traces: it stays warm, stops tracing when told, and never outlives who started it."""
+"""One process for many answers: it stays warm, stops when told, and never outlives who started it."""
 
 import os
 import queue
@@ -14,19 +14,20 @@ from cli.command import until
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.training_python import ProgramCancelled
-from trainfast_runner.memory.tracing import WarmTracer, trace_model
+from trainfast_runner.machine.warm_python import WARM, WarmPythons
+from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.settings.spec import resolve
 
-# One tracer for all of them, and the first test sees it start.
+# One process for all of them, and the first test sees it start.
 pytestmark = pytest.mark.xdist_group("warm-tracer")
 
 PATIENCE_S = 120
 SMALL = ("model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=512", "seq_len=16")
 KILLED = """
-import sys, threading
-from trainfast_runner.memory.tracing import WarmTracer, trace_model
+import sys
+from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.settings.spec import resolve
-trace_model(resolve("tiny-llama", sys.argv[1:]), tracer=WarmTracer())
+trace_model(resolve("tiny-llama", sys.argv[1:]))
 """
 
 
@@ -35,16 +36,14 @@ def small(*settings):
 
 
 def servers_of(pid):
-    """The tracer processes that this process started."""
-    found = psutil.Process(pid).children()
-    return [one for one in found if any(word.endswith("memory_trace/serve.py") for word in one.cmdline())]
+    """The warm Pythons that this process started."""
+    return [one for one in psutil.Process(pid).children() if "standby" in one.cmdline()]
 
 
-@pytest.fixture(scope="module")
-def tracer():
-    found = WarmTracer()
+@pytest.fixture(scope="module", autouse=True)
+def one_environment():
     with pytest.MonkeyPatch.context() as patch:
-        # A tracer starts anew in another environment, and these two change with each test.
+        # A process starts anew in another environment, and these two change with each test.
         of_tests = ("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME")
         inherited = training_python.own_environment
         patch.setattr(
@@ -52,8 +51,8 @@ def tracer():
             "own_environment",
             lambda: {name: value for name, value in inherited().items() if name not in of_tests},
         )
-        yield found
-    found.close()
+        yield
+    WARM.close()
     assert servers_of(os.getpid()) == []
 
 
@@ -64,79 +63,81 @@ def home(tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.ci
-def test_the_second_trace_imports_nothing(tracer):
+def test_the_second_trace_imports_nothing():
     heard = []
-    first = trace_model(small(), on_traced=heard.append, tracer=tracer)
+    first = trace_model(small(), on_traced=heard.append)
     assert [one.importing for one in heard][:2] == [sys.executable, ""]
     [server] = servers_of(os.getpid())
     heard.clear()
-    second = trace_model(small("precision=bf16"), on_traced=heard.append, tracer=tracer)
+    second = trace_model(small("precision=bf16"), on_traced=heard.append)
     assert {one.importing for one in heard} == {""}
     assert [one.pid for one in servers_of(os.getpid())] == [server.pid]
     assert (first.parameters, first.attention) == (second.parameters, "sdpa, because llama has sdpa")
 
 
-def test_a_model_that_cannot_be_built_leaves_the_process_warm(tracer):
-    trace_model(small(), tracer=tracer)
+def test_a_model_that_cannot_be_built_leaves_the_process_warm():
+    trace_model(small())
     with pytest.raises(UserError, match="no_such_field"):
-        trace_model(small("model.no_such_field=1"), tracer=tracer)
-    assert tracer.is_warm(sys.executable)
+        trace_model(small("model.no_such_field=1"))
+    assert WARM.is_warm(sys.executable)
 
 
-def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer):
-    trace_model(small(), tracer=tracer)
+def test_a_fork_that_fails_is_an_error():
+    with pytest.raises(UserError, match=r"cannot describe the model: TypeError: .*no_such"):
+        WARM.ask(sys.executable, {"part": "inspect", "count": False, "attention": False, "no_such": 1})
+
+
+def test_a_trace_that_is_given_up_ends_and_the_process_stays():
+    trace_model(small())
     [server] = servers_of(os.getpid())
     cancelled = threading.Event()
 
     def give_up():
-        until(lambda: bool(server.children()), "the tracer")
+        until(lambda: bool(server.children()), "the process")
         cancelled.set()
 
     thread = threading.Thread(target=give_up)
     thread.start()
     with pytest.raises(ProgramCancelled):
-        trace_model(resolve("gpt2-xl"), cancelled=cancelled, tracer=tracer)
+        trace_model(resolve("gpt2-xl"), cancelled=cancelled)
     thread.join()
     assert server.children(recursive=True) == []
-    assert tracer.is_warm(sys.executable)
-    assert trace_model(small("checkpointing=full"), tracer=tracer).parameters > 0
+    assert WARM.is_warm(sys.executable)
+    assert trace_model(small("checkpointing=full")).parameters > 0
 
 
 @pytest.mark.ci
 @pytest.mark.long
-def test_a_process_that_died_is_replaced(tracer):
-    trace_model(small(), tracer=tracer)
+def test_a_process_that_died_is_replaced():
+    trace_model(small())
     [server] = servers_of(os.getpid())
     server.send_signal(signal.SIGKILL)
-    until(lambda: not tracer.is_warm(sys.executable), "the tracer")
-    trace_model(small("optimizer=sgd"), tracer=tracer)
-    assert tracer.is_warm(sys.executable)
+    until(lambda: not WARM.is_warm(sys.executable), "the process")
+    trace_model(small("optimizer=sgd"))
+    assert WARM.is_warm(sys.executable)
 
 
-def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_nothing():
-    tracer, cancelled, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[ProgramCancelled]()
+def test_a_request_larger_than_the_sockets_buffer_can_be_given_up_while_the_process_reads_nothing():
+    warm, cancelled, caught = WarmPythons(), threading.Event(), queue.SimpleQueue[ProgramCancelled]()
     request = {"padding": "x" * (1 << 20)}
 
     def ask():
         with pytest.raises(ProgramCancelled) as raised:
-            next(tracer.ask_each(sys.executable, [request], cancelled, os.environ))
+            next(warm.ask_each(sys.executable, [request], cancelled, os.environ))
         caught.put(raised.value)
 
     before = servers_of(os.getpid())
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    until(lambda: len(servers_of(os.getpid())) > len(before), "the tracer")
-    [server] = [one for one in servers_of(os.getpid()) if one not in before]
+    [server] = until(lambda: [one for one in servers_of(os.getpid()) if one not in before], "the process")
     server.suspend()
     cancelled.set()
     try:
         assert caught.get(timeout=PATIENCE_S)
-        assert not server.is_running()
+        until(lambda: server.status() == psutil.STATUS_ZOMBIE, "the process to be ended")
     finally:
-        if server.is_running():
-            server.kill()
+        warm.close()
         thread.join(PATIENCE_S)
-        tracer.close()
 
 
 @pytest.mark.parametrize(
@@ -149,10 +150,9 @@ def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_
 def test_nothing_outlives_an_app_that_is_killed(traces):
     app = subprocess.Popen([sys.executable, "-c", KILLED, "model.num_hidden_layers=64"])
     try:
-        until(lambda: bool(servers_of(app.pid)), "the tracer")
-        [server] = servers_of(app.pid)
+        [server] = until(lambda: servers_of(app.pid), "the process")
         if traces:
-            until(lambda: len(server.children(recursive=True)) > 1, "the tracer")
+            until(lambda: len(server.children(recursive=True)) > 1, "the process")
         family = [server, *server.children(recursive=True)]
     finally:
         app.send_signal(signal.SIGKILL)
@@ -161,5 +161,4 @@ def test_nothing_outlives_an_app_that_is_killed(traces):
     def alive():
         return [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
-    until(lambda: not alive(), "the tracer")
-    assert alive() == [], "the tracer ended with its app"
+    until(lambda: not alive(), "the process to end with its app")
