@@ -8,7 +8,6 @@ import pytest
 
 from plans import PLAN
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import warm_python
 from trainfast_runner.machine.warm_python import WARM, WarmPython, WarmPythons
 from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.records.home import Home
@@ -74,12 +73,11 @@ def test_two_threads_that_ask_first_at_once_get_one_process(python, monkeypatch)
                 other.start()
                 other.join(0.5)  # without a lock the other thread gets a process of its own meanwhile
 
-    monkeypatch.setattr(warm_python, "WarmPython", SlowlyMade)
+    monkeypatch.setattr("trainfast_runner.machine.warm_python.WarmPython", SlowlyMade)
     found.append(warm._answering(python, {}))
     other.join(60)
     warm.close()
-    assert len(found) == 2
-    assert found[0] is found[1]
+    assert found == [found[0]] * 2
 
 
 def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_gpu(tmp_path, monkeypatch):

@@ -45,12 +45,9 @@ def one_environment():
     with pytest.MonkeyPatch.context() as patch:
         # A process starts anew in another environment, and these two change with each test.
         of_tests = ("PYTEST_CURRENT_TEST", "XDG_CACHE_HOME")
-        inherited = training_python.own_environment
-        patch.setattr(
-            training_python,
-            "own_environment",
-            lambda: {name: value for name, value in inherited().items() if name not in of_tests},
-        )
+        inherited = training_python.own_environment()
+        kept = {name: value for name, value in inherited.items() if name not in of_tests}
+        patch.setattr(training_python, "own_environment", kept.copy)
         yield
     WARM.close()
     assert servers_of(os.getpid()) == []
