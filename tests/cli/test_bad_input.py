@@ -24,7 +24,7 @@ def test_a_refusal_is_quick_and_does_not_ask_the_training_python_again(cli, tmp_
     note = f"import sys\nwith open({str(started)!r}, 'a') as file:\n    print(sys.orig_argv, file=file)\n"
     (tmp_path / "sitecustomize.py").write_text(note)
     cli(*refused, PYTHONPATH=str(tmp_path)).refused()
-    assert "inspect_model" not in started.read_text()
+    assert "bootstrap.py" not in started.read_text()
 
 
 def test_a_slow_training_python_is_waited_for_in_words(cli, tmp_path):

@@ -118,7 +118,7 @@ def test_doctor_names_what_is_there(cli):
     checks = {check["name"]: check for check in found.json["checks"]}
     assert found.json["healthy"]
     assert "torch " in checks["training stack"]["finding"]
-    for name in ("run directory", "memory limit", "C++ compiler", "ninja", "/dev/shm", "logout"):
+    for name in ("run directory", "memory limit", "standby", "C++ compiler", "ninja", "/dev/shm", "logout"):
         assert checks[name]["state"] in ("ok", "warn")
         assert checks[name]["finding"]
     for check in found.json["checks"]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from cli.command import Done
 from on_disk import put
 from trainfast_runner.machine.calibration import CALIBRATION_FILE, Ceiling
 from trainfast_runner.machine.cpu import cpu_name
-from trainfast_runner.memory.tracing import WarmTracer
+from trainfast_runner.memory import tracing
 from trainfast_runner.records.home import Home
 from trainfast_tui.cli import main
 
@@ -42,7 +43,7 @@ knobs = { precision = "fp32", strategy = "pp" }
 
 
 class Tracer:
-    """Stands in for the script that traces; answers the parts of some precisions before those asked first."""
+    """Stands in for the warm Python of traces; answers the parts of some precisions before those asked first."""
 
     def __init__(self, first: str = "") -> None:
         self.first = first
@@ -92,7 +93,7 @@ def predict(tmp_path, monkeypatch, capsys) -> Predict:
     (tmp_path / "ways.toml").write_text(PRESET)
     (tmp_path / "single.toml").write_text(PRESET.partition("[[variants]]")[0])
     tracer = Tracer()
-    monkeypatch.setattr(WarmTracer, "ask_each", tracer)
+    monkeypatch.setattr(tracing, "WARM", SimpleNamespace(ask_each=tracer, is_warm=bool))
     return Predict(tmp_path, capsys, tracer)
 
 

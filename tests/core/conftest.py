@@ -1,9 +1,11 @@
 """A tracer that takes the place of the training Python's."""
 
+from types import SimpleNamespace
+
 import pytest
 from layered_model import Tracer
 
-from trainfast_runner.memory.tracing import WarmTracer
+from trainfast_runner.memory import tracing
 
 
 @pytest.fixture
@@ -12,5 +14,5 @@ def tracer(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     found = Tracer()
-    monkeypatch.setattr(WarmTracer, "ask_each", found)
+    monkeypatch.setattr(tracing, "WARM", SimpleNamespace(ask_each=found, is_warm=bool))
     return found

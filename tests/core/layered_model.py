@@ -60,7 +60,7 @@ def spec_with(**knobs):
 
 
 class Tracer:
-    """Stands in for the script that traces: notes what it is asked, and answers of `model_of(12)`."""
+    """Stands in for the warm Python of traces: notes what it is asked, and answers of `model_of(12)`."""
 
     def __init__(self):
         self.asked = []

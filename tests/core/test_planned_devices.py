@@ -64,7 +64,7 @@ def test_a_launch_on_a_gpu_that_was_empty_before_the_last_run_waits_until_it_is_
     python, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(launch, "MEMORY_SETTLES_S", 0.0)
-    monkeypatch.setattr(launch, "_spawn_supervisor", lambda directory: None)
+    monkeypatch.setattr(launch, "_start_supervisor", lambda directory, standby, cold_reason: None)
     home = Home(tmp_path / "home")
     started = []
     for used in (0, 1 << 30):

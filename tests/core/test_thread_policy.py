@@ -113,6 +113,8 @@ def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep():
     assert (busy.wait, busy.env) == ("passive", {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"})
     assert "other processes used 100 % of a core" in busy.reason
     assert policy_beside(None).wait == "passive"
+    kept = [policy_beside(*one).wait for one in ((0.1, "default"), (0.03, "passive"), (0.2, "default"))]
+    assert kept == ["default", "passive", "passive"], "little load does not make a standby's policy void"
     assert fixed_policy({}, threads=1).wait == "unused", "one thread a rank needs no policy"
     assert fixed_policy({}, threads=None) is None
 

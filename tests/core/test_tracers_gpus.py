@@ -8,7 +8,8 @@ import pytest
 
 from plans import PLAN
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.tracing import WarmTracer, trace_model
+from trainfast_runner.machine.warm_python import WARM, WarmPython, WarmPythons
+from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.search import batch_conductor as conductor
@@ -18,15 +19,15 @@ from trainfast_runner.search.searches import SearchOptions
 from trainfast_runner.settings.spec import resolve
 
 SERVES_WHAT_IT_SEES = """#!{python}
-import importlib, os, pathlib, runpy, sys
-runpy.run_path(str(pathlib.Path(sys.argv[1]).parents[1] / "bootstrap.py"))
-tracing = importlib.import_module("trainfast_worker.memory_trace.serve")
+import importlib, json, os, runpy, sys
+runpy.run_path(sys.argv[1])
+standby = importlib.import_module("trainfast_worker.standby")
 def answers(requests):
     for number, _ in enumerate(requests):
         seen = [os.environ.get(name) for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")]
         yield {{"request": number, "untraceable": f"{{seen}} from {{os.getppid()}}"}}
-tracing.import_for, tracing.answers = lambda requests: None, answers
-tracing.main()
+standby._import_for_answers, standby._answers = lambda requests, asker: None, answers
+standby.wait(json.loads(sys.argv[3]))
 """
 
 
@@ -44,7 +45,7 @@ def python(tmp_path, monkeypatch):
 def test_one_warm_tracer_serves_runs_on_different_gpus(python, monkeypatch):
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    tracer, servers = WarmTracer(), set()
+    servers = set()
     try:
         for device, gpus, seen in (
             ("cuda", ["GPU-b", "GPU-a"], "['PCI_BUS_ID', 'GPU-b,GPU-a']"),
@@ -53,12 +54,30 @@ def test_one_warm_tracer_serves_runs_on_different_gpus(python, monkeypatch):
             ("cuda", ["GPU-b"], "['PCI_BUS_ID', 'GPU-b']"),
         ):
             with pytest.raises(UserError) as raised:
-                trace_model(resolve("tiny-llama", []), device, python, gpus=gpus, tracer=tracer)
+                trace_model(resolve("tiny-llama", []), device, python, gpus=gpus)
             assert f"{seen} from " in raised.value.message
             servers.add(raised.value.message.rpartition(" from ")[2])
     finally:
-        tracer.close()
+        WARM.close()
     assert len(servers) == 1
+
+
+def test_two_threads_that_ask_first_at_once_get_one_process(python, monkeypatch):
+    warm, found = WarmPythons(), []
+    other = threading.Thread(target=lambda: found.append(warm._answering(python, {})))
+
+    class SlowlyMade(WarmPython):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            if not other.ident:
+                other.start()
+                other.join(0.5)  # without a lock the other thread gets a process of its own meanwhile
+
+    monkeypatch.setattr("trainfast_runner.machine.warm_python.WarmPython", SlowlyMade)
+    found.append(warm._answering(python, {}))
+    other.join(60)
+    warm.close()
+    assert found == [found[0]] * 2
 
 
 def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_gpu(tmp_path, monkeypatch):
@@ -77,10 +96,11 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
 
     monkeypatch.setattr(conductor, "trace_size_model", trace)
     monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setattr(launch, "keep_standby", lambda plan, home: order.append("kept"))
     home = Home(tmp_path)
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
     plan = replace(PLAN, spec=spec, device="cuda", memory_limit_bytes=(1 << 30,))
     batch_plan, options = BatchPlan(plan), SearchOptions()
     with pytest.raises(UserError, match="enough"):
         conduct(BatchConductor, open_batch(batch_plan, home, options), batch_plan, home, options, SearchCaller())
-    assert order == ["traced", "started"]
+    assert order == ["kept", "traced", "started"]

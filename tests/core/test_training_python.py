@@ -15,12 +15,13 @@ from on_disk import put, run_file
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.processes import boot_id, identify
-from trainfast_runner.machine.training_python import ask_worker, torch_build
+from trainfast_runner.machine.training_python import ask_worker
+from trainfast_runner.machine.warm_python import torch_build
 from trainfast_runner.records.home import Home, search_directories
 from trainfast_runner.records.json_lines import newest, read_all
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.records.run_lines import Event
-from trainfast_runner.running.launch import _spawn_supervisor
+from trainfast_runner.running.launch import _start_supervisor
 from trainfast_runner.search import control
 from trainfast_runner.search.batch_journal import BatchEnded, BatchSnapshot
 from trainfast_runner.search.control import CONDUCTOR_MODULE, SearchRequest, start_search
@@ -88,7 +89,7 @@ def children():
 def test_a_supervisor_that_ended_is_collected(tmp_path):
     clock = ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns())
     put(tmp_path / "run.json", run_file(run_id=tmp_path.name, argv=["true"], boot_id=boot_id(), clock=clock))
-    _spawn_supervisor(tmp_path)
+    _start_supervisor(tmp_path, None, "")
     pid = read_all(tmp_path / "events.jsonl", Event)[0][0].pid
     assert pid in children()
     until(lambda: pid not in children(), "the supervisor to end and be collected")
@@ -131,7 +132,7 @@ def test_a_conductor_whose_starter_has_gone_goes_on(tmp_path, cache, monkeypatch
 def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path):
     """They also kept its output open, for which the answer waited two minutes."""
     python = executable(tmp_path / "python", f"sleep 1000 & echo $! > {tmp_path}/fork; echo '{{\"answer\": 1}}'")
-    assert ask_worker(python, "inspect_model.py", ["a request"]) == {"answer": 1}
+    assert ask_worker(python, "calibrate.py", ["a request"]) == {"answer": 1}
     fork = int((tmp_path / "fork").read_text())
     until(lambda: identify(fork) is None, "the fork to be ended")
 

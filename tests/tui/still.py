@@ -74,6 +74,7 @@ class StillSession(Session):
         self.background.predictor.request = self.requests.append  # type: ignore[method-assign]
         self.background.oom_explainer.explain_if_oom = lambda run, may_trace: None  # type: ignore[method-assign]
         self.background.gather_situation = lambda spec, machine: None  # type: ignore[method-assign]
+        self.background._keep_standby = lambda *_, **__: None  # type: ignore[method-assign]
 
     def start(self) -> None:
         self.post(MachineSeen(self.machine_to_see))

@@ -25,7 +25,6 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_directory import read_result
 from trainfast_tui.cli import launching
 from trainfast_tui.cli.launching import predict_memory, with_traced_changes
-from trainfast_tui.control.background_work import SharedTracer
 from trainfast_tui.control.messages import OomExplained
 from trainfast_tui.control.run_control import OomExplainer
 from trainfast_tui.panels.ending_panel import with_same_keys
@@ -95,7 +94,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
 
 def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> None:
     posted: queue.Queue[object] = queue.Queue()
-    explainer = OomExplainer(posted.put, None, SharedTracer().get)
+    explainer = OomExplainer(posted.put, None)
     run = a_snapshot(an_oom_run(home)).run
     explainer.explain_if_oom(run, may_trace=True)
     first = posted.get(timeout=60)
@@ -145,7 +144,7 @@ def test_f15_the_command_prints_the_verdict_before_it_traces_and_the_advice_has_
 
 def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     posted: queue.Queue[object] = queue.Queue()
-    explainer = OomExplainer(posted.put, None, SharedTracer().get)
+    explainer = OomExplainer(posted.put, None)
     run = a_snapshot(an_oom_run(home)).run
     explainer.explain_if_oom(run, may_trace=True)
     posted.get(timeout=60)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,7 +16,6 @@ from traced import Tracer
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory import tracing
 from trainfast_runner.memory.headroom import UNCORRECTED_MARGIN_BYTES, AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_directory import read_run_file
@@ -30,13 +28,11 @@ from trainfast_tui.control.background_work import (
     BackgroundWork,
     PredictionRequest,
     Predictor,
-    SharedTracer,
     request_for,
 )
 from trainfast_tui.control.messages import NextRunPredicted, SituationGathered
 from trainfast_tui.live.snapshot import SearchKind
 from trainfast_tui.next_run.sources import NextRunMemory, next_run_from_preset
-from trainfast_tui.session import Session
 
 
 @pytest.fixture
@@ -58,7 +54,7 @@ class Answers:
 
     def __init__(self, home: Home) -> None:
         self._posted: queue.Queue[object] = queue.Queue()
-        self.predictor = Predictor(self._posted.put, None, SharedTracer().get, home)
+        self.predictor = Predictor(self._posted.put, None, home)
 
     def ask(self, *settings: str, free_bytes: int | None = 4 * GIB, may_trace: bool = True) -> None:
         self.predictor.request(PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
@@ -210,24 +206,6 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home,
             assert app.session.requests[-1].may_trace == may_trace, state
 
 
-def test_two_threads_that_trace_first_at_once_get_one_tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, found = Session(Home(tmp_path)), []
-    other = threading.Thread(target=lambda: found.append(session.background.tracer.get()))
-
-    class SlowlyMade(tracing.WarmTracer):
-        def __init__(self) -> None:
-            super().__init__()
-            if not other.ident:
-                other.start()
-                other.join(0.5)  # without a lock the other thread gets a tracer of its own meanwhile
-
-    monkeypatch.setattr(tracing, "WarmTracer", SlowlyMade)
-    found.append(session.background.tracer.get())
-    other.join(60)
-    assert len(found) == 2
-    assert found[0] is found[1]
-
-
 def test_no_facts_are_gathered_while_a_search_measures(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
@@ -237,6 +215,7 @@ def test_no_facts_are_gathered_while_a_search_measures(home: Home, monkeypatch: 
 
     monkeypatch.setattr(advice, "gather", gather)
     Tracer(lambda spec: "any", "any").stand_in(monkeypatch)
+    monkeypatch.setattr(BackgroundWork, "_keep_standby", lambda *_, **__: None)
     posted: queue.Queue[object] = queue.Queue()
     work = BackgroundWork(home, posted.put, None)
     next_run = next_run_from_preset("tiny-llama")

@@ -1,14 +1,12 @@
 """`attention=auto` builds any family, and says why it took the kernel it took."""
 
-import json
-
 import pytest
 import torch
 from worker_knobs import worker_knobs
 
 from trainfast_runner.worker.model.build import attention_of, attention_reason, build_model
+from trainfast_runner.worker.model.inspection import inspect
 from trainfast_runner.worker.model.model_config import resolve_config
-from trainfast_runner.worker.programs import inspect_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 WITHOUT_SDPA = [
@@ -20,7 +18,7 @@ WITHOUT_SDPA = [
 
 
 def inspected(model, objective):
-    return inspect_model.main([json.dumps({"model": model, "objective": objective}), "--attention"])
+    return inspect("inspect", model, objective, count=False, attention=True)
 
 
 @pytest.mark.parametrize(("model", "objective"), WITHOUT_SDPA, ids=["gemma2", "mamba", "convnext", "deberta"])

@@ -1,33 +1,31 @@
 """Facts about a training Python and a model, before a launch; torch's build is read from its own version file."""
 
 import importlib.metadata
-import json
 import os
-import subprocess
 import sys
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 import torch
 
-from trainfast_runner.worker.programs import inspect_model
+from trainfast_runner.machine.warm_python import WarmPythons
+from trainfast_runner.worker.model.inspection import inspect
 
-SCRIPT = Path(inspect_model.__file__)
 UNTAGGED_CPU = "__version__ = '2.13.0'\ncuda: str | None = None\nhip: str | None = None\n"
 UNTAGGED_CUDA = "__version__ = '2.13.0'\ncuda = '13.0'\nhip = None\n"
 ROCM = "__version__ = '2.13.0+rocm7.0'\ncuda = None\nhip = '7.0.51831'\n"
 
 
-def ask(request=None, folder=None):
-    """The answer of the program, in a Python that finds packages in the folder first."""
+def ask(model, objective, folder=None):
+    """The answer of a Python that finds packages in the folder first."""
     environment = os.environ if folder is None else {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, str(SCRIPT), *([] if request is None else [json.dumps(request)])]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    request = {"part": "inspect", "model": model, "objective": objective, "count": False, "attention": False}
+    with closing(WarmPythons()) as warm:
+        return next(warm.ask_each(sys.executable, [request], environment=environment))
 
 
 def test_versions_fields_and_overrides():
-    answer = ask({"model": {"family": "bert", "hidden_size": 96}, "objective": "masked-lm"})
+    answer = ask({"family": "bert", "hidden_size": 96}, "masked-lm")
     assert answer["versions"]["torch"]
     assert answer["versions"]["transformers"]
     assert (answer["config"]["hidden_size"], answer["config"]["num_hidden_layers"]) == (96, 12)
@@ -35,8 +33,7 @@ def test_versions_fields_and_overrides():
 
 
 def test_the_count_is_the_models_own():
-    request = {"model": {"family": "gpt2"}, "objective": "causal-lm"}
-    answer = inspect_model.main([json.dumps(request), "--count"])
+    answer = inspect("inspect", {"family": "gpt2"}, "causal-lm", count=True, attention=False)
     assert answer["parameters"] == 124_439_808
 
 
@@ -49,12 +46,12 @@ def test_rocm_and_untagged_builds_are_distinguished(tmp_path, file, cuda, hip):
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('torch is not imported for this')\n")
     (package / "version.py").write_text(file)
-    found = ask(folder=tmp_path)["versions"]
+    found = ask({}, "", tmp_path)["versions"]
     assert (found["torch.version.cuda"], found["torch.version.hip"]) == (cuda, hip)
 
 
 def test_the_answer_is_torchs_own():
-    found = ask()["versions"]
+    found = ask({}, "")["versions"]
     assert found["torch"] == importlib.metadata.version("torch")
     assert found["torch.version.cuda"] == torch.version.cuda
     assert found["torch.version.hip"] == torch.version.hip

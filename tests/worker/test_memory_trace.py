@@ -20,7 +20,7 @@ from trainfast_runner.memory.model import StepWork, step_work
 from trainfast_runner.memory.tracing import request_fields
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.catalog import OPTIMIZERS
-from trainfast_runner.worker.memory_trace import serve, step_timeline
+from trainfast_runner.worker.memory_trace import answers, step_timeline
 from trainfast_runner.worker.memory_trace.envelope import TracedStack, envelope, extrapolate_blocks, shorten
 from trainfast_runner.worker.memory_trace.live_bytes import LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.step_timeline import (
@@ -116,7 +116,7 @@ def test_only_lines_that_can_be_the_peak_are_kept():
 
 
 def test_without_forks_requests_are_traced_in_turn(monkeypatch):
-    monkeypatch.setattr(serve, "_pool_for", lambda _requests: ThreadPoolExecutor(1))
+    monkeypatch.setattr(answers, "_pool_for", lambda _requests: ThreadPoolExecutor(1))
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
     asked = {"model": model, "objective": "causal-lm", "device": "cpu"}
@@ -125,7 +125,7 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch):
         {**asked, "part": "step", "knobs": knob_values(seq_len=8)},
         {**asked, "part": "step", "knobs": knob_values(seq_len=8), "model": {**model, "vocab_size": 0}},
     ]
-    found = dict(serve._trace_all([read_request(fields) for fields in requests]))
+    found = dict(answers._trace_all([read_request(fields) for fields in requests]))
     assert found[1]["stacks"][0]["kept"] == 3
     whole = sum(found[1]["parameter_sizes"])
     assert found[0]["before_optimizer"][:2] == [4 * whole + 4 * 8, 4 * whole], "weights and rotary table; gradients"

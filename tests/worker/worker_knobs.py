@@ -26,14 +26,14 @@ def worker_knobs(**overrides):
 
 def trace_uncached(spec, *, whole=False):
     """The model of a run on the CPU, traced anew; `whole` traces every block."""
-    ask = tracing.WarmTracer.ask_each
+    ask = tracing.WARM.ask_each
 
-    def ask_whole(tracer, executable, requests, *others):
-        return ask(tracer, executable, [{**request, "whole": whole} for request in requests], *others)
+    def ask_whole(executable, requests, *others):
+        return ask(executable, [{**request, "whole": whole} for request in requests], *others)
 
     with (
         tempfile.TemporaryDirectory() as cache,
         patch.dict("os.environ", XDG_CACHE_HOME=cache),
-        patch.object(tracing.WarmTracer, "ask_each", ask_whole),
+        patch.object(tracing.WARM, "ask_each", ask_whole),
     ):
         return tracing.trace_model(spec)

@@ -148,16 +148,16 @@ def ask_worker(
     stdout, stderr = _output_of(executable, [executable, path, *arguments], environment)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
-    raise no_answer_error(executable, path, stdout + stderr, task)
+    raise no_answer_error(executable, path, stderr, task, stdout)
 
 
-def no_answer_error(executable: str, program: str, printed: str, task: str = "describe the model") -> UserError:
-    """The error of a program of the training Python that `printed` this and no answer."""
+def no_answer_error(executable: str, program: str, stderr: str, task: str, stdout: str = "") -> UserError:
+    """The error of a program of the training Python that wrote this and no answer."""
     # `ls` prints the path, and a shell names it before its error; Python has a line number after it.
-    if re.search(rf"{re.escape(program)}(: |\n|$)", printed):
+    if re.search(rf"{re.escape(program)}(: |\n|$)", stdout + stderr):
         return UserError(f"{executable} is not a Python interpreter", key="python")
-    reason = last_error_line(printed)
-    limit = limit_words(inherited_limits(), reason, printed)
+    reason = last_error_line(stderr)
+    limit = limit_words(inherited_limits(), reason, stderr)
     return UserError(f"{executable} cannot {task}: {reason}{limit}", key="python")
 
 

@@ -140,7 +140,8 @@ class WarmPython:
                 if not answers and (lines is None or self._finished_batch == self._batch):
                     if self.is_taken:
                         raise StandbyTaken
-                    self._process.wait()
+                    if lines is None:
+                        self._process.wait()
                     raise training_python.no_answer_error(
                         self.executable, str(BOOTSTRAP), training_python.whole_text(self._errors), task
                     )
@@ -353,7 +354,8 @@ class WarmPythons:
 
                 def command(questions: int) -> list[str]:
                     order = json.dumps({"imports": None, "questions": questions})
-                    return [executable, str(BOOTSTRAP), "--standby", order]
+                    # An option would have `ls` tell of it alone, and not that it is no Python.
+                    return [executable, str(BOOTSTRAP), "standby", order]
 
                 self._asked, self._asked_for = WarmPython(executable, command, variables), made_for
             return self._asked

@@ -50,7 +50,7 @@ class Standby:
         imports = json.dumps({"imports": order["imports"], "questions": questions})
         with waiting, self._output.open("ab") as output:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
-                [*map(str, order["argv"]), "--standby", imports],
+                [*map(str, order["argv"]), "standby", imports],
                 env={**own_environment(), **self._variables},
                 stdin=waiting.fileno(),
                 stdout=output,

@@ -1,6 +1,6 @@
 """The file that a training process starts with: `PY bootstrap.py RUN_DIR`, alone or under `torch.distributed.run`.
 
-`PY bootstrap.py --standby ORDER` waits for its run. This file loads its own folder as the package `trainfast_worker`,
+`PY bootstrap.py standby ORDER` waits for its run. This file loads its own folder as the package `trainfast_worker`,
 in a Python with any other packages.
 """
 
@@ -36,6 +36,6 @@ register()
 
 if __name__ == "__main__":
     run_dir = sys.argv[1]
-    if run_dir == "--standby":
+    if run_dir == "standby":
         run_dir = importlib.import_module("trainfast_worker.standby").wait(json.loads(sys.argv[2]))
     importlib.import_module("trainfast_worker.main").main(run_dir)

@@ -1,6 +1,6 @@
 """The standby: a training process with its imports done that waits for its run, and answers questions in forks.
 
-`PY bootstrap.py --standby ORDER`, alone or as each rank of `torch.distributed.run`. The fields of ORDER, in JSON:
+`PY bootstrap.py standby ORDER`, alone or as each rank of `torch.distributed.run`. The fields of ORDER, in JSON:
 `imports` is `[device, model, objective]` of the runs to come, null for a process that only answers; `questions` is the
 descriptor of the asker's socket, or null.
 
@@ -49,14 +49,16 @@ def wait(order: dict[str, Any]) -> str:
             _import_for_run(*order["imports"])
         go.send(b"ready")
     while True:
+        # One may have been read during the batch before.
+        while asker is not None and (batch := asker.next_batch()) is not None:
+            _answer_batch(batch, asker, go)
+        if asker is not None and asker.is_over:
+            asker = None
         readable = select.select([go, *([asker.socket] if asker is not None else [])], [], [])[0]
         if go in readable:
             return _take(go, asker)
         assert asker is not None
-        if (batch := asker.next_batch()) is not None:
-            _answer_batch(batch, asker, go)
-        elif asker.is_over:
-            asker = None
+        asker.read()
 
 
 @contextmanager
@@ -138,8 +140,7 @@ class Asker:
         self._waiting += [json.loads(line) for line in lines]
 
     def next_batch(self) -> dict[str, Any] | None:
-        """Read, and return the next batch; None if there is none yet."""
-        self.read()
+        """Return the next batch that was read; None if there is none."""
         while self._waiting:
             line = self._waiting.pop(0)
             if "requests" in line:
