@@ -31,13 +31,13 @@ class RowWidget(Widget):
 
     ALLOW_SELECT = False
 
-    _rows: SegmentRows | None = None
+    _rows: list[Strip] | None = None
     """The rows as they are now; None until they are drawn."""
     _rows_for: tuple[int, int, bool] = (0, 0, False)
     """Columns and lines of the drawn rows, and True in the terminal's own colours."""
 
     def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
-        """Return the rows to show, each `width` cells wide; missing ones are blank."""
+        """Return the `height` rows to show, each `width` cells wide."""
         raise NotImplementedError
 
     def repaint(self) -> None:
@@ -52,33 +52,37 @@ class RowWidget(Widget):
         forget_palettes(self)
         super().notify_style_update()
 
-    def painted(self) -> SegmentRows:
+    def painted(self) -> list[Strip]:
         """Return the rows as they are now, drawn once."""
-        width, height, _ = canvas = self._canvas()
+        width, height, is_native = canvas = self._canvas()
         if self._rows is None or self._rows_for != canvas:
-            self._rows_for, self._rows = canvas, self.rows(width, height, tone_styles(self))
+            rows = [Strip(row, width) for row in self.rows(width, height, tone_styles(self))]
+            ground = Style(bgcolor=self.rich_style.bgcolor)
+            # NO_COLOR makes Textual ask every segment for a style.
+            self._rows_for, self._rows = canvas, rows if is_native else [row.apply_style(ground) for row in rows]
         return self._rows
 
     def _canvas(self) -> tuple[int, int, bool]:
         return (*self.size, self.app.native_ansi_color)
 
     def render_line(self, y: int) -> Strip:
-        rows, width = self.painted(), self.size.width
-        # NO_COLOR makes Textual ask every segment for a style.
-        strip = Strip(rows[y], width) if y < len(rows) else Strip.blank(width, Style.null())
-        return strip if self.app.native_ansi_color else strip.apply_style(Style(bgcolor=self.rich_style.bgcolor))
+        return self.painted()[y]
 
-    def send_changes(self, before: SegmentRows | None) -> None:
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Return rows without Textual's cache and styles, which would change none: it asks for all in each frame."""
+        rows = self.painted()[crop.y : crop.bottom]
+        for line_filter in self.get_line_filters():
+            rows = [row.apply_filter(line_filter, self.background_colors[1]) for row in rows]
+        return rows if crop.width == self.size.width else [row.crop(crop.x, crop.right) for row in rows]
+
+    def send_changes(self, before: list[Strip] | None) -> None:
         """Refresh the rows that differ from `before`; all rows if that is unknown."""
         if not before or not self.is_on_screen:
             self.refresh()
             return
         width = self.size.width
-        regions = [
-            Region(0, y, width, 1)
-            for y, (old, new) in enumerate(zip(before, self.painted(), strict=True))
-            if old is not new and old != new
-        ]
+        rows = enumerate(zip(before, self.painted(), strict=True))
+        regions = [Region(0, y, width, 1) for y, (old, new) in rows if old != new]
         # terminal/ sends only the cells that differ.
         if regions:
             self.refresh(*regions)

@@ -49,7 +49,7 @@ class StripChart(RowWidget):
 
     def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
         if self._data is None:
-            return []
+            return [[Segment(" " * width, palette["text"])]] * height
         return paint(self._data, width, height, self._y_range, palette, time_labels=self._time_labels)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.events import Key
+from textual.events import Key, ScreenResume
 from textual.message import Message as TextualMessage
 from textual.screen import Screen
 
@@ -41,11 +41,12 @@ FORMS = (
 """The forms of an export, each with its description."""
 
 
-@dataclass(eq=False)
 class PostedMessage(TextualMessage):
     """Brings a message of a thread into the event loop; of waiting snapshots only the newest is delivered."""
 
-    content: Message
+    def __init__(self, content: Message) -> None:
+        super().__init__()
+        self.content = content
 
     def can_replace(self, message: TextualMessage) -> bool:
         return all(
@@ -67,6 +68,7 @@ def bindings(scope: str) -> list[Binding]:
 class AppScreen(Screen[None]):
     """A screen of the app. `SCOPE` names its actions in `text.keys`, which give it its bindings."""
 
+    BLANK = True
     SCOPE: ClassVar[str]
     OPENS_COMPARISONS: ClassVar[bool] = False
     """True if the screen asks for comparisons, which open above it."""
@@ -93,6 +95,11 @@ class AppScreen(Screen[None]):
     def content(self) -> ComposeResult:
         """Yield the widgets above the lines at the bottom of every screen."""
         raise NotImplementedError
+
+    @on(ScreenResume)
+    def _keep_styles(self, event: ScreenResume) -> None:
+        """Style no widget again that was styled when it was mounted, and is with each change of theme."""
+        event.refresh_styles = False
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint this snapshot."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import compress, count, repeat
-from operator import ne
+from itertools import compress, count, groupby, repeat
+from operator import itemgetter, ne
 from weakref import WeakKeyDictionary
 
 from rich.cells import cell_len
@@ -57,13 +57,15 @@ def cells_of(strip: Strip) -> list[Cell] | None:
 
 def as_strip(cells: Iterable[Cell]) -> Strip:
     """Return the cells in few pieces: a blank continues its neighbour's style where only its background shows."""
-    pieces: list[tuple[list[str], Style]] = []
-    for character, style in cells:
-        if pieces and (style == pieces[-1][1] or (character == " " and _blank_style(pieces[-1][1]) == style)):
-            pieces[-1][0].append(character)
+    pieces: list[tuple[str, Style]] = []
+    for style, run in groupby(cells, key=itemgetter(1)):
+        text = "".join([character for character, _ in run])
+        before, last = pieces[-1] if pieces else ("", None)
+        if last is not None and (style == last or (not text.strip(" ") and _blank_style(last) == style)):
+            pieces[-1] = before + text, last
         else:
-            pieces.append(([character], style))
-    return Strip([Segment("".join(characters), style) for characters, style in pieces])
+            pieces.append((text, style))
+    return Strip([Segment(text, style) for text, style in pieces])
 
 
 def changed_ranges(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[int, int]]:
