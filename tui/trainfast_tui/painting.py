@@ -73,7 +73,7 @@ class RowWidget(Widget):
         rows = self.painted()[crop.y : crop.bottom]
         for line_filter in self.get_line_filters():
             rows = [row.apply_filter(line_filter, self.background_colors[1]) for row in rows]
-        return rows if crop.width == self.size.width else [row.crop(crop.x, crop.right) for row in rows]
+        return rows if crop.width == self._rows_for[0] else [row.crop(crop.x, crop.right) for row in rows]
 
     def send_changes(self, before: list[Strip] | None) -> None:
         """Refresh the rows that differ from `before`; all rows if that is unknown."""
