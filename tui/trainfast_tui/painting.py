@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary
 
@@ -17,13 +17,10 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trainfast_tui.terminal.textual_app import part_style
-from trainfast_tui.text.format import Line, Tone, plain, truncate
+from trainfast_tui.text.format import Line, Piece, Tone, plain, truncate
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
-
-
-SegmentRows = list[list[Segment]]
 
 
 class RowWidget(Widget):
@@ -36,7 +33,7 @@ class RowWidget(Widget):
     _rows_for: tuple[int, int, bool] = (0, 0, False)
     """Columns and lines of the drawn rows, and True in the terminal's own colours."""
 
-    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
+    def rows(self, width: int, height: int, palette: Palette) -> list[Strip]:
         """Return the `height` rows to show, each `width` cells wide."""
         raise NotImplementedError
 
@@ -56,14 +53,15 @@ class RowWidget(Widget):
         """Return the rows as they are now, drawn once."""
         width, height, is_native = canvas = self._canvas()
         if self._rows is None or self._rows_for != canvas:
-            rows = [Strip(row, width) for row in self.rows(width, height, tone_styles(self))]
+            rows = self.rows(width, height, tone_styles(self))
             ground = Style(bgcolor=self.rich_style.bgcolor)
             # NO_COLOR makes Textual ask every segment for a style.
             self._rows_for, self._rows = canvas, rows if is_native else [row.apply_style(ground) for row in rows]
         return self._rows
 
     def _canvas(self) -> tuple[int, int, bool]:
-        return (*self.size, self.app.native_ansi_color)
+        # The size as well, with no border: `size` takes as long as a row.
+        return (*self.outer_size, self.app.native_ansi_color)
 
     def render_line(self, y: int) -> Strip:
         return self.painted()[y]
@@ -80,9 +78,9 @@ class RowWidget(Widget):
         if not before or not self.is_on_screen:
             self.refresh()
             return
-        width = self.size.width
+        width = self.outer_size.width
         rows = enumerate(zip(before, self.painted(), strict=True))
-        regions = [Region(0, y, width, 1) for y, (old, new) in rows if old != new]
+        regions = [Region(0, y, width, 1) for y, (old, new) in rows if old is not new and old != new]
         # terminal/ sends only the cells that differ.
         if regions:
             self.refresh(*regions)
@@ -99,9 +97,9 @@ class PaintedWidget(RowWidget):
         """Return the lines to draw; longer ones are cut, missing ones blank."""
         raise NotImplementedError
 
-    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
+    def rows(self, width: int, height: int, palette: Palette) -> list[Strip]:
         lines = self.lines(width, height)[:height] if width and height else []
-        return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
+        return [_row(tuple(line), width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
 
     def set_height(self, rows: int) -> None:
         """Set the height, unless it stays the same: Textual would lay out the screen again."""
@@ -170,7 +168,9 @@ class ShownRunWidget(PaintedWidget):
         self.repaint()
 
 
-def _row(line: Line, width: int, palette: Palette) -> list[Segment]:
+@lru_cache(maxsize=1024)
+def _row(line: tuple[Piece, ...], width: int, palette: Palette) -> Strip:
+    """Return a row, the same as before for a line that has not changed."""
     row: list[Segment] = []
     room = width
     for text, tone in line:
@@ -182,15 +182,21 @@ def _row(line: Line, width: int, palette: Palette) -> list[Segment]:
         # The cursor's line is filled to its end.
         filled = line and line[-1][1] == "cursor"
         row.append(Segment(" " * room, palette["cursor" if filled else "text"]))
-    return row
+    return Strip(row, width)
 
 
 TONES: tuple[Tone, ...] = get_args(Tone)
 """Every tone."""
 FILLED_TONES: tuple[Tone, ...] = ("cursor", "badge", "alarm")
 """Tones with a background of their own."""
-Palette = Mapping[str, Style]
-"""The style of every tone, by name."""
+
+
+class Palette(dict[str, Style]):
+    """The style of every tone, by name; each one is known by its identity."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 _PALETTES: WeakKeyDictionary[App[Any], dict[tuple[object, ...], Palette]] = WeakKeyDictionary()
 
 
@@ -208,9 +214,9 @@ def tone_styles(widget: RowWidget) -> Palette:
         filled = {
             tone: Style(bgcolor=whole_styles[tone].bgcolor, reverse=whole_styles[tone].reverse) for tone in FILLED_TONES
         }
-        styles[key] = {
-            tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole_styles.items()
-        }
+        styles[key] = Palette(
+            {tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole_styles.items()}
+        )
     return styles[key]
 
 

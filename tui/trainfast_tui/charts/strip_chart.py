@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import compress, pairwise
 
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual.strip import Strip
 
 from trainfast_tui.charts.chart_data import (
     GLYPHS,
@@ -23,9 +24,11 @@ from trainfast_tui.charts.chart_data import (
     time_columns,
     worst_last,
 )
-from trainfast_tui.painting import Palette, RowWidget, SegmentRows
+from trainfast_tui.painting import Palette, RowWidget
 from trainfast_tui.text.event_words import Shade, severity_rank, shade_of
 from trainfast_tui.text.format import duration, plain, to_width, truncate
+
+SegmentRows = list[list[Segment]]
 
 
 class StripChart(RowWidget):
@@ -47,10 +50,11 @@ class StripChart(RowWidget):
         self._data = data
         self.repaint()
 
-    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
+    def rows(self, width: int, height: int, palette: Palette) -> list[Strip]:
         if self._data is None:
-            return [[Segment(" " * width, palette["text"])]] * height
-        return paint(self._data, width, height, self._y_range, palette, time_labels=self._time_labels)
+            return [Strip.blank(width, palette["text"])] * height
+        rows = paint(self._data, width, height, self._y_range, palette, time_labels=self._time_labels)
+        return [Strip(row, width) for row in rows]
 
 
 def _axis_of(data: ChartData) -> tuple[object, ...]:
@@ -58,7 +62,7 @@ def _axis_of(data: ChartData) -> tuple[object, ...]:
 
 
 def paint(
-    data: ChartData, width: int, height: int, y_range: YRange, palette: Palette, *, time_labels: bool = True
+    data: ChartData, width: int, height: int, y_range: YRange, palette: Mapping[str, Style], *, time_labels: bool = True
 ) -> SegmentRows:
     """Return the chart as `height` rows of segments, each exactly `width` cells wide; `y_range` is updated.
 
@@ -86,7 +90,7 @@ Styles = list[Style | None]
 class _Picture:
     """One frame of a chart. Axis, limit and shades are never bold."""
 
-    def __init__(self, data: ChartData, width: int, plot_height: int, palette: Palette) -> None:
+    def __init__(self, data: ChartData, width: int, plot_height: int, palette: Mapping[str, Style]) -> None:
         self._data, self._height, self._by_tone = data, plot_height, palette
         self._axis = cell_axis(width, data.axis)
         self._axis_style, self._limit_style = _thin(palette["muted"]), _thin(palette["error"])
