@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trainfast_tui.terminal.textual_app import part_style
-from trainfast_tui.text.format import Line, Piece, Tone, plain, truncate
+from trainfast_tui.text.format import Line, Tone, plain, truncate
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -38,10 +38,17 @@ class RowWidget(Widget):
         raise NotImplementedError
 
     def repaint(self) -> None:
-        """Draw again and send the changed cells."""
-        old, is_same_size = self._rows, self._rows_for == self._canvas()
+        """Draw again and refresh the rows that have changed; all rows if those before had another size."""
+        before = self._rows if self._rows_for == self._canvas() else None
         self._rows = None
-        self.send_changes(old if is_same_size else None)
+        if not before or not self.is_on_screen:
+            self.refresh()
+            return
+        rows = enumerate(zip(before, self.painted(), strict=True))
+        regions = [Region(0, y, self._rows_for[0], 1) for y, (old, new) in rows if old != new]
+        # terminal/ sends only the cells that differ.
+        if regions:
+            self.refresh(*regions)
 
     def notify_style_update(self) -> None:
         """Forget the rows of the old theme."""
@@ -54,14 +61,12 @@ class RowWidget(Widget):
         width, height, is_native = canvas = self._canvas()
         if self._rows is None or self._rows_for != canvas:
             rows = self.rows(width, height, tone_styles(self))
-            ground = Style(bgcolor=self.rich_style.bgcolor)
-            # NO_COLOR makes Textual ask every segment for a style.
-            self._rows_for, self._rows = canvas, rows if is_native else [row.apply_style(ground) for row in rows]
+            ground = Style.null() if is_native else Style(bgcolor=self.rich_style.bgcolor)
+            self._rows_for, self._rows = canvas, [row.apply_style(ground) for row in rows] if ground else rows
         return self._rows
 
     def _canvas(self) -> tuple[int, int, bool]:
-        # The size as well, with no border: `size` takes as long as a row.
-        return (*self.outer_size, self.app.native_ansi_color)
+        return (*self.outer_size, self.app.native_ansi_color)  # `size` is the same without a border, but slow
 
     def render_line(self, y: int) -> Strip:
         return self.painted()[y]
@@ -72,18 +77,6 @@ class RowWidget(Widget):
         for line_filter in self.get_line_filters():
             rows = [row.apply_filter(line_filter, self.background_colors[1]) for row in rows]
         return rows if crop.width == self._rows_for[0] else [row.crop(crop.x, crop.right) for row in rows]
-
-    def send_changes(self, before: list[Strip] | None) -> None:
-        """Refresh the rows that differ from `before`; all rows if that is unknown."""
-        if not before or not self.is_on_screen:
-            self.refresh()
-            return
-        width = self.outer_size.width
-        rows = enumerate(zip(before, self.painted(), strict=True))
-        regions = [Region(0, y, width, 1) for y, (old, new) in rows if old is not new and old != new]
-        # terminal/ sends only the cells that differ.
-        if regions:
-            self.refresh(*regions)
 
 
 MAX_ROWS = 100
@@ -99,7 +92,7 @@ class PaintedWidget(RowWidget):
 
     def rows(self, width: int, height: int, palette: Palette) -> list[Strip]:
         lines = self.lines(width, height)[:height] if width and height else []
-        return [_row(tuple(line), width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
+        return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
 
     def set_height(self, rows: int) -> None:
         """Set the height, unless it stays the same: Textual would lay out the screen again."""
@@ -168,9 +161,7 @@ class ShownRunWidget(PaintedWidget):
         self.repaint()
 
 
-@lru_cache(maxsize=1024)
-def _row(line: tuple[Piece, ...], width: int, palette: Palette) -> Strip:
-    """Return a row, the same as before for a line that has not changed."""
+def _row(line: Line, width: int, palette: Palette) -> Strip:
     row: list[Segment] = []
     room = width
     for text, tone in line:
@@ -189,14 +180,8 @@ TONES: tuple[Tone, ...] = get_args(Tone)
 """Every tone."""
 FILLED_TONES: tuple[Tone, ...] = ("cursor", "badge", "alarm")
 """Tones with a background of their own."""
-
-
-class Palette(dict[str, Style]):
-    """The style of every tone, by name; each one is known by its identity."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
+Palette = Mapping[str, Style]
+"""The style of every tone, by name."""
 _PALETTES: WeakKeyDictionary[App[Any], dict[tuple[object, ...], Palette]] = WeakKeyDictionary()
 
 
@@ -214,9 +199,9 @@ def tone_styles(widget: RowWidget) -> Palette:
         filled = {
             tone: Style(bgcolor=whole_styles[tone].bgcolor, reverse=whole_styles[tone].reverse) for tone in FILLED_TONES
         }
-        styles[key] = Palette(
-            {tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole_styles.items()}
-        )
+        styles[key] = {
+            tone: _without_background(style) + filled.get(tone, Style.null()) for tone, style in whole_styles.items()
+        }
     return styles[key]
 
 

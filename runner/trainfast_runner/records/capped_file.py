@@ -5,6 +5,7 @@ Head and tail are kept, the middle goes: first as a hole in the file, at the end
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -101,8 +102,6 @@ class CappedFile:
 
 def _punch(fd: int, start: int, length: int) -> bool:
     """Free the blocks of a range, the size unchanged; False when the file system cannot."""
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     return int(libc.fallocate(fd, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, start, length)) == 0

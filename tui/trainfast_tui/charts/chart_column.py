@@ -34,8 +34,6 @@ EVENT_ROWS_FROM = (9, 20)
 class ChartColumn(Vertical):
     """Charts on one time axis."""
 
-    BLANK = True
-
     def __init__(self, *, with_run: bool = True) -> None:
         """Without `with_run` leave out throughput and events, for a machine without a run."""
         super().__init__()

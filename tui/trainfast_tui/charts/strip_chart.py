@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import compress, pairwise
 
@@ -27,8 +27,6 @@ from trainfast_tui.charts.chart_data import (
 from trainfast_tui.painting import Palette, RowWidget
 from trainfast_tui.text.event_words import Shade, severity_rank, shade_of
 from trainfast_tui.text.format import duration, plain, to_width, truncate
-
-SegmentRows = list[list[Segment]]
 
 
 class StripChart(RowWidget):
@@ -62,8 +60,8 @@ def _axis_of(data: ChartData) -> tuple[object, ...]:
 
 
 def paint(
-    data: ChartData, width: int, height: int, y_range: YRange, palette: Mapping[str, Style], *, time_labels: bool = True
-) -> SegmentRows:
+    data: ChartData, width: int, height: int, y_range: YRange, palette: Palette, *, time_labels: bool = True
+) -> list[list[Segment]]:
     """Return the chart as `height` rows of segments, each exactly `width` cells wide; `y_range` is updated.
 
     A low chart gives up rows: time labels below a height of 6, throttle marks below 3, the title below 2.
@@ -90,7 +88,7 @@ Styles = list[Style | None]
 class _Picture:
     """One frame of a chart. Axis, limit and shades are never bold."""
 
-    def __init__(self, data: ChartData, width: int, plot_height: int, palette: Mapping[str, Style]) -> None:
+    def __init__(self, data: ChartData, width: int, plot_height: int, palette: Palette) -> None:
         self._data, self._height, self._by_tone = data, plot_height, palette
         self._axis = cell_axis(width, data.axis)
         self._axis_style, self._limit_style = _thin(palette["muted"]), _thin(palette["error"])
@@ -101,7 +99,7 @@ class _Picture:
             cells = range(max(0, self._axis.cell_of(span.start_ns)), last + 1)
             self._throttled |= dict.fromkeys(cells, shade_of(span.cause))
 
-    def plot_rows(self, y_range: YRange) -> SegmentRows:
+    def plot_rows(self, y_range: YRange) -> list[list[Segment]]:
         """Return the rows of the plot with the y axis; without a value the chart's own sentence in the middle."""
         data, count, limit = self._data, self._axis.count, self._data.limit
         drawn = [(*self._columns(series, stride), stride, series) for stride, series in enumerate(data.series, 1)]
@@ -153,7 +151,7 @@ class _Picture:
         columns = time_columns(series.times_ns, series.values, start_ns, column_ns, count, self._data.gap_ns)
         return columns, (start_ns - axis.start_ns) // dot_ns
 
-    def _empty_rows(self) -> SegmentRows:
+    def _empty_rows(self) -> list[list[Segment]]:
         count = self._axis.count
         sentence = truncate(plain(self._data.empty), count)
         lines = [" " * count] * self._height

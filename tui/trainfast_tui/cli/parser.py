@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
+from trainfast_runner import __version__
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.worker.shared.host import can_move_cursor
 
@@ -153,8 +154,6 @@ def _sentence(words: str) -> str:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any, **keywords: Any) -> None:
-        from trainfast_runner import __version__
-
         print(f"{PROGRAM} {__version__}")
         parser.exit()
 

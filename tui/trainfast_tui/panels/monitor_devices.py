@@ -43,14 +43,13 @@ class MonitorDevices(PaintedWidget):
         self._lines_for = (0, 0)
         """Columns and most rows that the lines were made for, once: they are asked for twice a frame."""
         self._last_minute: dict[str | None, DeviceConditions] = {}
-        self._last_minute_ns = 0
-        """The sample up to which throttling was counted."""
+        self._counted_ns = 0
 
     def set_snapshot(self, snapshot: Snapshot, used_uuids: frozenset[str]) -> None:
-        """Take a snapshot without drawing it: `rows_wanted` comes first. `used_uuids` are a live run's GPUs."""
+        """Take a snapshot without drawing it: the screen divides its rows first. `used_uuids` are a live run's GPUs."""
         self._snapshot, self._used_uuids, self._lines_for = snapshot, used_uuids, (0, 0)
-        if (tick := snapshot.tick) is not None and abs(tick.t_ns - self._last_minute_ns) >= MINUTE_EVERY_NS:
-            self._last_minute, self._last_minute_ns = _last_minute(snapshot, tick), tick.t_ns
+        if (tick := snapshot.tick) is not None and abs(tick.t_ns - self._counted_ns) >= MINUTE_NS // 30:
+            self._last_minute, self._counted_ns = _last_minute(snapshot, tick), tick.t_ns
 
     def action_choose(self, by: int) -> None:
         """Show all readings of the next GPU, or of the one before."""
@@ -58,10 +57,6 @@ class MonitorDevices(PaintedWidget):
         self._chosen = moved_cursor(self._chosen, by, len(tick.devices) if tick is not None else 0)
         self._lines_for = (0, 0)
         self.repaint()
-
-    def rows_wanted(self, width: int, max_rows: int) -> int:
-        """Return the rows there is content for, at most `max_rows`, without the head."""
-        return min(max_rows, len(self.lines(width, 1 + max_rows)) - 1)
 
     def lines(self, width: int, height: int) -> list[Line]:
         snapshot = self._snapshot
@@ -175,8 +170,6 @@ NEAR_MAX_MEMORY_C = 5
 """Chosen, not measured: memory this near its highest temperature, in degrees Celsius, is a warning."""
 MINUTE_NS, MINUTE_SAMPLES = 60_000_000_000, 6
 """The time over which throttling is counted, and the samples of it that are joined: counters have the rest."""
-MINUTE_EVERY_NS = 1_800_000_000
-"""Time between two counts, at least: a share of a minute moves slowly."""
 ITEM_GAP, ITEM_STOP = 3, 8
 """The least cells between two items, and the cells of a tab stop: a figure may grow to it and move no later item."""
 

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.events import Key, ScreenResume
+from textual.events import Key
 from textual.message import Message as TextualMessage
 from textual.screen import Screen
 
@@ -95,11 +94,6 @@ class AppScreen(Screen[None]):
     def content(self) -> ComposeResult:
         """Yield the widgets above the lines at the bottom of every screen."""
         raise NotImplementedError
-
-    @on(ScreenResume)
-    def _keep_styles(self, event: ScreenResume) -> None:
-        """Style no widget again that was styled when it was mounted, and is with each change of theme."""
-        event.refresh_styles = False
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint this snapshot."""

@@ -74,8 +74,7 @@ class TerminalApp(App[int]):
         super().__init__()
         # Notices are on the status line: each screen would hold a widget for toasts and one for tooltips.
         self._disable_notifications = self._disable_tooltips = not plain_output
-        for theme in OWN_THEMES.values():
-            self.register_theme(theme)
+        self._registered_themes |= OWN_THEMES
         self.ascii = ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         self.no_color = bool(os.environ.get("NO_COLOR"))  # Textual takes an empty one too, against no-color.org
         self._own_filters = [*([NoHueFilter()] if self.no_color else []), *([AsciiFilter()] if self.ascii else [])]
