@@ -96,11 +96,11 @@ class TrainfastApp(TerminalApp):
         match message.content:
             case SnapshotTaken():
                 self._show_snapshot(message.content)
-            case NextRunPredicted():
+            # Textual repaints the whole of a screen for a change of the one below it, which shows its newest on top.
+            case NextRunPredicted() if self.visible_screen is self.main:
                 self.main.show_predictions()
-            case OomExplained():
-                if self.session.snapshot is not None:
-                    self.main.show_snapshot(self.session.snapshot)
+            case OomExplained() if self.visible_screen is self.main and self.session.snapshot is not None:
+                self.main.show_snapshot(self.session.snapshot)
             case RunRefused(error):
                 self.main.show_refusal(error)
                 if self.visible_screen is not self.main:

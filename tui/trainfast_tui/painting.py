@@ -23,28 +23,32 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 
-SegmentRows = list[list[Segment]]
-
-
 class RowWidget(Widget):
     """A widget without border, padding, tint or opacity of its own: put a border on its container."""
 
     ALLOW_SELECT = False
 
-    _rows: SegmentRows | None = None
+    _rows: list[Strip] | None = None
     """The rows as they are now; None until they are drawn."""
     _rows_for: tuple[int, int, bool] = (0, 0, False)
     """Columns and lines of the drawn rows, and True in the terminal's own colours."""
 
-    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
-        """Return the rows to show, each `width` cells wide; missing ones are blank."""
+    def rows(self, width: int, height: int, palette: Palette) -> list[Strip]:
+        """Return the `height` rows to show, each `width` cells wide."""
         raise NotImplementedError
 
     def repaint(self) -> None:
-        """Draw again and send the changed cells."""
-        old, is_same_size = self._rows, self._rows_for == self._canvas()
+        """Draw again and refresh the rows that have changed; all rows if those before had another size."""
+        before = self._rows if self._rows_for == self._canvas() else None
         self._rows = None
-        self.send_changes(old if is_same_size else None)
+        if not before or not self.is_on_screen:
+            self.refresh()
+            return
+        rows = enumerate(zip(before, self.painted(), strict=True))
+        regions = [Region(0, y, self._rows_for[0], 1) for y, (old, new) in rows if old != new]
+        # terminal/ sends only the cells that differ.
+        if regions:
+            self.refresh(*regions)
 
     def notify_style_update(self) -> None:
         """Forget the rows of the old theme."""
@@ -52,36 +56,27 @@ class RowWidget(Widget):
         forget_palettes(self)
         super().notify_style_update()
 
-    def painted(self) -> SegmentRows:
+    def painted(self) -> list[Strip]:
         """Return the rows as they are now, drawn once."""
-        width, height, _ = canvas = self._canvas()
+        width, height, is_native = canvas = self._canvas()
         if self._rows is None or self._rows_for != canvas:
-            self._rows_for, self._rows = canvas, self.rows(width, height, tone_styles(self))
+            rows = self.rows(width, height, tone_styles(self))
+            ground = Style.null() if is_native else Style(bgcolor=self.rich_style.bgcolor)
+            self._rows_for, self._rows = canvas, [row.apply_style(ground) for row in rows] if ground else rows
         return self._rows
 
     def _canvas(self) -> tuple[int, int, bool]:
-        return (*self.size, self.app.native_ansi_color)
+        return (*self.outer_size, self.app.native_ansi_color)  # `size` is the same without a border, but slow
 
     def render_line(self, y: int) -> Strip:
-        rows, width = self.painted(), self.size.width
-        # NO_COLOR makes Textual ask every segment for a style.
-        strip = Strip(rows[y], width) if y < len(rows) else Strip.blank(width, Style.null())
-        return strip if self.app.native_ansi_color else strip.apply_style(Style(bgcolor=self.rich_style.bgcolor))
+        return self.painted()[y]
 
-    def send_changes(self, before: SegmentRows | None) -> None:
-        """Refresh the rows that differ from `before`; all rows if that is unknown."""
-        if not before or not self.is_on_screen:
-            self.refresh()
-            return
-        width = self.size.width
-        regions = [
-            Region(0, y, width, 1)
-            for y, (old, new) in enumerate(zip(before, self.painted(), strict=True))
-            if old is not new and old != new
-        ]
-        # terminal/ sends only the cells that differ.
-        if regions:
-            self.refresh(*regions)
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Return rows without Textual's cache and styles, which would change none: it asks for all in each frame."""
+        rows = self.painted()[crop.y : crop.bottom]
+        for line_filter in self.get_line_filters():
+            rows = [row.apply_filter(line_filter, self.background_colors[1]) for row in rows]
+        return rows if crop.width == self._rows_for[0] else [row.crop(crop.x, crop.right) for row in rows]
 
 
 MAX_ROWS = 100
@@ -95,7 +90,7 @@ class PaintedWidget(RowWidget):
         """Return the lines to draw; longer ones are cut, missing ones blank."""
         raise NotImplementedError
 
-    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
+    def rows(self, width: int, height: int, palette: Palette) -> list[Strip]:
         lines = self.lines(width, height)[:height] if width and height else []
         return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
 
@@ -166,7 +161,7 @@ class ShownRunWidget(PaintedWidget):
         self.repaint()
 
 
-def _row(line: Line, width: int, palette: Palette) -> list[Segment]:
+def _row(line: Line, width: int, palette: Palette) -> Strip:
     row: list[Segment] = []
     room = width
     for text, tone in line:
@@ -178,7 +173,7 @@ def _row(line: Line, width: int, palette: Palette) -> list[Segment]:
         # The cursor's line is filled to its end.
         filled = line and line[-1][1] == "cursor"
         row.append(Segment(" " * room, palette["cursor" if filled else "text"]))
-    return row
+    return Strip(row, width)
 
 
 TONES: tuple[Tone, ...] = get_args(Tone)

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainfast_runner.errors import highest
 from trainfast_runner.records.result import Spread, SteadyState
@@ -80,8 +80,7 @@ COOLING_C_PER_MIN = 1.0
 """Chosen, not measured: least fall that counts as cooling: a slower one is the rounding of NVML's whole degrees."""
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     at_s: float
     step_ms: float
     temperature_c: float | None

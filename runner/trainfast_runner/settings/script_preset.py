@@ -20,9 +20,8 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -274,8 +273,7 @@ MAX_CHOICES_LISTED = 8
 """Choices that a reason lists; of a flag with more it gives the default."""
 
 
-@dataclass(frozen=True)
-class FlagMapping:
+class FlagMapping(NamedTuple):
     """The flag that takes a knob, as words of the command, and the script's present value of the knob."""
 
     knob: str

@@ -9,6 +9,7 @@ from itertools import compress, pairwise
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual.strip import Strip
 
 from trainfast_tui.charts.chart_data import (
     GLYPHS,
@@ -23,7 +24,7 @@ from trainfast_tui.charts.chart_data import (
     time_columns,
     worst_last,
 )
-from trainfast_tui.painting import Palette, RowWidget, SegmentRows
+from trainfast_tui.painting import Palette, RowWidget
 from trainfast_tui.text.event_words import Shade, severity_rank, shade_of
 from trainfast_tui.text.format import duration, plain, to_width, truncate
 
@@ -47,10 +48,11 @@ class StripChart(RowWidget):
         self._data = data
         self.repaint()
 
-    def rows(self, width: int, height: int, palette: Palette) -> SegmentRows:
+    def rows(self, width: int, height: int, palette: Palette) -> list[Strip]:
         if self._data is None:
-            return []
-        return paint(self._data, width, height, self._y_range, palette, time_labels=self._time_labels)
+            return [Strip.blank(width, palette["text"])] * height
+        rows = paint(self._data, width, height, self._y_range, palette, time_labels=self._time_labels)
+        return [Strip(row, width) for row in rows]
 
 
 def _axis_of(data: ChartData) -> tuple[object, ...]:
@@ -59,7 +61,7 @@ def _axis_of(data: ChartData) -> tuple[object, ...]:
 
 def paint(
     data: ChartData, width: int, height: int, y_range: YRange, palette: Palette, *, time_labels: bool = True
-) -> SegmentRows:
+) -> list[list[Segment]]:
     """Return the chart as `height` rows of segments, each exactly `width` cells wide; `y_range` is updated.
 
     A low chart gives up rows: time labels below a height of 6, throttle marks below 3, the title below 2.
@@ -97,7 +99,7 @@ class _Picture:
             cells = range(max(0, self._axis.cell_of(span.start_ns)), last + 1)
             self._throttled |= dict.fromkeys(cells, shade_of(span.cause))
 
-    def plot_rows(self, y_range: YRange) -> SegmentRows:
+    def plot_rows(self, y_range: YRange) -> list[list[Segment]]:
         """Return the rows of the plot with the y axis; without a value the chart's own sentence in the middle."""
         data, count, limit = self._data, self._axis.count, self._data.limit
         drawn = [(*self._columns(series, stride), stride, series) for stride, series in enumerate(data.series, 1)]
@@ -149,7 +151,7 @@ class _Picture:
         columns = time_columns(series.times_ns, series.values, start_ns, column_ns, count, self._data.gap_ns)
         return columns, (start_ns - axis.start_ns) // dot_ns
 
-    def _empty_rows(self) -> SegmentRows:
+    def _empty_rows(self) -> list[list[Segment]]:
         count = self._axis.count
         sentence = truncate(plain(self._data.empty), count)
         lines = [" " * count] * self._height

@@ -7,11 +7,11 @@ import importlib
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from trainfast_runner import __version__
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.worker.shared.host import can_move_cursor
 
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
 
 def parse(arguments: list[str]) -> tuple[RunCommand, argparse.Namespace]:
     """Return the function to run and its arguments; raises UserError, exits after `--help` and `--version`."""
-    parser = _build()
+    parser = _build(COMMANDS if arguments else ())  # the app need not wait for the parsers of commands
     arguments = _spelled_out(arguments)
     # Before argparse misses an argument that a removed option stood for; a script's own options come after --.
     for word in itertools.takewhile(lambda word: word != "--", arguments):
@@ -117,8 +117,8 @@ def refuse_script_word(words: list[str]) -> None:
         raise UserError(f"a script goes after --: {PROGRAM} run -- {command}", key=words[0])
 
 
-def _build() -> Parser:
-    """Return the parser with all commands by name."""
+def _build(commands: Sequence[Command]) -> Parser:
+    """Return the parser with these commands by name."""
     parser = Parser(
         prog=PROGRAM,
         description="Find the fastest way to train your model that fits. Without a command: the app.",
@@ -134,7 +134,7 @@ def _build() -> Parser:
     parser.add_argument("--python", metavar="PATH", dest="app_python", help="the Python that the app trains with")
     parser.set_defaults(run=_open_app, leaf=parser)
     subparsers = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
-    for command in COMMANDS:
+    for command in commands:
         *groups, name = command.words
         group = "".join(groups)
         if group not in subparsers:
@@ -154,8 +154,6 @@ def _sentence(words: str) -> str:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any, **keywords: Any) -> None:
-        from trainfast_runner import __version__
-
         print(f"{PROGRAM} {__version__}")
         parser.exit()
 
@@ -190,8 +188,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
     )
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A command: its words as typed, and the module of this folder that runs it.
 
     The functions of `runs list` are `runs_list`, which returns the exit code, and `runs_list_arguments`.

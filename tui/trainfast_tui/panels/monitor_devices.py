@@ -39,33 +39,35 @@ class MonitorDevices(PaintedWidget):
         self._snapshot: Snapshot | None = None
         self._used_uuids: frozenset[str] = frozenset()
         self._chosen = 0
-        self._items: list[list[Item]] | None = None
-        """The readings of each GPU in this snapshot, made once: lines are asked for twice a frame."""
+        self._lines: list[Line] = []
+        self._lines_for = (0, 0)
+        """Columns and most rows that the lines were made for, once: they are asked for twice a frame."""
+        self._last_minute: dict[str | None, DeviceConditions] = {}
+        self._counted_ns = 0
 
     def set_snapshot(self, snapshot: Snapshot, used_uuids: frozenset[str]) -> None:
-        """Take a snapshot without drawing it: `rows_wanted` comes first. `used_uuids` are a live run's GPUs."""
-        self._snapshot, self._used_uuids = snapshot, used_uuids
-        self._items = None
+        """Take a snapshot without drawing it: the screen divides its rows first. `used_uuids` are a live run's GPUs."""
+        self._snapshot, self._used_uuids, self._lines_for = snapshot, used_uuids, (0, 0)
+        if (tick := snapshot.tick) is not None and abs(tick.t_ns - self._counted_ns) >= MINUTE_NS // 30:
+            self._last_minute, self._counted_ns = _last_minute(snapshot, tick), tick.t_ns
 
     def action_choose(self, by: int) -> None:
         """Show all readings of the next GPU, or of the one before."""
         tick = self._snapshot.tick if self._snapshot is not None else None
         self._chosen = moved_cursor(self._chosen, by, len(tick.devices) if tick is not None else 0)
+        self._lines_for = (0, 0)
         self.repaint()
-
-    def on_resize(self) -> None:
-        self._items = None
-
-    def rows_wanted(self, width: int, max_rows: int) -> int:
-        """Return the rows there is content for, at most `max_rows`, without the head."""
-        return min(max_rows, len(self.lines(width, 1 + max_rows)) - 1)
 
     def lines(self, width: int, height: int) -> list[Line]:
         snapshot = self._snapshot
         tick = snapshot.tick if snapshot is not None else None
         if snapshot is None or tick is None:
             return [[("monitor", "title"), ("   looking…", "muted")], [("looking at the machine…", "muted")]]
-        return [_head_line(tick, snapshot.machine_xids, width), *self._device_lines(snapshot, tick, width, height - 1)]
+        if self._lines_for[0] != width or not len(self._lines) <= height <= self._lines_for[1]:
+            head = _head_line(tick, snapshot.machine_xids, width)
+            self._lines = [head, *self._device_lines(snapshot, tick, width, height - 1)]
+            self._lines_for = (width, height)
+        return self._lines
 
     def _device_lines(self, snapshot: Snapshot, tick: Tick, width: int, height: int) -> list[Line]:
         before, seconds = _before(snapshot, tick)
@@ -74,10 +76,8 @@ class MonitorDevices(PaintedWidget):
         host = [host_head, *item_lines(rates, width)]
         if not tick.devices:
             return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
-        if self._items is None:
-            minute = _last_minute(snapshot, tick)
-            self._items = [gpu_items(snapshot, device, minute, width) for device in tick.devices]
-        items, chosen = self._items, min(self._chosen, len(tick.devices) - 1)
+        items = [gpu_items(snapshot, device, self._last_minute, width) for device in tick.devices]
+        chosen = min(self._chosen, len(tick.devices) - 1)
 
         def head(device: DeviceReading, *, is_chosen: bool = False) -> Line:
             return gpu_line(device, width, device.uuid in self._used_uuids, tick.missing, is_chosen=is_chosen)

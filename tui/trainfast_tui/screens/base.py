@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,11 +40,12 @@ FORMS = (
 """The forms of an export, each with its description."""
 
 
-@dataclass(eq=False)
 class PostedMessage(TextualMessage):
     """Brings a message of a thread into the event loop; of waiting snapshots only the newest is delivered."""
 
-    content: Message
+    def __init__(self, content: Message) -> None:
+        super().__init__()
+        self.content = content
 
     def can_replace(self, message: TextualMessage) -> bool:
         return all(
@@ -67,6 +67,7 @@ def bindings(scope: str) -> list[Binding]:
 class AppScreen(Screen[None]):
     """A screen of the app. `SCOPE` names its actions in `text.keys`, which give it its bindings."""
 
+    BLANK = True
     SCOPE: ClassVar[str]
     OPENS_COMPARISONS: ClassVar[bool] = False
     """True if the screen asks for comparisons, which open above it."""

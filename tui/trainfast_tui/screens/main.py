@@ -84,7 +84,6 @@ class MainScreen(AppScreen):
         self.show_next_run()
         if self.session.refusal is not None:
             self.show_refusal(self.session.refusal)
-        self.on_screen_resume()
 
     def on_resize(self, event: events.Resize) -> None:
         self._fit(event.size)
@@ -94,8 +93,8 @@ class MainScreen(AppScreen):
         self.set_class(size.width >= WIDE_SIDE_FROM, "-wide")
         self.set_class(size.width < LOW_STEP_PANEL_FROM, "-narrow")
 
-    def on_screen_resume(self) -> None:
-        # Another screen was on top: paint the newest snapshot now.
+    def on_screen_resume(self, event: events.ScreenResume) -> None:
+        event.refresh_styles = False  # they are new, or another screen was on top: only the snapshot is newer
         if self.session.snapshot is not None:
             self.show_snapshot(self.session.snapshot)
 

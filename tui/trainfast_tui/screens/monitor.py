@@ -91,7 +91,8 @@ class MonitorScreen(AppScreen):
         tick = self._snapshot.tick if self._snapshot is not None else None
         devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
         chart_rows_kept = next((rows for min_room, rows in ROWS_KEPT_FOR_CHARTS if room >= min_room), 0)
-        device_rows = devices.rows_wanted(self.size.width, max(1, room - MIN_ROWS_FOR_PROCESSES - chart_rows_kept))
+        most_rows = max(1, room - MIN_ROWS_FOR_PROCESSES - chart_rows_kept)
+        device_rows = min(most_rows, len(devices.lines(self.size.width, 1 + most_rows)) - 1)
         # Readings and processes come and go: moving all the rest would send the whole screen again.
         size_and_gpus = self.size, len(tick.devices) if tick is not None else 0
         reserved = self._reserved_rows.get(size_and_gpus, (0, 0))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import compress, count, repeat
-from operator import ne
+from itertools import compress, count, groupby, repeat
+from operator import itemgetter, ne
 from weakref import WeakKeyDictionary
 
 from rich.cells import cell_len
@@ -55,15 +55,17 @@ def cells_of(strip: Strip) -> list[Cell] | None:
     return cells
 
 
-def as_strip(cells: Iterable[Cell]) -> Strip:
-    """Return the cells in few pieces: a blank continues its neighbour's style where only its background shows."""
-    pieces: list[tuple[list[str], Style]] = []
-    for character, style in cells:
-        if pieces and (style == pieces[-1][1] or (character == " " and _blank_style(pieces[-1][1]) == style)):
-            pieces[-1][0].append(character)
+def segments_of(cells: Iterable[Cell]) -> list[Segment]:
+    """Return the cells in few segments: a blank continues its neighbour's style where only its background shows."""
+    segments: list[Segment] = []
+    for style, run in groupby(cells, key=itemgetter(1)):
+        text = "".join([character for character, _ in run])
+        last = segments[-1].style if segments else None
+        if last is not None and (style == last or (not text.strip(" ") and _blank_style(last) == style)):
+            segments[-1] = Segment(segments[-1].text + text, last)
         else:
-            pieces.append(([character], style))
-    return Strip([Segment("".join(characters), style) for characters, style in pieces])
+            segments.append(Segment(text, style))
+    return segments
 
 
 def changed_ranges(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[int, int]]:
@@ -106,23 +108,23 @@ class SentCells:
 
     def draw(self, pieces: Iterable[tuple[int, int, Strip]], console: Console) -> str:
         """Draw strips, each with its column and row, sending only the cells that differ from the terminal's."""
-        parts, self._clear = [self._clear], ""
+        parts, self._clear = [Segment(self._clear)], ""
         last_y = -1
         for x, y, strip in pieces:
             end = x + strip.cell_length
             row, cells = self._row(y, end), cells_of(strip)
             if cells is None:
                 row[x:end] = [None] * (end - x)
-                parts.append(f"\x1b[{y + 1};{x + 1}H{strip.render(console)}")
+                parts.append(Segment(f"\x1b[{y + 1};{x + 1}H{strip.render(console)}"))
                 last_y = -1
                 continue
             for first, last in changed_ranges(row[x:end], cells):
                 column = x + first + 1
-                parts.append(f"\x1b[{column}G" if y == last_y else f"\x1b[{y + 1};{column}H")
-                parts.append(as_strip(cells[first:last]).render(console))
+                parts.append(Segment(f"\x1b[{column}G" if y == last_y else f"\x1b[{y + 1};{column}H"))
+                parts += segments_of(cells[first:last])
                 last_y = y
             row[x:end] = cells
-        return "".join(parts)
+        return Strip(parts).render(console)
 
     def _row(self, y: int, width: int) -> Row:
         """Return row `y`, at least `width` cells wide."""

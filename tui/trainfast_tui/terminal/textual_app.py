@@ -25,6 +25,7 @@ from textual.events import Key
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.keys import KEY_NAME_REPLACEMENTS, _character_to_key
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.theme import BUILTIN_THEMES, Theme
 from textual.widget import Widget
 
@@ -64,19 +65,27 @@ class TerminalApp(App[int]):
     """
 
     CSS_PATH = STYLES
+    # From the start: a change of theme would parse the style sheet twice more before the first frame.
+    theme: Reactive[str] = Reactive(lambda: _first_theme())
 
     def __init__(self, *, ascii: bool = False, plain_output: bool = False) -> None:
         # Textual's constructor asks for the driver class.
         self.plain_output = plain_output
         super().__init__()
+        # Notices are on the status line: each screen would hold a widget for toasts and one for tooltips.
+        self._disable_notifications = self._disable_tooltips = not plain_output
+        self._registered_themes |= OWN_THEMES
         self.ascii = ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
         self.no_color = bool(os.environ.get("NO_COLOR"))  # Textual takes an empty one too, against no-color.org
         self._own_filters = [*([NoHueFilter()] if self.no_color else []), *([AsciiFilter()] if self.ascii else [])]
         self._waiting_keys: deque[Key] = deque()
         self._present_key: Key | None = None
         """The key that is being handled; later ones wait."""
-        register(self)
         cells.install(plain=plain_output)
+
+    def get_theme(self, theme_name: str) -> Theme | None:
+        """Return a theme; our own even before they are registered, for Textual's constructor."""
+        return OWN_THEMES.get(theme_name) or super().get_theme(theme_name)
 
     def get_driver_class(self) -> type[Driver]:
         """Return Textual's driver with our key parser."""
@@ -284,17 +293,14 @@ def _terminal(name: str, *, dark: bool) -> Theme:
     )
 
 
-def register(app: App[Any]) -> None:
-    """Register our themes and select the one that fits the terminal."""
-    app.register_theme(_terminal(TERMINAL_DARK, dark=True))
-    app.register_theme(_terminal(TERMINAL_LIGHT, dark=False))
-    app.theme = TERMINAL_LIGHT if is_light(os.environ.get("COLORFGBG", "")) else TERMINAL_DARK
+OWN_THEMES = {name: _terminal(name, dark=name == TERMINAL_DARK) for name in THEME_ORDER[:2]}
 
 
-def is_light(colorfgbg: str) -> bool:
-    """True if COLORFGBG (`foreground;background`) names a light background: 7 or 9 to 15."""
-    background = colorfgbg.rpartition(";")[2]
-    return background.isdecimal() and (int(background) == 7 or 9 <= int(background) <= 15)
+def _first_theme() -> str:
+    """Return our theme for a light background if COLORFGBG (`foreground;background`) names one: 7 or 9 to 15."""
+    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    is_light = background.isdecimal() and (int(background) == 7 or 9 <= int(background) <= 15)
+    return TERMINAL_LIGHT if is_light else TERMINAL_DARK
 
 
 def next_theme(app: App[Any]) -> str:

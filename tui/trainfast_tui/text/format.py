@@ -335,12 +335,12 @@ def packed(entries: Iterable[Line], width: int, *, indent: int = 0, gap: int = 2
     lines: list[Line] = []
     end = width
     for entry in entries:
-        begin = indent + math.ceil((end + gap - indent) / stop) * stop
-        if begin + line_length(entry) > width:
+        begin, length = indent + math.ceil((end + gap - indent) / stop) * stop, line_length(entry)
+        if begin + length > width:
             begin, end = indent, 0
             lines.append([])
         lines[-1] += [(" " * (begin - end), "text"), *entry]
-        end = begin + line_length(entry)
+        end = begin + length
     return lines
 
 
