@@ -34,13 +34,11 @@ RATE_TICKS = 5
 class MonitorDevices(PaintedWidget):
     """The throttled GPUs, then a row for each GPU with as many readings as fit; the chosen GPU shows all."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._snapshot: Snapshot | None = None
-        self._used_uuids: frozenset[str] = frozenset()
-        self._chosen = 0
-        self._items: list[list[Item]] | None = None
-        """The readings of each GPU in this snapshot, made once: lines are asked for twice a frame."""
+    _snapshot: Snapshot | None = None
+    _used_uuids: frozenset[str] = frozenset()
+    _chosen = 0
+    _items: list[list[Item]] | None = None
+    """The readings of each GPU in this snapshot, made once: lines are asked for twice a frame."""
 
     def set_snapshot(self, snapshot: Snapshot, used_uuids: frozenset[str]) -> None:
         """Take a snapshot without drawing it: `rows_wanted` comes first. `used_uuids` are a live run's GPUs."""
