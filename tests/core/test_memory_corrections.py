@@ -167,3 +167,23 @@ def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tra
     model = models_of(run)(spec)
     assert model.corrections.by_case
     assert model.corrections == corrections.read_device_corrections("cuda", "NVIDIA A100", home)
+
+
+def test_a_run_of_a_larger_step_leaves_the_prediction_of_the_measured_one(tmp_path):
+    """As when a search's run under a memory_limit comes after the run on the screen."""
+    spec, larger, between = (spec_with(batch_size=batch) for batch in (5000, 6000, 5500))
+    record_correction(tmp_path, a_run(spec), ended())
+    measured = known_of(tmp_path).predict(spec)
+    record_correction(tmp_path, a_run(larger, {"forward_backward": 9000, "optimizer": -300}), ended())
+    model = known_of(tmp_path)
+    assert model.predict(spec).phases == measured.phases
+    beyond = {
+        batch_spec.knobs["batch_size"]: model.predict(batch_spec).phases["forward_backward"]["total"]
+        - MODEL.predict(batch_spec).traced_bytes["forward_backward"]
+        for batch_spec in (spec, between, larger)
+    }
+    assert beyond == {5000: 7000, 5500: 8000, 6000: 9000}
+    small = spec_with(batch_size=50)
+    record_correction(tmp_path, a_run(small, {"forward_backward": 400, "optimizer": 0}), ended())
+    added = known_of(tmp_path).predict(small).phases["forward_backward"]["total"]
+    assert added - MODEL.predict(small).traced_bytes["forward_backward"] == 400, "the newest of the smaller steps"

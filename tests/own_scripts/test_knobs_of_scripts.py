@@ -4,6 +4,7 @@ import pytest
 
 from own_scripts.conftest import run_script, samples_of_steps, script, written
 from trainfast_runner.errors import UserError
+from trainfast_runner.running.script_plan import plan_script
 from trainfast_runner.settings import script_preset
 
 MAPPING = """
@@ -33,6 +34,16 @@ def test_flags_defaults_an_overridden_rate_and_the_steps_asked_for(cli, mapping)
     assert samples_of_steps(cli, result) == {16}
     assert result["script"]["overridden"] == [{"knob": "lr", "asked": 0.5, "ran": 0.001, "by": "torch"}]
     assert "lr: asked for 0.5, ran 0.001" in cli("runs", "show", "last").out
+
+
+def test_only_values_beyond_those_of_the_preset_are_overrides(mapping):
+    preset = script_preset.load(mapping)
+
+    def overrides(*settings):
+        return plan_script(script("plain_torch.py")[1:], settings, preset=preset).spec.overrides
+
+    assert overrides() == overrides("batch_size=8", "timing_warmup=3") == ()
+    assert overrides("batch_size=16", "steps=9") == ("batch_size", "steps")
 
 
 def test_knobs_that_the_script_may_not_take_are_named_before_the_start(cli, tmp_path):

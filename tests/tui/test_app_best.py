@@ -91,6 +91,7 @@ async def test_a_search_that_got_nowhere_says_why_and_has_no_check_mark(home: Ho
         text = " ".join((await pilot.opened(search)).split())
         assert "? machine busy: 3 of 4 settings void; t adds time; best so far" in text
         assert "✓" not in text
+        assert "t time" in text.splitlines()[-1] if size == FULL else "t time" in text, "the footer has the key"
     table = [line_text(line) for line in best_page(seen(search), START_NS, size[0]).table]
     for row, reason in itertools.pairwise(table):
         assert OTHERS.text in reason or not row.startswith("~"), "each void trial has its reason"

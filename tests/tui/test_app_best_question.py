@@ -216,6 +216,26 @@ async def test_a_search_of_another_preset_stays_on_the_screen_when_it_ends(
         assert "Enter starts the search" in await pilot.opened(search), "the next run is of another preset"
 
 
+@pytest.mark.parametrize(("preset", "asked"), [("gpt2", "best fit: gpt2 "), ("no-such-preset", "no-such-preset")])
+async def test_a_question_after_an_answer_is_about_the_preset_on_the_screen(
+    home: Home, planned: None, conducted: Conducted, preset: str, asked: str
+) -> None:
+    search = conducted([a_question(preset=preset), *best_going_on()[1:]])
+    async with running(home) as (_, pilot):
+        await pilot.opened(search)
+        write_lines(search / "journal.jsonl", [a_question(preset=preset), *best_answered()[1:]])
+        await pilot.show_search(search)
+        text = await pilot.press("t", *"90", "enter")
+        assert asked in text
+        assert ("1 min 30 s" in text) == (preset == "gpt2"), "a preset that is gone is named, and nothing is asked"
+
+
+async def test_the_dialog_of_the_budget_names_the_unit_of_a_number_alone(home: Home, planned: None) -> None:
+    async with running(home, size=SMALL) as (_, pilot):
+        await pilot.opened(None)
+        assert "a number alone is seconds" in " ".join((await pilot.press("t")).split())
+
+
 async def test_a_refused_plan_and_start_say_why(home: Home, monkeypatch: pytest.MonkeyPatch, starts: Starts) -> None:
     def refuse(*arguments: Any) -> BestPlanned:
         raise UserError("the device is in use", key="devices")

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from recorded import a_run
+from recorded import a_run, a_search, answered
 from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, has, lacks, running, screen_text, the_machine
 from textual.events import Key, MouseScrollDown
 from textual.widget import Widget
@@ -15,6 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_tui.panels.dialogs import TextDialog, YesDialog
 from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.panels.knob_panel import KnobPanel
+from trainfast_tui.panels.table_view import TableView
 from trainfast_tui.screens.help import HelpScreen
 from trainfast_tui.screens.monitor import ProcessTable
 from trainfast_tui.screens.runs import RunsScreen, RunsTable
@@ -108,8 +109,43 @@ async def test_a_click_answers_a_question(home: Home, hold) -> None:
     async with running(home, a_snapshot(a_live_run(home, hold))) as (app, pilot):
         await pilot.press("r")
         assert isinstance(app.screen, YesDialog)
-        await pilot.click(".no")
+        await pilot.click(".n")
         assert app.screen is app.main
+        await pilot.press("r")
+        await pilot.click(offset=(2, 2))
+        assert app.screen is app.main, "a click beside the question leaves it"
+
+
+async def test_a_click_accepts_or_leaves_a_dialog(home: Home) -> None:
+    async with running(home, the_machine()) as (app, pilot):
+        await pilot.press("enter", *"16")
+        await pilot.click(".enter")
+        assert app.screen is app.main
+        assert app.session.next_run.text_of("batch_size") == "16"
+        await pilot.press("enter", *"32")
+        await pilot.click(".escape")
+        await pilot.press("enter", *"64")
+        await pilot.click(offset=(2, 2))
+        assert app.session.next_run.text_of("batch_size") == "16"
+        await pilot.press("p", *"bert-base")
+        await pilot.click(".enter")
+        assert app.session.next_run.spec.name == "bert-base"
+        await pilot.press("p", *"gpt2")
+        await pilot.click(".escape")
+        assert app.screen is app.main
+        assert app.session.next_run.spec.name == "bert-base"
+
+
+async def test_a_click_chooses_an_answer_and_another_one_takes_it(home: Home) -> None:
+    async with running(home) as (app, pilot):
+        await pilot.opened(a_search(home, answered()))
+        view = app.screen.query_one(TableView)
+        place = row_of(app, view, "largest     batch_size=42")
+        await pilot.click(view, offset=place)
+        has(app.text, "▸ largest     batch_size=42")
+        await pilot.click(view, offset=place)
+        assert app.screen is app.main
+        assert app.knobs["batch_size"] == 42
 
 
 async def test_every_list_is_narrowed_by_a_slash(home: Home) -> None:
@@ -117,7 +153,7 @@ async def test_every_list_is_narrowed_by_a_slash(home: Home) -> None:
         text = await pilot.press("slash", *"grad_clip")
         panel = app.screen.query_one(KnobPanel)
         assert panel.listed == ("grad_clip",)
-        has(text, "/grad_clip", "1 knobs")
+        has(text, "/grad_clip", "1 knob ")
         await pilot.press("enter")
         assert panel.listed == ("grad_clip",), "Enter keeps the filter"
         text = await pilot.press("escape")

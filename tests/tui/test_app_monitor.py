@@ -33,6 +33,13 @@ async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_shown(home:
         assert "No run yet" in await pilot.press("m")
 
 
+async def test_the_next_reading_is_charted_on_a_small_screen_beside_the_notice_of_its_key(home: Home) -> None:
+    async with running(home, size=(80, 24)) as (_, pilot):
+        await pilot.monitor(the_machine(0))
+        text = await pilot.press("n")
+        has(text, "first reading: memory", "B ┤")
+
+
 async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> None:
     ticks = [a_full_tick(second, 2) for second in range(80)]
     for second in range(60, 80):

@@ -119,6 +119,7 @@ async def test_b_asks_first_and_escape_starts_nothing(home: Home, starts: Starts
         has(text, "Enter starts the search; Esc goes back.", "batch_size=16")
         words = " ".join(text.split())
         assert re.search(r"the search uses up to [\d.]+ [GM]iB of this machine's memory, set as a real limit", words)
+        assert re.search(r"a real limit: 90 % of the [\d.]+ [GM]iB free;", words), "the margin is named"
         assert text.splitlines()[-1].startswith("Enter start  Esc back"), "there is nothing to pause yet"
         await pilot.press("escape")
         assert app.screen is app.main

@@ -170,6 +170,26 @@ def test_a_path_longer_than_the_line_is_broken_behind_its_slashes() -> None:
     assert wrap("either/or is short", 10) == ["either/or", "is short"]
 
 
+def test_a_text_that_is_too_long_for_the_last_column_goes_on_below() -> None:
+    rows = [("peak allocated", "118 MiB", "no significant difference"), ("step", "190 ms", "worse")]
+    lines = fmt.toned_table(("FIGURE", "A", ""), rows, ["text", "error"], 40)
+    assert [fmt.line_text(line) for line in lines] == [
+        "FIGURE          A",
+        "peak allocated  118 MiB  no significant",
+        "                         difference",
+        "step            190 ms   worse",
+    ]
+    assert [line[0][1] for line in lines] == ["muted", "text", "text", "error"]
+
+
+def test_a_long_page_counts_its_hidden_lines() -> None:
+    page: list[fmt.Line] = [[(f"line {number}", "text")] for number in range(9)]
+    assert fmt.scrolled_page(page, 5, 9) == (0, page), "all of it fits"
+    top, lines = fmt.scrolled_page(page, 99, 5)
+    assert top == 5
+    assert [fmt.line_text(line) for line in lines[-2:]] == ["line 8", "more lines: 5 above  PgUp PgDn"]
+
+
 def test_overrides_and_cut_lines_count_cells_and_not_letters() -> None:
     overrides = {"data.path": "/数据/語料庫", "batch_size": 8}
     for cells in range(6, 40):

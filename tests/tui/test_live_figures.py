@@ -52,11 +52,11 @@ def live(home: Home, hold: Lock) -> Callable[[int, int], RunSnapshot]:
     return write
 
 
-def shown(snapshot: RunSnapshot) -> str:
+def shown(snapshot: RunSnapshot, width: int = 120) -> str:
     """The screen's lines about the run."""
     panel = StepPanel()
     panel._run = snapshot
-    return "\n".join("".join(text for text, _ in line) for line in panel.lines(120, 5))
+    return "\n".join("".join(text for text, _ in line) for line in panel.lines(width, 5))
 
 
 @pytest.mark.parametrize("behind", [0, 1, 2])
@@ -78,6 +78,13 @@ def test_while_it_warms_up_there_is_no_rate(live: Callable[[int, int], RunSnapsh
     assert "warming up" in line
     assert "samples/s" not in line
     assert "warming up" in shown(snapshot)
+
+
+def test_figures_of_a_warm_up_that_was_stopped_are_marked(live: Callable[[int, int], RunSnapshot]) -> None:
+    ended = replace(live(3, 3), state="stopped")
+    assert "of the warm-up: no step was measured" in shown(ended)
+    assert "8.00 samples/s" in shown(ended, 47)
+    assert "of warm-up" in shown(ended, 47)
 
 
 @pytest.mark.parametrize("logged_each", [1, 10])

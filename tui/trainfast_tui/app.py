@@ -124,16 +124,13 @@ class TrainfastApp(TerminalApp):
         """Repaint what the session has changed."""
         if changes.next_run:
             self.main.show_next_run(changes.knob)
-        for screen in self._concerned_screens():
+        # A message of a thread may concern the main screen or the visible one.
+        for screen in dict.fromkeys((self.main, self.visible_screen)):
             if changes.refusal is not None:
                 screen.show_refusal(changes.refusal)
             for notice in changes.notices:
                 if notice.except_on != self.visible_screen.SCOPE:
                     screen.show_notified(notice)
-
-    def _concerned_screens(self) -> list[AppScreen]:
-        """Return the main screen and the visible screen: a message of a thread may concern either."""
-        return list(dict.fromkeys((self.main, self.visible_screen)))
 
     def _screen_of(self, kind: SearchKind) -> AppScreen:
         """Return the screen of this kind of search, which the help may cover; the main screen if it was left."""

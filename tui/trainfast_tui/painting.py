@@ -121,8 +121,8 @@ class ListWidget(PaintedWidget):
 
     @property
     def page_rows(self) -> int:
-        """The rows of a page."""
-        return max(1, self.size.height - 2)
+        """The rows of a page: all but one for its title or the number of hidden lines."""
+        return max(1, self.size.height - 1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()

@@ -189,7 +189,7 @@ def _variables(run: RunFile, framework: str) -> dict[str, str]:
     """Environment variables by which the run chose its devices and the framework took knobs."""
     prefix = VARIABLE_PREFIXES.get(framework)
     variables = {name: value for name, value in run.env.items() if prefix and name.startswith(prefix)}
-    if "devices" in run.overrides and "CUDA_VISIBLE_DEVICES" in run.env:
+    if "devices" in run.knobs and "CUDA_VISIBLE_DEVICES" in run.env:
         variables |= gpu_variables(run)
     return variables
 
@@ -261,7 +261,9 @@ SCRIPT_FORMS: dict[str, Callable[[RunFile, ScriptAsked, ScriptLine], ExportText]
 
 def _asked_knobs(run: RunFile) -> list[str]:
     """The knobs that the run was asked for; the memory limit is a trial's alone."""
-    return [name for name in run.overrides if name in run.knobs and name != "memory_limit"]
+    knobs, warmup = run.knobs, KNOBS_BY_NAME["timing_warmup"]
+    unasked = {"memory_limit": knobs.get("memory_limit"), warmup.name: warmup.default}
+    return [name for name, value in knobs.items() if name not in unasked or value != unasked[name]]
 
 
 def _without_flag(run: RunFile, asked: ScriptAsked) -> KnobValues:

@@ -1,8 +1,8 @@
 """Corrections of predictions by this machine's own runs: kernel workspaces, fragmentation, the CUDA context.
 
 A finished run leaves, for its trace, strategy and number of ranks, the difference at each phase's peak, which later
-predictions of the same case add. The run with the largest step stands: the prediction of the same settings stays
-the same from run to run. Kept in the home, by the device's name.
+predictions of the same case add. The run with the largest step stands, and the newest with a smaller one: the
+prediction of the same settings stays the same from run to run. Kept in the home, by the device's name.
 """
 
 from __future__ import annotations
@@ -37,14 +37,28 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes by phase; negative if the run took less."""
     step_bytes: int | None = None
     """The traced peak of forward and backward, with which the correction grows."""
+    smaller: Correction | None = None
+    """The correction by the newest run of a smaller step; None without one."""
 
-    def share(self, knobs: Mapping[str, Any], step_bytes: float) -> float:
-        """The share that applies to a step of this size: less for a smaller one, 1 at most.
+    def beyond(self, phase: str, knobs: Mapping[str, Any], step_bytes: float) -> float:
+        """The bytes beyond this phase of a step of this size: a share for a smaller one, between two runs on a line.
 
-        1 too for a run that keeps untraced memory, whatever the size of the step.
+        All of them too for a run that keeps untraced memory, whatever the size of the step.
         """
+        own_bytes, smaller, own_step_bytes = self.beyond_bytes.get(phase, 0), self.smaller, self.step_bytes or 0
+        if smaller is not None and step_bytes < own_step_bytes:
+            smaller_bytes, from_bytes = smaller.beyond(phase, knobs, step_bytes), smaller.step_bytes or 0
+            part = max(0.0, (step_bytes - from_bytes) / (own_step_bytes - from_bytes))
+            return smaller_bytes + part * (own_bytes - smaller_bytes)
         keeps_untraced = any(knobs.get(name) in values for name, values, _ in NOT_TRACED)
-        return 1.0 if keeps_untraced or not self.step_bytes else min(1.0, step_bytes / self.step_bytes)
+        return own_bytes if keeps_untraced or not own_step_bytes else own_bytes * min(1.0, step_bytes / own_step_bytes)
+
+    def joined(self, known: Correction | None) -> Correction:
+        """This newer correction and the known one, the larger step first; a known one of the same step stands."""
+        if known is None or self.step_bytes == known.step_bytes:
+            return known or self
+        smaller, larger = sorted((self, known), key=lambda one: one.step_bytes or 0)
+        return msgspec.structs.replace(larger, smaller=msgspec.structs.replace(smaller, smaller=None))
 
 
 class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +107,7 @@ MAX_BEYOND_BYTES = 512 << 20
 
 
 def record_correction(home: Path, records: RunRecords, result: Result) -> None:
-    """Keep the bytes a finished run took beyond its trace, unless a run with a larger step of the same case is known.
+    """Keep the bytes a finished run took beyond its trace, unless a run with the same step of the same case is known.
 
     Does nothing for a run without prediction or measurement. Raises OSError when the home cannot be written, or its
     lock is not free in time.
@@ -112,9 +126,8 @@ def record_correction(home: Path, records: RunRecords, result: Result) -> None:
         devices = read_corrections(home)
         known = devices.get(name, DeviceCorrections())
         by_case = dict(known.by_case)
-        if key not in by_case or (step_bytes or 0) > (by_case[key].step_bytes or 0):
-            by_case.pop(key, None)
-            by_case[key] = Correction(run_id=run.run_id, beyond_bytes=beyond_bytes, step_bytes=step_bytes)
+        newest = Correction(run_id=run.run_id, beyond_bytes=beyond_bytes, step_bytes=step_bytes)
+        by_case[key] = newest.joined(by_case.pop(key, None))
         devices[name] = DeviceCorrections(
             device=run.device,
             context_bytes=_context_bytes(records, result) or known.context_bytes,

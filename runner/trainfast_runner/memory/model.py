@@ -127,10 +127,9 @@ class MemoryModel(WholeModel, frozen=True, kw_only=True, dict=True):
         correction = self.correction_for(spec, ranks)
         if correction is None:
             return peaks
-        share = correction.share(spec.knobs, sum(peaks["forward_backward"]))
-        corrected_peaks = {}
+        step_bytes, corrected_peaks = sum(peaks["forward_backward"]), {}
         for phase, peak in peaks.items():
-            beyond_bytes = share * correction.beyond_bytes.get(phase, 0)
+            beyond_bytes = correction.beyond(phase, spec.knobs, step_bytes)
             to_temporary = max(-peak.temporary, beyond_bytes)
             to_activations = max(-peak.activations, beyond_bytes - to_temporary)
             corrected_peaks[phase] = peak._replace(

@@ -61,7 +61,7 @@ def _overridden(run: RunFile, line: ScriptLine | None) -> list[Overridden]:
     return [
         Overridden(knob=name, asked=value, ran=ran.get(name), by=framework or "the script")
         for name, value in run.knobs.items()
-        if name in run.overrides and name not in LAUNCH_KNOBS and ran.get(name) != value
+        if name not in LAUNCH_KNOBS and ran.get(name) != value
         # A flag of the script's own is believed where nothing shows its value.
         if name in ran or name not in flagged_knobs
     ]

@@ -29,7 +29,7 @@ def plan_spec(spec: RunSpec, python: str | None = None) -> RunPlan:
     """Check a spec against this machine, of a preset's model or of a user's own script. Raises UserError."""
     if spec.script is None:
         return plan_run(spec, python)
-    return plan_script((), settings_of(spec.knobs, spec.overrides), preset=spec.script, python=python)
+    return plan_script((), settings_of(spec.knobs, spec.knobs), preset=spec.script, python=python)
 
 
 def plan_script(
@@ -83,9 +83,8 @@ def plan_script(
         unconfirmed=[] if preset.framework == "HF Trainer" else list(without_flag),
         trial=trial,
     )
-    # A timing_warmup at its default is no override.
-    is_default = knobs["timing_warmup"] == knob("timing_warmup").default
-    overrides = tuple(name for name in knobs if name != "timing_warmup" or not is_default)
+    preset_knobs = {"timing_warmup": knob("timing_warmup").default, **preset.knobs}
+    overrides = tuple(name for name, value in knobs.items() if value != preset_knobs.get(name))
     name = command.name if typed else preset.name
     spec = RunSpec(name, None, command.title, model={}, data={}, knobs=knobs, overrides=overrides)
     env = {**_script_variables(knobs, gpus), **framework_environment(without_flag)}

@@ -168,11 +168,9 @@ TONES_BY_IMPORTANCE = ("error", "warning", "success", "accent", "primary", "mute
 class EventLine(PaintedWidget):
     """Two rows: signs on the axis, and the words of the newest or chosen event; in one row only the words."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._events: Sequence[DescribedEvent] = ()
-        self._axis: TimeAxis | None = None
-        self._chosen: DescribedEvent | None = None
+    _events: Sequence[DescribedEvent] = ()
+    _axis: TimeAxis | None = None
+    _chosen: DescribedEvent | None = None
 
     def show_events(self, events: Sequence[DescribedEvent], axis: TimeAxis) -> None:
         """Show these events; those before the axis have no sign but can be chosen."""

@@ -229,9 +229,8 @@ class YRange:
     picture keeps its scale while values move.
     """
 
-    def __init__(self) -> None:
-        self._range: tuple[float, float] | None = None
-        self._roomy_since_ns: int | None = None
+    _range: tuple[float, float] | None = None
+    _roomy_since_ns: int | None = None
 
     def fit(
         self,

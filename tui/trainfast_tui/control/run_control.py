@@ -120,10 +120,9 @@ def _stop(directory: Path, *, at_once: bool = False) -> messages.Notified:
 class PendingStart:
     """A start of a run or a search: begun, then started or refused, then seen."""
 
-    def __init__(self) -> None:
-        self._is_begun = False
-        self._unseen_directory: Path | None = None
-        """The run or search that was started and that the reader does not show yet."""
+    _is_begun = False
+    _unseen_directory: Path | None = None
+    """The run or search that was started and that the reader does not show yet."""
 
     @property
     def is_pending(self) -> bool:

@@ -89,6 +89,7 @@ class SearchControl:
 
         A search that was to be stopped as soon as it started is stopped.
         """
+        from trainfast_tui.text.best_words import ADDS_TIME
         from trainfast_tui.text.search_states import state_words
 
         before, self._snapshot = self._snapshot, search
@@ -106,7 +107,7 @@ class SearchControl:
                 return [messages.Notified(f"A {self.kind.label} search is live; {self.kind.key} shows it.")]
         elif search.directory == self._unended_directory and search != self._seen_before_start:
             self._unended_directory = None
-            words = f"The search has ended: {state_words(search)}. {self.kind.key} shows it."
+            words = f"The search has ended: {state_words(search).replace(ADDS_TIME, '')}. {self.kind.key} shows it."
             return [messages.Notified(words, except_on=self.kind)]
         return []
 

@@ -63,7 +63,8 @@ def _figures_of_steps(run: RunSnapshot) -> Figures:
     rate_indexes = [index for index in recent_indexes if rated_steps[index] in steps]
     rated = [steps[rated_steps[index]] for index in rate_indexes]
     times_ms = [step.step_ms for step in rated]
-    words = "warming up" if warming_up else _basis_words(len(latest_steps), "the last ")
+    warmup_words = "warming up" if run.is_live else "of the warm-up: no step was measured"
+    words = warmup_words if warming_up else _basis_words(len(latest_steps), "the last ")
     return Figures(
         _rate([run.rates.samples_per_s[index] for index in rate_indexes], [step.samples for step in rated], times_ms),
         _rate([run.rates.tokens_per_s[index] for index in rate_indexes], [step.tokens for step in rated], times_ms),

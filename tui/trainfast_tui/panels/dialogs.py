@@ -9,7 +9,8 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
+from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -17,8 +18,20 @@ from textual.widgets.option_list import Option
 from trainfast_runner.errors import UserError
 from trainfast_tui.panels.header_footer import FilterLine
 from trainfast_tui.text.format import has_all_words, plain
+from trainfast_tui.text.keys import shown_key
 
 AnswerT = TypeVar("AnswerT")
+
+
+class KeyHint(Static):
+    """A key and what it does; a click on it is the key."""
+
+    def __init__(self, key: str, words: str) -> None:
+        super().__init__(Text(f"{shown_key(key)} {plain(words)}"), classes=f"hint {key}", markup=False)
+        self._key = key
+
+    def on_click(self) -> None:
+        self.app.post_message(Key(self._key, None))
 
 
 class Dialog(ModalScreen[AnswerT]):
@@ -29,23 +42,28 @@ class Dialog(ModalScreen[AnswerT]):
         Binding("ctrl+l", "app.repaint", "repaint", show=False),  # no key of the app reaches a dialog otherwise
     ]
 
+    keys: Sequence[tuple[str, str]] = (("enter", "accepts"), ("escape", "leaves"))
+    """The keys in the last line, each with its effect."""
+
     def __init__(self, title: str) -> None:
         super().__init__()
         self._title = title
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield self.text(self._title)
+            yield Static(Text(plain(self._title)))
             yield from self.body()
+            with Horizontal(classes="keys"):
+                yield from (KeyHint(key, words) for key, words in self.keys)
 
     def body(self) -> ComposeResult:
-        """Yield the widgets below the title."""
-        raise NotImplementedError
+        """Yield the widgets between the title and the keys."""
+        yield from ()
 
-    def text(self, content: str, classes: str = "") -> Static:
-        """Return a widget with this text, whose markup is not interpreted."""
-        plain_text = "\n".join(plain(line) for line in content.split("\n"))
-        return Static(Text(plain_text), classes=classes, markup=False)
+    def on_click(self, event: events.Click) -> None:
+        """Leave by a click beside the dialog."""
+        if event.widget is self:
+            self.action_leave()
 
     def action_leave(self) -> None:
         """Close without an answer."""
@@ -62,16 +80,7 @@ class YesDialog(Dialog[bool]):
 
     def __init__(self, question: str, yes: str) -> None:
         super().__init__(question)
-        self._yes = yes
-
-    def body(self) -> ComposeResult:
-        yield self.text(f"y  {self._yes}", "hint yes")
-        yield self.text("n  leave it", "hint no")
-
-    def on_click(self, event: events.Click) -> None:
-        """Take a click on an answer as its key."""
-        if event.widget is not None and event.widget.has_class("hint"):
-            self.dismiss(True if event.widget.has_class("yes") else None)
+        self.keys = ("y", f" {yes}"), ("n", " leave it")
 
     def action_yes(self) -> None:
         """Answer yes."""
@@ -89,8 +98,8 @@ class TextDialog(Dialog[str]):
 
     def body(self) -> ComposeResult:
         yield Input(self._value, select_on_focus=True)
-        yield self.text(f"{self._hint}\nEnter accepts, Esc leaves", "hint")
-        yield self.text("", "wrong")
+        yield Static(Text(plain(self._hint)), classes="hint")
+        yield Static(classes="wrong")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -114,6 +123,8 @@ class ChoiceList(OptionList):
 class ChoiceDialog(Dialog[str]):
     """A list of (value, label) pairs, narrowed down by typed words. Its answer is a value."""
 
+    keys = ("enter", "chooses"), ("escape", "leaves")
+
     def __init__(self, title: str, choices: Sequence[tuple[str, str]], current: str | None) -> None:
         super().__init__(title)
         self._choices = choices
@@ -122,7 +133,7 @@ class ChoiceDialog(Dialog[str]):
 
     def body(self) -> ComposeResult:
         yield ChoiceList(markup=False)
-        yield FilterLine(self.narrow, is_open=True, keys="Enter chooses, Esc leaves")
+        yield FilterLine(self.narrow, is_open=True)
 
     def on_mount(self) -> None:
         self.narrow("")

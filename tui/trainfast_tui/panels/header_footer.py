@@ -27,10 +27,8 @@ TITLE_FROM = 120
 class Header(PaintedWidget):
     """The run on the screen and its state."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._run: RunSnapshot | None = None
-        self._has_read_home = False
+    _run: RunSnapshot | None = None
+    _has_read_home = False
 
     def show_run(self, run: RunSnapshot | None, has_read_home: bool) -> None:
         """Show a run; `has_read_home` is True once runs have been listed, so that their absence is known."""
@@ -54,10 +52,8 @@ class Header(PaintedWidget):
 class StatusLine(PaintedWidget):
     """The last notice in as many lines as it needs, or the countdown of a stop."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._notice: Piece = ("", "muted")
-        self._countdown = ""
+    _notice: Piece = ("", "muted")
+    _countdown = ""
 
     @property
     def text(self) -> str:
@@ -103,10 +99,10 @@ class StatusLine(PaintedWidget):
 class FilterLine(PaintedWidget):
     """Words typed after `/`, which narrow a list with every key; `on_words` gets them."""
 
-    def __init__(self, on_words: Callable[[str], object], *, is_open: bool = False, keys: str = "") -> None:
-        """`keys` are the keys to name while the line is open; those of a screen without any."""
+    def __init__(self, on_words: Callable[[str], object], *, is_open: bool = False) -> None:
+        """A line that `is_open` from the beginning names no keys: it stays open."""
         super().__init__(classes="-shown" if is_open else None)
-        self._keys = keys or "Enter keeps it, Esc shows all"
+        self._keys = "" if is_open else "Enter keeps it, Esc shows all"
         self._on_words = on_words
         self._is_open = is_open
         self.words = ""

@@ -34,16 +34,17 @@ RATE_TICKS = 5
 class MonitorDevices(PaintedWidget):
     """The throttled GPUs, then a row for each GPU with as many readings as fit; the chosen GPU shows all."""
 
+    _snapshot: Snapshot | None = None
+    _used_uuids: frozenset[str] = frozenset()
+    _chosen = 0
+    _lines_for = (0, 0)
+    """Columns and most rows that the lines were made for, once: they are asked for twice a frame."""
+    _counted_ns = 0
+
     def __init__(self) -> None:
         super().__init__()
-        self._snapshot: Snapshot | None = None
-        self._used_uuids: frozenset[str] = frozenset()
-        self._chosen = 0
         self._lines: list[Line] = []
-        self._lines_for = (0, 0)
-        """Columns and most rows that the lines were made for, once: they are asked for twice a frame."""
         self._last_minute: dict[str | None, DeviceConditions] = {}
-        self._counted_ns = 0
 
     def set_snapshot(self, snapshot: Snapshot, used_uuids: frozenset[str]) -> None:
         """Take a snapshot without drawing it: the screen divides its rows first. `used_uuids` are a live run's GPUs."""

@@ -66,18 +66,16 @@ class SortedTable(ListWidget, Generic[RowT]):
     WIDE_FROM: ClassVar[int]
     """The width from which the columns are wide."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.reverse = False
-        self._order = ""
-        self._words = ""
-        """The words that the listed rows contain."""
-        self.all_rows: Sequence[RowT] = ()
-        """The rows that a filter narrows."""
-        self.listed: list[RowT] = []
-        """The rows that the filter leaves, in their order."""
-        self._cursor = 0
-        self._top = 0
+    reverse = False
+    _order = ""
+    _words = ""
+    """The words that the listed rows contain."""
+    all_rows: Sequence[RowT] = ()
+    """The rows that a filter narrows."""
+    listed: Sequence[RowT] = ()
+    """The rows that the filter leaves, in their order."""
+    _cursor = 0
+    _top = 0
 
     def identity(self, row: RowT) -> object:
         """Return the value by which a row is known when it comes again."""

@@ -80,9 +80,11 @@ def _progress_line(run: RunSnapshot, width: int) -> Line:
 def _speed_line(figures: Figures, width: int, *, is_doubtful: bool) -> Line:
     long_words = width >= LONG_STEP_WORDS_FROM
     rate = f"{DOUBT_SIGN} " * is_doubtful + fmt.per_second(figures.samples_per_s, "samples")
+    tone: Tone = "warning" if is_doubtful else "muted" if figures.warming_up else "title"
+    tokens = fmt.per_second(figures.tokens_per_s, "tokens")
     entries: list[Line] = [
-        [(rate, "warning" if is_doubtful else "title")],
-        [(fmt.per_second(figures.tokens_per_s, "tokens"), "text")],
+        [(rate, tone)],
+        [("of warm-up" if figures.warming_up and not long_words else tokens, "text")],
         [(f"{fmt.milliseconds(figures.step_ms)}{' a step' if long_words else ''}", "text")],
         [(figures.basis if long_words else "", "muted")],
     ]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rich.cells import cell_len
+from textual import events
+from textual.events import Key
 
 from trainfast_tui.painting import ListWidget
 from trainfast_tui.text.format import (
@@ -19,6 +21,7 @@ from trainfast_tui.text.format import (
     hidden_words,
     labelled,
     moved_cursor,
+    scrolled_page,
     to_width,
 )
 
@@ -74,6 +77,21 @@ class TableView(ListWidget):
         else:
             self._scroll(by)
 
+    def on_click(self, event: events.Click) -> None:
+        """Move the cursor to the clicked choice; a click on the choice under the cursor is Enter."""
+        before = self.cursor
+        choices = {self._row_of(choice): choice for choice in range(self._choices)}
+        self.cursor = choices.get(event.y, before)
+        if choices.get(event.y) == before:
+            self.app.post_message(Key("enter", None))
+        self.repaint()
+
+    def _row_of(self, choice: int) -> int:
+        """Put the cursor on this choice, and return its line; -1 if it is out of sight."""
+        self.cursor = choice
+        tones = [[tone for _, tone in line] for line in self.lines(*self.size)]
+        return next((y for y, tones_of_line in enumerate(tones) if "cursor" in tones_of_line), -1)
+
     def action_page(self, by: int) -> None:
         # A page is one of the table, also where the arrows move a cursor.
         self._scroll(by * self._visible_rows)
@@ -90,21 +108,15 @@ class TableView(ListWidget):
         foot: list[Line] = [[], *page.foot] if page.foot else []
         room = height - len(page.head) - len(foot)
         if room < (LEAST_TABLE_LINES if page.table else 0):
-            return self._scrolled_page([*page.head, [], *page.table, *foot], height)
+            self._visible_rows = max(1, height - 1)
+            self._top, lines = scrolled_page([*page.head, [], *page.table, *foot], self._top, height)
+            return lines
         self._top = 0
         beside_table = room - 2 - len(page.table)
         chart_lines = max(beside_table, min(WANTED_CHART_LINES, room - 2 - KEPT_TABLE_LINES))
         chart = page.chart(width, min(MAX_CHART_LINES, chart_lines)) if page.chart is not None else []
-        if chart:
-            chart = [[], *chart]
+        chart = [[], *chart] if chart else []
         return [*page.head, *chart, *self._scrolled_table(page.table, room - len(chart)), *foot]
-
-    def _scrolled_page(self, page: list[Line], height: int) -> list[Line]:
-        """Return the visible lines; the last one counts the hidden lines and names the keys."""
-        room = self._visible_rows = max(1, height - 1)
-        top = self._top = clamp_scroll(self._top, len(page), room)
-        words = f"more lines: {hidden_words(top, len(page) - top - room)}  PgUp PgDn"
-        return [*page[top : top + room], [(words, "key")]]
 
     def _scrolled_table(self, table: Sequence[Line], room: int) -> list[Line]:
         """Return a line that counts the hidden rows, the heading, and the rows in sight."""

@@ -46,20 +46,18 @@ class TooSmall(ShownRunWidget):
 
     def lines(self, width: int, height: int) -> list[Line]:
         size = self.screen.size
-        lines: list[Line] = [
-            [(f"Needs {MIN_WIDTH}x{MIN_HEIGHT}; this terminal is {size.width}x{size.height}.", "warning")]
-        ]
+        needs: Line = [(f"Needs {MIN_WIDTH}x{MIN_HEIGHT}; this terminal is {size.width}x{size.height}.", "warning")]
         run = self._run
         if run is None:
-            return [*lines, [(f"No run. {RUN_KEY} starts one, {key_of('main', 'back')} leaves.", "text")]]
+            return [needs, [(f"No run. {RUN_KEY} starts one, {key_of('main', 'back')} leaves.", "text")]]
         figures = run_figures(run)
-        synthetic = f"  {SYNTHETIC_MARK}" if run.synthetic else ""
+        warmup, synthetic = " of warm-up" * figures.warming_up, f"  {SYNTHETIC_MARK}" if run.synthetic else ""
         sign, tone = followed_run_sign(run)
         return [
-            *lines,
+            needs,
             [(f"{sign} {state_text(run.state)}", tone), (f"  {run_label(run)}", "muted")],
             [(step_words(run), "title")],
-            [(fmt.per_second(figures.samples_per_s, "samples"), "title"), (synthetic, "warning")],
+            [(fmt.per_second(figures.samples_per_s, "samples"), "title"), (warmup + synthetic, "warning")],
             [(f"peak {peak_word_of(run.run_file)} ", "muted"), (fmt.size(peak_allocated_bytes(run)), "text")],
             [(fmt.with_sizes(run.reason), "text")],
         ]

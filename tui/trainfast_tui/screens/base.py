@@ -19,7 +19,7 @@ from trainfast_tui.control.threads import start_thread
 from trainfast_tui.painting import ListWidget
 from trainfast_tui.panels.ask import ask_choice
 from trainfast_tui.panels.header_footer import FilterLine, Footer, StatusLine
-from trainfast_tui.text.format import Line, Tone, clamp_scroll
+from trainfast_tui.text.format import Line, Tone, scrolled_page
 from trainfast_tui.text.keys import actions_of
 
 if TYPE_CHECKING:
@@ -218,16 +218,11 @@ class Page(ListWidget):
         self._body = body
         self._top = 0
 
-    @property
-    def page_rows(self) -> int:
-        return self.size.height
-
     def action_move(self, by: int) -> None:
         """Scroll down by `by` lines."""
         self._top += by
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        body = self._body(width)
-        self._top = clamp_scroll(self._top, len(body), height)
-        return body[self._top :]
+        self._top, lines = scrolled_page(self._body(width), self._top, height)
+        return lines

@@ -47,6 +47,7 @@ from trainfast_tui.text.best_words import (
     estimate_lines,
     figure_with_interval_text,
     is_doubtful,
+    is_final,
     left_alone_lines,
     objective_of,
     question_lines,
@@ -54,7 +55,7 @@ from trainfast_tui.text.best_words import (
     varied_line,
     vary_text,
 )
-from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, labelled, paragraph, state_sign, table
+from trainfast_tui.text.format import DOUBT_SIGN, LabelledText, Line, Piece, labelled, paragraph, state_sign
 from trainfast_tui.text.keys import ASK_BATCH, ASK_BUDGET, ASK_OBJECTIVE, ASK_VARY, key_of
 from trainfast_tui.text.search_states import state_words
 from trainfast_tui.text.search_words import outcome_of, role_of
@@ -164,6 +165,8 @@ class BestScreen(SearchScreen["BestSoFar"]):
         useless = set() if self._is_asking else {ASK_BATCH, ASK_OBJECTIVE, ASK_BUDGET, "fresh"}
         if self.search_control.is_active:
             useless.add(ASK_VARY)  # beside an ended search the key asks a new question
+        elif self._search is not None and not is_final(self._search.answer, self._search.state):
+            useless.discard(ASK_BUDGET)
         if not self._is_asking and (self._search is None or self._search.best is None):
             useless.add("apply")
         return useless
@@ -220,7 +223,7 @@ class BestScreen(SearchScreen["BestSoFar"]):
             case "budget":
                 minutes, seconds = divmod(request.budget_s, 60)
                 budget = f"{request.budget_s:g}s" if seconds else f"{minutes:g}m"
-                hint = "Time for finding the best: 90s, 10m, 1.5h."
+                hint = "Time for finding the best: 90s, 10m, 1.5h; a number alone is seconds."
                 ask("Time budget", hint, budget, lambda text: {"budget_s": read_budget(text)})
 
     def action_fresh(self) -> None:
@@ -236,7 +239,17 @@ class BestScreen(SearchScreen["BestSoFar"]):
             self.notify(words, severity="warning")
             return None
         question = self._search.question if self._search is not None else None
-        return self._request if question is None else request_of(question)
+        try:
+            return self._request if question is None else self._request_of_shown(question)
+        except UserError as error:
+            self.show_refusal(error)
+            return None
+
+    def _request_of_shown(self, question: BestQuestion) -> BestRequest:
+        """Return the request of the shown search, and ask about its preset. Raises UserError if that is gone."""
+        if not has_same_model(question, self._next_run.spec):
+            self._next_run = next_run_from_search(question)
+        return BestRequest(**{name: getattr(question, name) for name in BestRequest.__struct_fields__})
 
     def _ask_anew(self, request: BestRequest, *, fresh: bool) -> None:
         """Show the plan of this search, in place of a search that has ended."""
@@ -249,13 +262,11 @@ class BestScreen(SearchScreen["BestSoFar"]):
 
         One that starts over takes the knobs of a next run of the same model.
         """
-        spec = self._next_run.spec
         question = self._search.question if self._search is not None else None
         if self._search is None or question is None:
-            return SearchStart(spec, self._is_fresh, self._request)
-        self._request = request_of(question)
-        if not has_same_model(question, spec):
-            spec = next_run_from_search(question).spec
+            return SearchStart(self._next_run.spec, self._is_fresh, self._request)
+        self._request = self._request_of_shown(question)
+        spec = self._next_run.spec
         if self._search.state in UNFINISHED_STATES:
             spec = spec_to_continue(question, spec)
         return SearchStart(spec, False, self._request)
@@ -272,11 +283,6 @@ def _read_vary(text: str) -> dict[str, Any]:
 
 def _refused(request: BestRequest, error: UserError) -> BestPlanned:
     return BestPlanned(request, [(f"Refused: {error.line_without_option()}", "error")])
-
-
-def request_of(question: BestQuestion) -> BestRequest:
-    """Return the request that would ask this question again."""
-    return BestRequest(**{name: getattr(question, name) for name in BestRequest.__struct_fields__})
 
 
 MIN_CHART_LINES = 7
@@ -332,8 +338,8 @@ def _answer_lines(so_far: BestSoFar, width: int) -> list[Line]:
     answer = so_far.answer
     if answer is None or so_far.space is None or so_far.ended is None:
         return []
-    effects = table(EFFECT_HEADER, effect_rows(answer)) if answer.effects else []
-    lines: list[Line] = [[(text, "text" if index else "muted")] for index, text in enumerate(effects)]
+    effects = [*effect_rows(answer)]
+    lines = fmt.toned_table(EFFECT_HEADER, effects, ["text"] * len(effects), width) if effects else []
     for label, words in (*best_answer_rows(so_far, answer), *count_rows(so_far)):
         if label in ANSWER_ROWS:
             lines += labelled((f"{label:<18}", "muted"), words, width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from trainfast_runner.settings.knobs import KNOBS_BY_NAME
@@ -70,11 +71,10 @@ class HelpScreen(PageScreen):
 
 def _matching_sections(sections: list[Section], words: str) -> list[Section]:
     """Return the entries that contain all of these words, in their sections; a section without one is left out."""
-    matching = []
-    for title, entries in sections:
-        if kept_entries := [entry for entry in entries if has_all_words(_entry_text(entry), words)]:
-            matching.append(Section(title, kept_entries))
-    return matching
+    matching = [
+        (title, [entry for entry in every if has_all_words(_entry_text(entry), words)]) for title, every in sections
+    ]
+    return [Section(title, entries) for title, entries in matching if entries]
 
 
 def _entry_text(entry: list[Line]) -> str:
@@ -86,9 +86,7 @@ def _painted(sections: list[Section], width: int) -> list[Line]:
     """Return the lines of the sections, each below an empty line and its title."""
     lines: list[Line] = []
     for title, entries in sections:
-        lines += [[], rule(title, width)]
-        for entry in entries:
-            lines += entry
+        lines += [[], rule(title, width), *chain.from_iterable(entries)]
     return lines
 
 
@@ -110,7 +108,7 @@ def _keys_section(scope: str, width: int) -> Section:
     """Return the keys of a screen, or those of every screen with the palette's."""
     rows = [(", ".join(action.shown_keys), action.help) for action in actions_of(scope)]
     if scope == "everywhere":
-        rows.append(("mouse", "A click chooses a row, a key of the last line or an event; Shift selects text."))
+        rows.append(("mouse", "A click chooses a row, an answer, a key or an event; Shift selects text."))
     return Section(f"keys {SCOPE_WORDS[scope]}", [_entry(keys, text, "key", width) for keys, text in rows])
 
 

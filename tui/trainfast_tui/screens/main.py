@@ -13,6 +13,7 @@ from textual.geometry import Size
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_directory import state_text
+from trainfast_runner.units import counted
 from trainfast_tui.charts.chart_column import ChartColumn
 from trainfast_tui.live.snapshot import SearchKind, Snapshot
 from trainfast_tui.next_run.next_run import NextRun
@@ -32,7 +33,6 @@ from trainfast_tui.text.memory_words import swap_notice
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_tui.session import Session
 
 WIDE_SIDE_FROM = 120
 """Columns from which the knobs have a wide column."""
@@ -48,13 +48,11 @@ class MainScreen(AppScreen):
     OPENS_COMPARISONS = True
     AUTO_FOCUS = "KnobPanel"
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._is_composed = False
-        self._status_of_run: str | None = None
-        """Id and state of the run that the status line is about."""
-        self._trouble: str | None = None
-        """The reading error that was shown last; None without one."""
+    _is_composed = False
+    _status_of_run: str | None = None
+    """Id and state of the run that the status line is about."""
+    _trouble: str | None = None
+    """The reading error that was shown last; None without one."""
 
     @property
     def is_ready(self) -> bool:
@@ -304,7 +302,7 @@ class MainScreen(AppScreen):
     def filter_rows(self, words: str) -> None:
         panel = self.query_one(KnobPanel)
         panel.filter_knobs(words)
-        self.query_one(FilterLine).show_count(f"{len(panel.listed)} knobs")
+        self.query_one(FilterLine).show_count(counted(len(panel.listed), "knob"))
 
     def action_back(self) -> None:
         self.app.exit(0)
@@ -327,11 +325,11 @@ class MainScreen(AppScreen):
 class LogPane(ListWidget):
     """The last lines of the training's output; it scrolls by pages."""
 
-    def __init__(self) -> None:
-        super().__init__(classes="-empty")
-        self._run_id: str | None = None
-        self._output: tuple[str, ...] = ()
-        self._lines_back = 0
+    DEFAULT_CLASSES = "-empty"
+
+    _run_id: str | None = None
+    _output: tuple[str, ...] = ()
+    _lines_back = 0
 
     def show_run(self, run: RunSnapshot | None) -> None:
         """Show the log of this run; while a person reads earlier lines, those of the same run stay as they are."""

@@ -27,7 +27,7 @@ MIN_ROWS_FOR_CHARTS = 7
 """With fewer rows the charts make room for the table of processes."""
 ROWS_KEPT_FOR_CHARTS = ((38, 15), (26, 8))
 """(rows of the screen, rows kept for charts before a GPU shows all its readings)."""
-MIN_ROWS_FOR_PROCESSES = 6
+MIN_ROWS_FOR_PROCESSES, ROWS_LENT_BY_PROCESSES = 6, 2
 CHARTS_EVERY_NS = 1_800_000_000
 """Time between two paintings of the charts, at least."""
 
@@ -84,9 +84,11 @@ class MonitorScreen(AppScreen):
 
     def _divide_rows(self) -> None:
         """Divide the rows: devices first, then a few processes, then charts."""
-        room = self.size.height - HEAD_AND_FOOTER_ROWS - self.query_one(StatusLine).lines_wanted
-        room -= self.query_one(FilterLine).has_class("-shown")
-        if room <= 0:
+        lines_below = self.query_one(StatusLine).lines_wanted + self.query_one(FilterLine).has_class("-shown")
+        # The processes make room for a notice, as a key's own notice must not hide the chart that it has changed.
+        lent_rows = min(lines_below, ROWS_LENT_BY_PROCESSES)
+        room = self.size.height - HEAD_AND_FOOTER_ROWS - lines_below + lent_rows
+        if room <= lent_rows:
             return
         tick = self._snapshot.tick if self._snapshot is not None else None
         devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
@@ -103,7 +105,7 @@ class MonitorScreen(AppScreen):
         chart_rows = 0 if chart_rows < MIN_ROWS_FOR_CHARTS else chart_rows
         devices.set_height(1 + device_rows)
         self.query_one(ChartColumn).set_class(not chart_rows, "-away")
-        table.set_height(rows_left - chart_rows)
+        table.set_height(rows_left - chart_rows - lent_rows)
 
     def filter_rows(self, words: str) -> None:
         table = self.query_one(ProcessTable)
@@ -129,12 +131,10 @@ class ProcessTable(SortedTable[ProcessRow]):
     LAST_COLUMN, NOUN = "command", "processes"
     WIDE_FROM = 120
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._newest: tuple[ProcessRow, ...] | None = None
-        """The newest look at the processes, as it was handed over."""
-        self._has_looked = False
-        self._has_gpu = False
+    _newest: tuple[ProcessRow, ...] | None = None
+    """The newest look at the processes, as it was handed over."""
+    _has_looked = False
+    _has_gpu = False
 
     def show_rows(self, rows: tuple[ProcessRow, ...] | None, has_gpu: bool) -> None:
         """Show these rows; those that tie in the order are sorted by CPU. None before the first look."""
@@ -210,10 +210,8 @@ class TopoScreen(PageScreen):
 
     SCOPE = "topo"
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._topology: Topology | None = None
-        """None until the driver has answered."""
+    _topology: Topology | None = None
+    """None until the driver has answered."""
 
     def on_mount(self) -> None:
         start_thread("topology", lambda: TopologyRead(read_topology()), self.post)

@@ -45,12 +45,8 @@ def list_runs(home: Home, earlier_rows: list[RunRow]) -> RunsListed:
     """List the home's runs; those in `earlier_rows` that had ended are not read again."""
     ended = {row.run_id: row for row in earlier_rows if row.supervised is None and row.seconds is not None}
     numbers = home.launch_numbers()
-    return RunsListed(
-        [
-            ended.get(run_id) or replace(row_of(home, run_id), number=numbers.get(run_id))
-            for run_id in reversed(home.run_ids())
-        ]
-    )
+    ids = reversed(home.run_ids())
+    return RunsListed([ended.get(id) or replace(row_of(home, id), number=numbers.get(id)) for id in ids])
 
 
 def delete_run(home: Home, row: RunRow) -> Notified:
@@ -72,7 +68,6 @@ class RunsScreen(AppScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._home = session.home
         self._all_rows: list[RunRow] | None = None
         """All runs of the newest listing, with the warm processes of searches; None before the first."""
         self._is_listing = False
@@ -100,7 +95,9 @@ class RunsScreen(AppScreen):
         """List runs that have started, ended or gone meanwhile, unless an earlier look is still under way."""
         if not self._is_listing:
             self._is_listing = True
-            start_thread("runs", partial(list_runs, self._home, self._all_rows or []), self.post, self._not_listed)
+            start_thread(
+                "runs", partial(list_runs, self.session.home, self._all_rows or []), self.post, self._not_listed
+            )
 
     def _not_listed(self, error: UserError) -> Notified:
         self._is_listing = False
@@ -146,14 +143,14 @@ class RunsScreen(AppScreen):
     def action_open(self) -> None:
         row = self.table.current
         if row is not None:
-            self.session.show_run(self._home.directory(row.run_id))
+            self.session.show_run(self.session.home.directory(row.run_id))
             self.dismiss()
 
     def action_delete(self) -> None:
         row = self.table.current
         if row is None:
             return
-        if is_alive(self._home.directory(row.run_id)):
+        if is_alive(self.session.home.directory(row.run_id)):
             keys = f"{key_of('runs', 'open')} opens it, {STOP_KEY} stops it"
             words = f"{_run_words(row)} is still running: {keys}; then it can be deleted."
             self.notify(words, severity="warning")
@@ -167,7 +164,7 @@ class RunsScreen(AppScreen):
             return as_warning(error)
 
         self._deleted.add(row.run_id)
-        start_thread("delete", partial(delete_run, self._home, row), self.post, not_deleted)
+        start_thread("delete", partial(delete_run, self.session.home, row), self.post, not_deleted)
         self._show_runs([other for other in self._all_rows or () if other.run_id != row.run_id])
 
 
@@ -190,11 +187,9 @@ class RunsTable(SortedTable[RunRow]):
     LAST_COLUMN, NOUN = "overrides", "runs"
     WIDE_FROM = 110
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.marked: list[str] = []
-        """Ids of marked runs, first marked first; at most two."""
-        self._no_rows_words = "listing the runs…"
+    marked: Sequence[str] = ()
+    """Ids of marked runs, first marked first; at most two."""
+    _no_rows_words = "listing the runs…"
 
     @property
     def below(self) -> RunRow | None:
@@ -211,23 +206,17 @@ class RunsTable(SortedTable[RunRow]):
     def text_of(self, row: RunRow) -> str:
         """Return id, preset, state, reason, each `knob=value` and each `model.FIELD=value`."""
         field_overrides = {key: value for key, value in row.overrides.items() if "." in key}
-        return " ".join(
-            [row.run_id, _run_words(row), row.name, row.state, state_text(row.state), row.reason]
-            + typed_overrides(row.knobs)
-            + typed_overrides(field_overrides)
-            + ([SYNTHETIC_MARK] if row.synthetic_data else [])
-        )
+        words = [row.run_id, _run_words(row), row.name, row.state, state_text(row.state), row.reason]
+        mark = SYNTHETIC_MARK * bool(row.synthetic_data)
+        return " ".join([*words, *typed_overrides({**row.knobs, **field_overrides}), mark])
 
     def action_mark(self) -> None:
         """Mark or unmark the run under the cursor; a third mark replaces the oldest."""
         row = self.current
-        if row is None:
-            return
-        if row.run_id in self.marked:
-            self.marked.remove(row.run_id)
-        else:
-            self.marked = [*self.marked, row.run_id][-2:]
-        self.repaint()
+        if row is not None:
+            others = [run_id for run_id in self.marked if run_id != row.run_id]
+            self.marked = others if row.run_id in self.marked else [*others, row.run_id][-2:]
+            self.repaint()
 
     @property
     def empty_words(self) -> str:

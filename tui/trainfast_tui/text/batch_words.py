@@ -92,11 +92,12 @@ def limit_notice(spec: RunSpec, machine: Machine | None, ranks: int | None, free
         return ""
     if machine.used_by(spec.knobs.get("devices")).device != "cpu":
         return ""
-    from trainfast_runner.search.searches import share_of_free
+    from trainfast_runner.search.searches import FREE_SHARE, share_of_free
 
     each_process = "" if ranks == 1 else f" for each of {ranks} processes"
     limit = f"{fmt.size(share_of_free(free_bytes, ranks))} of this machine's memory{each_process}"
-    return f"No memory_limit: the search uses up to {limit}, set as a real limit; set memory_limit to lower it."
+    share = f"{fmt.percent(100 * FREE_SHARE)} of the {fmt.size(free_bytes)} free; set memory_limit to lower it"
+    return f"No memory_limit: the search uses up to {limit}, set as a real limit: {share}."
 
 
 def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None) -> list[LabelledText]:

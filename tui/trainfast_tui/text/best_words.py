@@ -20,12 +20,7 @@ from trainfast_tui.text.search_words import role_of
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSoFar
     from trainfast_runner.search.best.question import BestPlan
-    from trainfast_runner.search.best_journal import (
-        BestAnswer,
-        BestRequest,
-        Interval,
-        Space,
-    )
+    from trainfast_runner.search.best_journal import BestAnswer, BestRequest, Interval, Space
 
 
 MAX_LISTED = 5
@@ -115,7 +110,7 @@ def effect_rows(answer: BestAnswer) -> Iterator[tuple[str, ...]]:
     """Yield the gain of each value over the baseline's, below `EFFECT_HEADER`."""
     for effect in answer.effects:
         text_of = KNOBS_BY_NAME[effect.knob].text_of
-        basis = "turned back in a run" if effect.measured else "the trials"
+        basis = "a run without it" if effect.measured else "the trials"
         yield f"{effect.knob}={text_of(effect.value)}", text_of(effect.before), gain_text(effect.gain_percent), basis
 
 
@@ -318,6 +313,10 @@ def _answer_words(so_far: BestSoFar, answer: BestAnswer) -> str:
     return budget + words
 
 
+ADDS_TIME = f"; {key_of('best', ASK_BUDGET)} adds time"
+"""Names a key of the search's own screen."""
+
+
 def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
     """Return why the budget did not pay for every setting: those that are void, else how many were tried."""
     measured = {line.candidate_number for line in so_far.attempts if line.outcome != "void"}
@@ -329,7 +328,7 @@ def _unfinished_words(so_far: BestSoFar, tried_count: int) -> str:
         words += f"{len(void_numbers)} of {counted(len(void_numbers | measured), 'setting')} void"
     else:
         words += budget_words(tried_count, len(so_far.candidates))
-    return f"{words}; {key_of('best', ASK_BUDGET)} adds time"
+    return words + ADDS_TIME
 
 
 def best_words(so_far: BestSoFar) -> str:

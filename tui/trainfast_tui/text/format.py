@@ -309,6 +309,16 @@ def hidden_words(above: int, below: int) -> str:
     return ", ".join(f"{count} {side}" for count, side in ((above, "above"), (below, "below")) if count)
 
 
+def scrolled_page(page: list[Line], top: int, height: int) -> tuple[int, list[Line]]:
+    """Return `top` clamped, and the lines from it on that fit; with hidden lines the last one counts them."""
+    if len(page) <= height:
+        return 0, page
+    room = max(1, height - 1)
+    top = clamp_scroll(top, len(page), room)
+    words = f"more lines: {hidden_words(top, len(page) - top - room)}  PgUp PgDn"
+    return top, [*page[top : top + room], [(words, "key")]]
+
+
 def labelled(label: Piece, text: str, width: int, tone: Tone = "text") -> list[Line]:
     """Return the text beside its label, in lines of `width` cells; empty without a text."""
     indent = cell_len(label[0])
@@ -444,10 +454,13 @@ def table(
     max_cells: int = MAX_COLUMN_CELLS,
     width: int | None = None,
     drop: Sequence[str] = (),
+    *,
+    wraps: bool = False,
 ) -> list[str]:
-    """Return aligned lines, the header first; no column is over `max_cells` wide, and no line over `width`.
+    """Return aligned rows, the header first; no column is over `max_cells` wide, and no line over `width`.
 
     The columns named in `drop` are left out one by one until the rest fits in `width`, so that no figure is cut.
+    With `wraps` a text that is too long for the last column goes on below, in a row of several lines.
     """
     columns = list(zip(header, *rows, strict=True))
     widths = {column: min(max_cells, max(map(cell_len, column))) for column in columns}
@@ -458,7 +471,20 @@ def table(
     sides: list[Side] = ["right" if isinstance(column[0], FigureHeading) else "left" for column in columns]
     cells_wide, gap = [widths[column] for column in columns], " " * GAP_CELLS
     lines = (gap.join(map(to_width, cells, cells_wide, sides)).rstrip() for cells in zip(*columns, strict=True))
-    return [line if width is None else truncate(line, width) for line in lines]
+    last_from = sum(cells_wide[:-1]) + GAP_CELLS * (len(cells_wide) - 1)
+    if width is None or not wraps:
+        return [line if width is None else truncate(line, width) for line in lines]
+    break_and_indent, room = f"\n{' ' * last_from}", max(8, width - last_from)
+    return [line[:last_from] + break_and_indent.join(wrap(line[last_from:], room)) for line in lines]
+
+
+def toned_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], tones: Sequence[Tone], width: int, drop: Sequence[str] = ()
+) -> list[Line]:
+    """Return a table whose rows have these tones; a text that is too long for the last column goes on below."""
+    cells = [[plain(cell) for cell in row] for row in rows]
+    toned_rows = zip(table(header, cells, width=width, drop=drop, wraps=True), ("muted", *tones), strict=True)
+    return [[(line, tone)] for row, tone in toned_rows for line in row.split("\n")]
 
 
 def without_empty_columns(

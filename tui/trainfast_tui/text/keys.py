@@ -53,7 +53,7 @@ class Action(msgspec.Struct, frozen=True):
     @property
     def shown_keys(self) -> list[str]:
         """The names of the keys on the screen."""
-        return [_shown(key) for key in self.keys.split() if key != "equals_sign"]
+        return [shown_key(key) for key in self.keys.split() if key != "equals_sign"]
 
     @property
     def bound_keys(self) -> str:
@@ -85,7 +85,8 @@ KEY_WORDS = {
 }
 
 
-def _shown(key: str) -> str:
+def shown_key(key: str) -> str:
+    """Return the key's name on the screen."""
     return key if len(key) == 1 else KEY_WORDS.get(key) or key.title().replace("+", "-")
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from trainfast_runner.records.result import LOSSES_IN_A_MEAN, Flops, Losses, Result, Thinning
@@ -30,7 +30,7 @@ from trainfast_runner.settings.knobs import KNOBS_BY_NAME
 from trainfast_runner.units import counted
 from trainfast_runner.worker.shared.words import STEP_PHASES
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.format import ABSENT, DOUBT_SIGN, Line, Tone, labelled, paragraph
+from trainfast_tui.text.format import ABSENT, DOUBT_SIGN, Line, Tone, labelled, paragraph, toned_table
 from trainfast_tui.text.memory_words import against_predicted_memory, peak_word
 from trainfast_tui.text.next_run_words import SAMPLES_VARY, against_predicted_speed, few_steps_note
 from trainfast_tui.text.search_words import ROLE_WORDS, warm_words
@@ -298,7 +298,7 @@ def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
     yield []
     if comparison.knobs:
         knobs = [(name, value_text(name, a), value_text(name, b)) for name, a, b in comparison.knobs]
-        yield from _toned_table(("KNOB", "A", "B"), knobs, ["text"] * len(knobs), width)
+        yield from toned_table(("KNOB", "A", "B"), knobs, ["text"] * len(knobs), width)
     else:
         yield [("the same settings", "text")]
     yield []
@@ -316,7 +316,7 @@ def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
     ]
     header = ("FIGURE", *fmt.figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
     tones = [VERDICT_TONES.get(row.verdict, "text") for row in comparison.shown_rows]
-    yield from _toned_table(header, figures, tones, width, drop=("95 % CI", "CHANGE"))
+    yield from toned_table(header, figures, tones, width, drop=("95 % CI", "CHANGE"))
     if comparison.conditions:
         yield []
         conditions = [
@@ -324,13 +324,4 @@ def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
             for row in comparison.conditions
         ]
         tones = ["warning" if row.differs else "text" for row in comparison.conditions]
-        yield from _toned_table(("CONDITION", "A", "B", ""), conditions, tones, width)
-
-
-def _toned_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], tones: Sequence[Tone], width: int, drop: Sequence[str] = ()
-) -> list[Line]:
-    """Return a table whose rows have these tones."""
-    cells = [[fmt.plain(cell) for cell in row] for row in rows]
-    lines = fmt.table(header, cells, width=width, drop=drop)
-    return [[(line, tone)] for line, tone in zip(lines, ("muted", *tones), strict=True)]
+        yield from toned_table(("CONDITION", "A", "B", ""), conditions, tones, width)
