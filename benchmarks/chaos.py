@@ -260,7 +260,7 @@ class Round:
         for pid, line in self._processes():
             # A process that has its run reads nothing any more.
             with suppress(OSError):
-                if "--standby" in line and os.readlink(f"/proc/{pid}/fd/0") != os.devnull:
+                if "standby" in line and os.readlink(f"/proc/{pid}/fd/0") != os.devnull:
                     self._note("left", f"still waits: {pid} {line}")
         self._wait_until(lambda: not self._processes(), ENDS_WITHIN_S)
         for directory in self._run_directories():

@@ -70,7 +70,7 @@ def waiting(pid=None):
     """The waiting training processes below that process."""
     below = psutil.Process(pid or os.getpid()).children(recursive=True)
     return [
-        one for one in below if "--standby" in one.cmdline() and any(w.endswith("bootstrap.py") for w in one.cmdline())
+        one for one in below if "standby" in one.cmdline() and any(w.endswith("bootstrap.py") for w in one.cmdline())
     ]
 
 

@@ -245,10 +245,9 @@ class WarmPythons:
 
     def is_warm(self, executable: str) -> bool:
         """True if an answer of this Python would begin at once."""
-        return any(
-            one is not None and one.executable == executable and one.is_alive and one.is_imported()
-            for one in (self._standby, self._asked)
-        )
+        asked = self._asked
+        is_asked_warm = asked is not None and asked.executable == executable and asked.is_alive and asked.is_imported()
+        return is_asked_warm or self._standby_that_answers(executable) is not None
 
     def ask_each(
         self,

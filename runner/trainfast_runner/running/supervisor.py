@@ -178,6 +178,9 @@ class Supervisor:
         if not self._cold_reason:
             return self._standby.process
         self._standby.end()
+        for pattern in ("worker*.jsonl", "steps*.jsonl"):  # of a rank that did take the run
+            for path in self._directory.glob(pattern):
+                path.unlink()
         return None
 
     def _start_cold(self) -> subprocess.Popen[bytes]:
