@@ -109,12 +109,12 @@ class TrainfastApp(TerminalApp):
                     self.visible_screen.notify(words, severity="error")
             case SearchRefused(error, kind):
                 self._screen_of(kind).show_refusal(error)
-            case RunsCompared(a, b):
+            case RunsCompared() as compared:
                 from trainfast_tui.screens.compare import CompareScreen
 
                 # A second or a late answer covers no other screen or dialog.
                 if isinstance(self.screen, AppScreen) and self.screen.OPENS_COMPARISONS:
-                    self.push_screen(CompareScreen(self.session, a, b))
+                    self.push_screen(CompareScreen(self.session, compared))
             case ThreadFailed(error):
                 raise error
             case TerminalLost():
@@ -146,7 +146,7 @@ class TrainfastApp(TerminalApp):
         self.session.reader.period_s = self._pacer.note(late_s, self.unwritten_texts(), trains_on_cpu=trains_on_cpu)
         # A screen has no widgets while it is opened or left.
         if self.visible_screen.children and self.main.is_ready:
-            badge = self.session.searches.badge(snapshot.taken_ns)
+            badge = self.session.searches.badge(snapshot.taken_ns) or self.session.run_control.turn_words
             self.visible_screen.query_one(Footer).show_state(badge, self._pacer.words)
             self.visible_screen.show_snapshot(snapshot)
 
@@ -212,6 +212,8 @@ def farewell_lines(session: Session) -> Iterator[str]:
             yield f"{run_id} goes on without this screen."
             # A line for the command: a terminal of 80 columns would break the id.
             yield from ("Come back with: trainfast-tui", "Follow it with:", f"trainfast-tui attach {run_id}")
+    if session.run_control.turn_words:
+        yield "The runs in turn end with this screen: no other is started."
     if session.run_control.is_waiting:
         yield "The run that waited was not started."
     elif session.run_control.pending.is_pending:

@@ -240,6 +240,11 @@ class Session:
         self.searches.of(kind).start(spec, fresh=fresh, best=best, stop_run_first=stop_run_first)
         self.update_background_work()
 
+    def start_in_turn(self, a: str, b: str) -> None:
+        """Run the settings of two runs again in turn, and have them compared."""
+        self.run_control.start_in_turn(a, b)
+        self.update_background_work()
+
     def advice(self) -> dict[str, str]:
         """Return the advisor's text for each knob that has one."""
         return {} if self.next_run is None else self.next_run.advice(self.machine, self.background.situation)
@@ -253,7 +258,11 @@ class Session:
         start_thread("compare", partial(compared_runs, self.home, a, b), self.post)
 
     def compare_with_previous(self, run_id: str) -> None:
-        """Have a run compared with the finished one before it, or else the newest other one: posts RunsCompared."""
+        """Compare a run with those it ran in turn with, else with the one before or after it: posts RunsCompared."""
+        ran_in_turn = self.run_control.ran_in_turn
+        if ran_in_turn is not None and run_id == ran_in_turn.b.run_id:
+            self.post(ran_in_turn)
+            return
         start_thread("compare", partial(compared_with_previous, self.home, run_id), self.post)
 
     def update_background_work(self) -> None:

@@ -251,6 +251,7 @@ _BY_SCREEN: dict[str, tuple[Action, ...]] = {
     ),
     "compare": (
         _back("c"),
+        Action("in_turn", "a", "run A B A B", "Run both settings again in turn, twice each, and compare those runs."),
         Action("swap", "x", "swap", "Exchange the two sides."),
         *_shares("the two runs"),
         *_moves("Page", "line"),

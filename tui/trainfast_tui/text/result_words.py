@@ -266,28 +266,37 @@ def verdict_words(comparison: Comparison) -> str | None:
     return f"{difference} ({certainty})."
 
 
-def verdict_reasons(comparison: Comparison) -> list[str]:
-    """Return the reasons for doubt, and a way to a verdict without it; empty if no doubt touches the runs."""
+def verdict_reasons(comparison: Comparison, advice: str = REPEAT_ADVICE) -> list[str]:
+    """Return the reasons for doubt, and `advice` on a verdict without it; empty if no doubt touches the runs."""
     is_by_conditions = any(doubt.kind not in NOT_BY_CONDITIONS for doubt in comparison.doubts)
-    return [*(fmt.plain(doubt.text) for doubt in comparison.doubts), *[REPEAT_ADVICE] * is_by_conditions]
+    return [*(fmt.plain(doubt.text) for doubt in comparison.doubts), *[advice] * is_by_conditions]
 
 
 VERDICT_TONES: dict[str, Tone] = {BETTER: "success", WORSE: "error", DOUBTFUL: "warning"}
 
 
-def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
-    """Yield the verdict with its doubts and notes, then the settings, figures and conditions, in `width` cells."""
+def comparison_lines(comparison: Comparison, width: int, advice: str = REPEAT_ADVICE) -> Iterator[Line]:
+    """Yield the verdict with its doubts and notes, the conditions, the settings and the figures, in `width` cells.
+
+    `advice` says how a doubtful verdict becomes a sure one.
+    """
     tone = VERDICT_TONES.get(comparison.rows[0].verdict, "text")
     yield from paragraph(verdict_words(comparison) or "", width, tone)
-    for reason in verdict_reasons(comparison):
+    for reason in verdict_reasons(comparison, advice):
         yield from labelled((f"{DOUBT_SIGN} ", "warning"), reason, width, "warning")
     for note in map(fmt.with_sizes, comparison.notes):
         yield from labelled(("note: ", "muted"), note, width, "warning")
+    if comparison.conditions:
+        conditions = [
+            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
+            for row in comparison.conditions
+        ]
+        tones: list[Tone] = ["warning" if row.differs else "text" for row in comparison.conditions]
+        yield from _toned_table(("CONDITION", "A", "B", ""), conditions, tones, width)
     yield []
-    if comparison.knobs:
-        knobs = [(name, value_text(name, a), value_text(name, b)) for name, a, b in comparison.knobs]
-        yield from _toned_table(("KNOB", "A", "B"), knobs, ["text"] * len(knobs), width)
-    else:
+    for name, a, b in comparison.knobs:
+        yield from labelled((f"{name} ", "title"), f"{value_text(name, a)} -> {value_text(name, b)}", width)
+    if not comparison.knobs:
         yield [("the same settings", "text")]
     yield []
     figures = [
@@ -305,14 +314,6 @@ def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
     header = ("FIGURE", *fmt.figure_headings("A", "B", "CHANGE", "", "95 % CI"), "")
     tones = [VERDICT_TONES.get(row.verdict, "text") for row in comparison.shown_rows]
     yield from _toned_table(header, figures, tones, width, drop=("95 % CI", "CHANGE"))
-    if comparison.conditions:
-        yield []
-        conditions = [
-            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "")
-            for row in comparison.conditions
-        ]
-        tones = ["warning" if row.differs else "text" for row in comparison.conditions]
-        yield from _toned_table(("CONDITION", "A", "B", ""), conditions, tones, width)
 
 
 def _toned_table(
