@@ -24,19 +24,8 @@ from trainfast_runner.search.predicted_speed import UnknownSpeed, predict_speed
 from trainfast_tui.cli.arguments import add_settings
 from trainfast_tui.cli.printing import print_json, print_line, print_lines, print_notice, print_table
 from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.text import format as fmt
 from trainfast_tui.text.event_words import importing_words
-from trainfast_tui.text.format import (
-    ABSENT,
-    FigureHeading,
-    count,
-    figure_headings,
-    pair_lines,
-    percent,
-    percent_change,
-    signed_percent,
-    size,
-    without_empty_columns,
-)
 from trainfast_tui.text.memory_words import CATEGORY_WORDS, phase_words, short_category
 from trainfast_tui.text.next_run_words import speed_text
 
@@ -73,7 +62,7 @@ def predict(arguments: argparse.Namespace) -> int:
     elif len(runs) > 1:
         print_rows(rows)
     else:
-        print_lines(pair_lines(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
+        print_lines(fmt.pair_lines(_figure_rows(rows[0], _speed(rows[0], arguments.python))))
         if rows[0].run.unpublished:
             print_line(rows[0].run.unpublished)
     if len(rows) > 1 or (limit_error := rows[0].limit_error) is None:
@@ -136,23 +125,23 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Ite
     fit = row.fit
     assert fit is not None
     predicted = fit.predicted
-    yield "peak memory", f"{size(predicted.total_bytes)} a rank, in {phase_words(predicted.phase)}"
+    yield "peak memory", f"{fmt.size(predicted.total_bytes)} a rank, in {phase_words(predicted.phase)}"
     if predicted.fullest:
         yield "fullest", predicted.fullest
     for name, words in CATEGORY_WORDS.items():
         if value := predicted.category(name):
-            yield f"  {words}", f"{size(value)}  {percent(100 * value / predicted.total_bytes)}"
+            yield f"  {words}", f"{fmt.size(value)}  {fmt.percent(100 * value / predicted.total_bytes)}"
     if predicted.context_bytes is not None:
-        yield "CUDA context", f"{size(predicted.context_bytes)} besides"
+        yield "CUDA context", f"{fmt.size(predicted.context_bytes)} besides"
     if (published := published_bytes(row.run.published)) is not None:
-        yield "published", size(published)
+        yield "published", fmt.size(published)
     if predicted.bytes_per_sample:
-        yield "each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"
+        yield "each sample", f"{fmt.size(predicted.bytes_per_sample)} on {fmt.size(predicted.fixed_bytes)}"
     if fit.refusal is not None:
         yield "cannot run here", fit.refusal.line()
     if fit.available is not None:
         if fit.margin_bytes:
-            yield "margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"
+            yield "margin", f"{fmt.size(fit.margin_bytes)} beside the peak, which the limit counts as well"
         yield "fits", _fit_words(fit)
     if isinstance(speed, UnknownSpeed):
         yield "speed", f"not predicted: {speed.reason}"
@@ -167,22 +156,22 @@ def _fit_words(fit: PredictedFit) -> str:
     """Return by how much the batch fits or does not, and the largest batch that does."""
     assert fit.available is not None
     assert fit.left_bytes is not None
-    limit = f"the {size(fit.available.size_bytes)} {fit.available.source}"
+    limit = f"the {fmt.size(fit.available.size_bytes)} {fit.available.source}"
     if fit.left_bytes >= 0:
-        words = f"yes, {size(fit.left_bytes)} left of {limit}"
-        return words if fit.max_batch is None else f"{words}; up to batch_size {count(fit.max_batch)}"
-    batches = f"up to batch_size {count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
-    return f"no, {size(-fit.left_bytes)} too much for {limit}; {batches}"
+        words = f"yes, {fmt.size(fit.left_bytes)} left of {limit}"
+        return words if fit.max_batch is None else f"{words}; up to batch_size {fmt.count(fit.max_batch)}"
+    batches = f"up to batch_size {fmt.count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
+    return f"no, {fmt.size(-fit.left_bytes)} too much for {limit}; {batches}"
 
 
 def print_rows(rows: list[PredictedRow]) -> None:
     """Print a row for each variant that is predicted, then the others with their reasons, and the notes."""
-    parts = figure_headings(*map(short_category, CATEGORY_WORDS))
-    header = ["variant", *figure_headings("predicted", "published", "difference"), *parts]
-    header += ["peak in", "fits", FigureHeading("max batch")]
+    parts = fmt.figure_headings(*map(short_category, CATEGORY_WORDS))
+    header = ["variant", *fmt.figure_headings("predicted", "published", "difference"), *parts]
+    header += ["peak in", "fits", fmt.FigureHeading("max batch")]
     cells = [_cells(row) for row in rows if row.fit is not None]
     if cells:
-        filled_header, filled_cells = without_empty_columns(header, cells, empty=ABSENT)
+        filled_header, filled_cells = fmt.without_empty_columns(header, cells, empty=fmt.ABSENT)
         print_table(filled_header, filled_cells, drop=(*reversed(parts), "peak in", "difference"))
     for row in rows:
         if row.error is not None:
@@ -200,15 +189,17 @@ def _cells(row: PredictedRow) -> list[str]:
     fit = row.fit
     assert fit is not None
     predicted = fit.predicted
-    fits = ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{size(-fit.left_bytes)}"
+    fits = (
+        fmt.ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{fmt.size(-fit.left_bytes)}"
+    )
     published = published_bytes(row.run.published)
     return [
         row.run.id,
-        size(predicted.total_bytes),
-        ABSENT if published is None else size(published),
-        signed_percent(percent_change(predicted.total_bytes, published)),
-        *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORY_WORDS),
+        fmt.size(predicted.total_bytes),
+        fmt.ABSENT if published is None else fmt.size(published),
+        fmt.signed_percent(fmt.percent_change(predicted.total_bytes, published)),
+        *(fmt.size(value) if (value := predicted.category(name)) else fmt.ABSENT for name in CATEGORY_WORDS),
         phase_words(predicted.phase),
         "not here" if fit.refusal is not None else fits,
-        ABSENT if fit.max_batch is None else count(fit.max_batch),
+        fmt.ABSENT if fit.max_batch is None else fmt.count(fit.max_batch),
     ]
