@@ -317,32 +317,31 @@ def _row(
 def _notes(a: Result, b: Result) -> Iterator[str]:
     if a.preset != b.preset or a.variant != b.variant:
         yield f"different presets: {a.name} and {b.name}"
-    for result in (a, b):
+    for letter, result in (("A", a), ("B", b)):
         if result.role == PROBE:
             tried = ", ".join(map(str, result.tried)) or "none recorded"
-            yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
+            yield f"{letter} is a search's probe, which tried one batch_size after another: {tried}"
         elif result.role in WARM_ROLES:
-            yield f"{result.run_id} tried {len(result.tried)} settings for a search, one after another"
+            yield f"{letter} tried {len(result.tried)} settings for a search, one after another"
         if result.state != "finished":
-            yield f"{result.run_id} ended {state_text(result.state)}: {result.reason}"
+            yield f"{letter} ended {state_text(result.state)}: {result.reason}"
         if result.synthetic_data:
-            yield f"{result.run_id} trained on synthetic data: its loss is meaningless"
+            yield f"{letter} trained on synthetic data: its loss is meaningless"
         if result.energy.joules_per_sample is not None and (watched := watched_text(result)):
-            yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
-        for qualification in qualifications(result):
-            yield f"{'A' if result is a else 'B'} {qualification}"
+            yield f"the energy of {letter} is that of {watched}, which it does not use"
+        yield from (f"{letter} {qualification}" for qualification in qualifications(result))
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
         yield f"different devices: {a.actual.device} and {b.actual.device}"
     if all(name in NOT_OF_A_STEP for name, _, _ in _differing_settings(a, b)) and unlike_work_verdict(a, b) is None:
-        yield from _pay_back(a, b)
-        yield from _pay_back(b, a)
+        yield from _pay_back("A", a, b)
+        yield from _pay_back("B", b, a)
 
 
 NOT_OF_A_STEP = ("compile", "steps", "timing_warmup", "watch")
 """Knobs that change the compilation or the measurement, not the work of a step."""
 
 
-def _pay_back(compiled: Result, other: Result) -> Iterator[str]:
+def _pay_back(letter: str, compiled: Result, other: Result) -> Iterator[str]:
     """Yield the steps after which compiling has paid for itself beside a run of the same work with compile=off."""
     compiled_ms, other_ms, cost = compiled.step_ms.p50, other.step_ms.p50, compiled.compile
     if cost is None or cost.cold_seconds is None or other.compile is not None or not compiled_ms or not other_ms:
@@ -352,7 +351,7 @@ def _pay_back(compiled: Result, other: Result) -> Iterator[str]:
     if abs(saved_ms) <= noise_ms or compiled.measured_under or other.measured_under:
         return
     steps = f"after {1000 * cost.cold_seconds / saved_ms:,.0f} steps" if saved_ms > 0 else "never"
-    yield f"compiling took {compiled.run_id} {cost.cold_seconds:.1f} s, which its faster steps win back {steps}"
+    yield f"compiling took {letter} {cost.cold_seconds:.1f} s, which its faster steps win back {steps}"
 
 
 # Verdicts on a step whose work differs: it is neither better nor worse for taking longer.

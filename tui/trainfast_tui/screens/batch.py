@@ -263,7 +263,7 @@ def offers(search: BatchSnapshot | None) -> tuple[Offer, ...]:
     batches = [
         ("recommended", answer.recommended_batch, answer.recommended_why),
         ("aligned", answer.aligned_batch, multiple),
-        ("largest", answer.max_batch, f"confirmed by {confirmation}" if confirmation else "the largest that fits"),
+        ("largest", answer.max_batch, "confirmed in a fresh process" if confirmation else "the largest that fits"),
         ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
     ]
     return tuple(

@@ -280,6 +280,8 @@ def _state_lines(so_far: BestSoFar, now_ns: int, width: int) -> list[Line]:
     if so_far.best is not None and so_far.space is not None:
         label = wording.best_label(so_far.answer, so_far.state)
         best = wording.candidate_words(so_far.space, so_far.best.number)
+        if so_far.best.number == so_far.space.baseline_number:
+            best += f": {wording.candidate_text(so_far, so_far.best.number)}"
         lines += labelled((f"{label} {wording.best_words(so_far)}  ", "accent"), best, width)
     for doubted in so_far.answer_doubts:
         lines += labelled(doubt, doubted.text, width, "warning")
