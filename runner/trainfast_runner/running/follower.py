@@ -42,6 +42,7 @@ from trainfast_runner.records.worker_lines import (
     ExceptionLine,
     InvalidLine,
     PhaseLine,
+    ScriptLine,
     WorkerLine,
     WorkerTail,
     read_knobs_tried,
@@ -145,6 +146,8 @@ class RunSnapshot:
     phase: str = ""
     detail: str = ""
     synthetic: bool | None = None
+    planned_steps: int | None = None
+    """The steps of the whole training that a script's framework knows of."""
     actual: ActualLine | None = None
     """The settings that really ran, as rank 0 read them from the live objects."""
     error: ExceptionLine | InvalidLine | None = None
@@ -349,6 +352,8 @@ class Follower:
                 self._snapshot = dataclasses.replace(snapshot, phase=line.phase or "", detail=line.detail or "")
             case DataLine() if rank == 0:
                 self._snapshot = dataclasses.replace(snapshot, synthetic=line.synthetic)
+            case ScriptLine() if rank == 0:
+                self._snapshot = dataclasses.replace(snapshot, planned_steps=line.planned_steps)
             case ActualLine() if rank == 0:
                 self._snapshot = dataclasses.replace(snapshot, actual=line)
 

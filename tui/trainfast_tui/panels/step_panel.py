@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import mean_of_known
@@ -97,6 +98,8 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
         (fmt.size(peak), "text"),
     ]
     predicted = predicted_peak_bytes(run)
+    if width >= LONG_STEP_WORDS_FROM and (course := loss_course([step.loss for step in run.steps])):
+        line.insert(1, (f"{course}  ", "accent"))
     if predicted is not None and width >= LONG_STEP_WORDS_FROM:
         line += [(f" ({against_predicted_memory(peak, predicted)})", "muted")]
     if run.synthetic:
@@ -107,6 +110,20 @@ def _loss_and_memory_line(run: RunSnapshot, width: int) -> Line:
         wrapper = f"{actual.wrapper}, " if actual.wrapper not in (None, "none") else ""
         line += [(f"   {ranks}{wrapper}{actual.compute_dtype or ''} on {actual.device or ''}", "muted")]
     return line
+
+
+LOSS_CELLS, BARS = 12, "▁▂▃▄▅▆▇█"
+
+
+def loss_course(losses: Sequence[float | None]) -> str:
+    """Return the losses as bars over time, each the mean of equally many; empty before there are two."""
+    known = [loss for loss in losses if loss is not None]
+    cells = min(LOSS_CELLS, len(known))
+    if cells < 2:
+        return ""
+    means = [fmean(known[len(known) * cell // cells : len(known) * (cell + 1) // cells]) for cell in range(cells)]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1))] for mean in means)
 
 
 def _phase_lines(phases: dict[str, float | None], width: int) -> list[Line]:
