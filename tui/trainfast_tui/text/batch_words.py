@@ -113,7 +113,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
         rows.append(("sizes", f"continues the search that has tried {sizes}"))
         if earlier.asked.limits_bytes:
             limit = f"{limits_words(earlier.asked.limits_bytes)}, as it began ({earlier.asked.limit_words})"
-    rows.append(("limit", limit))
+    rows.append((f"{key_of('batch', 'limit')} limit", limit))
     return [
         ("", ABOUT_SEARCH if spec.script is None else ABOUT_SCRIPT_SEARCH, "muted"),
         ("", hint, "title"),
