@@ -240,11 +240,6 @@ class Session:
         self.searches.of(kind).start(spec, fresh=fresh, best=best, stop_run_first=stop_run_first)
         self.update_background_work()
 
-    def start_in_turn(self, a: str, b: str) -> None:
-        """Run the settings of two runs again in turn, and have them compared."""
-        self.run_control.start_in_turn(a, b)
-        self.update_background_work()
-
     def advice(self) -> dict[str, str]:
         """Return the advisor's text for each knob that has one."""
         return {} if self.next_run is None else self.next_run.advice(self.machine, self.background.situation)

@@ -9,14 +9,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.memory.headroom import (
-    PredictedFit,
-    PredictedRow,
-    RunToPredict,
-    predict_rows,
-    published_bytes,
-    runs_to_predict,
-)
+from trainfast_runner.memory import headroom
 from trainfast_runner.memory.tracing import TraceProgress
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import SCHEMA, PredictedSpeed
@@ -50,7 +43,7 @@ def predict(arguments: argparse.Namespace) -> int:
     Raises UserError if the only run has one. Return 3 if `memory_limit` is below the parameters' own memory.
     """
     began_s = time.monotonic()
-    runs = runs_to_predict(arguments.preset, arguments.settings)
+    runs = headroom.runs_to_predict(arguments.preset, arguments.settings)
     rows = _predict(runs, arguments.python)
     if len(rows) == 1 and rows[0].error is not None:
         raise rows[0].error
@@ -71,7 +64,7 @@ def predict(arguments: argparse.Namespace) -> int:
     return limit_error.exit_code
 
 
-def _predict(runs: list[RunToPredict], python: str | None) -> list[PredictedRow]:
+def _predict(runs: list[headroom.RunToPredict], python: str | None) -> list[headroom.PredictedRow]:
     """Return the prediction of each run, with progress on stderr."""
 
     def show_tracing(tracing: TraceProgress) -> None:
@@ -81,18 +74,18 @@ def _predict(runs: list[RunToPredict], python: str | None) -> list[PredictedRow]
             update(f"{TRACING_WORDS}, {tracing.done + 1} of {tracing.total}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING_WORDS}…", on_any_stream=len(runs) > 1) as update:
-        rows = dict(predict_rows(runs, python, show_tracing))
+        rows = dict(headroom.predict_rows(runs, python, show_tracing))
     return [rows[index] for index in range(len(runs))]
 
 
-def _speed(row: PredictedRow, python: str | None) -> PredictedSpeed | UnknownSpeed:
+def _speed(row: headroom.PredictedRow, python: str | None) -> PredictedSpeed | UnknownSpeed:
     """Return the run's predicted speed, or why there is none."""
     if row.model is None or row.machine is None:
         return UnknownSpeed("its memory is not predicted")
     return predict_speed(Home(), row.run.spec, row.machine, row.model, python)
 
 
-def _fields(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str, Any]:
+def _fields(row: headroom.PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str, Any]:
     fit = row.fit
     if fit is None:
         assert row.error is not None
@@ -120,7 +113,7 @@ def _fields(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> dict[str
     }
 
 
-def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Iterator[tuple[str, str]]:
+def _figure_rows(row: headroom.PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Iterator[tuple[str, str]]:
     """Yield labels and figures of one predicted run."""
     fit = row.fit
     assert fit is not None
@@ -133,7 +126,7 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Ite
             yield f"  {words}", f"{fmt.size(value)}  {fmt.percent(100 * value / predicted.total_bytes)}"
     if predicted.context_bytes is not None:
         yield "CUDA context", f"{fmt.size(predicted.context_bytes)} besides"
-    if (published := published_bytes(row.run.published)) is not None:
+    if (published := headroom.published_bytes(row.run.published)) is not None:
         yield "published", fmt.size(published)
     if predicted.bytes_per_sample:
         yield "each sample", f"{fmt.size(predicted.bytes_per_sample)} on {fmt.size(predicted.fixed_bytes)}"
@@ -152,7 +145,7 @@ def _figure_rows(row: PredictedRow, speed: PredictedSpeed | UnknownSpeed) -> Ite
     yield "basis", predicted.basis
 
 
-def _fit_words(fit: PredictedFit) -> str:
+def _fit_words(fit: headroom.PredictedFit) -> str:
     """Return by how much the batch fits or does not, and the largest batch that does."""
     assert fit.available is not None
     assert fit.left_bytes is not None
@@ -164,7 +157,7 @@ def _fit_words(fit: PredictedFit) -> str:
     return f"no, {fmt.size(-fit.left_bytes)} too much for {limit}; {batches}"
 
 
-def print_rows(rows: list[PredictedRow]) -> None:
+def print_rows(rows: list[headroom.PredictedRow]) -> None:
     """Print a row for each variant that is predicted, then the others with their reasons, and the notes."""
     parts = fmt.figure_headings(*map(short_category, CATEGORY_WORDS))
     header = ["variant", *fmt.figure_headings("predicted", "published", "difference"), *parts]
@@ -185,14 +178,14 @@ def print_rows(rows: list[PredictedRow]) -> None:
         print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")
 
 
-def _cells(row: PredictedRow) -> list[str]:
+def _cells(row: headroom.PredictedRow) -> list[str]:
     fit = row.fit
     assert fit is not None
     predicted = fit.predicted
     fits = (
         fmt.ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{fmt.size(-fit.left_bytes)}"
     )
-    published = published_bytes(row.run.published)
+    published = headroom.published_bytes(row.run.published)
     return [
         row.run.id,
         fmt.size(predicted.total_bytes),

@@ -98,8 +98,7 @@ class BatchScreen(SearchScreen[BatchSnapshot]):
     def action_limit(self) -> None:
         """Ask for the memory limit of the next search, in place of a search that has ended."""
         if self.search_control.is_active:
-            words = f"The search is live; stop it with {key_of('batch', 'cancel')} to set another limit."
-            self.notify(words, severity="warning")
+            self.notify("A live search keeps its limit.", severity="warning")
             return
 
         def set_limit(text: str) -> None:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from trainfast_tui.live.snapshot import Snapshot
 
 
-IN_TURN_ADVICE = (
-    f"{key_of('compare', 'in_turn')} runs both in turn, A B A B: a verdict from runs in the same conditions"
-)
+IN_TURN_ADVICE = f"{key_of('compare', 'in_turn')} runs both in turn, A B A B, for a verdict without these doubts"
 
 
 class CompareScreen(PageScreen):
@@ -47,12 +45,10 @@ class CompareScreen(PageScreen):
         self.repaint()
 
     def action_in_turn(self) -> None:
-        if self.session.is_device_used:
-            self.notify(
-                f"The device is in use: {key_of('compare', 'in_turn')} runs both when it is free.", severity="warning"
-            )
+        if self.session.is_device_used or self.session.run_control.turn_words:
+            self.notify("The device is in use: press the key again when it is free.", severity="warning")
             return
-        self.session.start_in_turn(*self.reported())
+        self.session.run_control.start_in_turn(*self.reported())
         self.session.post(Notified("Running both settings in turn, A B A B; their comparison opens at the end."))
         self.dismiss()
 
