@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from msgspec.structs import replace
 from recorded import ANSWER, CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
 from still import MIDDLE, SMALL, Conducted, has, running
@@ -69,6 +71,6 @@ def test_the_smallest_size_as_fast_as_the_largest_is_offered_where_speeds_rank(h
     ended, ranked = search.ended, replace(ANSWER, samples_per_s=14.8)
     found = []
     for answer in (ANSWER, ranked, replace(ranked, fastest_batch=None)):
-        search.ended = replace(ended, answer=answer)
-        found.append([(offer.knob_texts, offer.reason) for offer in offers(search) if offer.label == "flat from"])
+        offered = offers(dataclasses.replace(search, ended=replace(ended, answer=answer)))
+        found.append([(offer.knob_texts, offer.reason) for offer in offered if offer.label == "flat from"])
     assert found == [[], [((("batch_size", "8"),), "as fast as 42, with 734 MiB to spare")], []], "none on a CPU"

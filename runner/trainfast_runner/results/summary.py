@@ -27,12 +27,7 @@ from trainfast_runner.records.worker_lines import (
     batch_sizes,
     newest_of_first_rank,
 )
-from trainfast_runner.results.bottleneck import (
-    MeasuredWindow,
-    diagnose,
-    measured_window_of,
-    steady_state_of,
-)
+from trainfast_runner.results.bottleneck import MeasuredWindow, diagnose, measured_window_of, steady_state_of
 from trainfast_runner.results.bottleneck_rules import OTHERS_CPU_PERCENT
 from trainfast_runner.results.device_conditions import (
     ENERGY_COUNTER,

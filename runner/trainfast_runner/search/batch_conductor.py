@@ -43,13 +43,7 @@ from trainfast_runner.search.batch_journal import (
     Probe,
     RankPeaks,
 )
-from trainfast_runner.search.conductor import (
-    Conductor,
-    SearchCaller,
-    WarmProcess,
-    end_text,
-    run_within,
-)
+from trainfast_runner.search.conductor import Conductor, SearchCaller, WarmProcess, end_text, run_within
 from trainfast_runner.search.journal import EndState, fields_of
 from trainfast_runner.search.searches import (
     ScriptPlanner,

@@ -22,12 +22,7 @@ from trainfast_tui.panels.ask import ask_yes
 from trainfast_tui.panels.header_footer import Footer
 from trainfast_tui.panels.table_view import TablePage, TableView
 from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.text.format import (
-    LabelledText,
-    elapsed,
-    labelled,
-    rule,
-)
+from trainfast_tui.text.format import LabelledText, elapsed, labelled, rule
 from trainfast_tui.text.keys import ASK_VARY, RUN_KEY, key_of
 
 if TYPE_CHECKING:

@@ -104,7 +104,7 @@ def batch_question_rows(spec: RunSpec, limit: str, earlier: BatchSnapshot | None
 
     `limit` is the notice about the search's limit; `earlier` is the newest search of these knobs, or None.
     """
-    overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs}
+    overrides = {key: spec.knobs[key] for key in spec.overrides if key in spec.knobs and key != "memory_limit"}
     own_limit = spec.knobs.get("memory_limit")
     limit = limit or ("the device's free memory" if own_limit is None else f"memory_limit={own_limit}")
     rows, hint = [("knobs", ", ".join(typed_overrides(overrides)) or "as the preset")], START_HINT

@@ -20,12 +20,7 @@ from trainfast_tui.text.search_words import role_of
 if TYPE_CHECKING:
     from trainfast_runner.search.best.answer import BestSoFar
     from trainfast_runner.search.best.question import BestPlan
-    from trainfast_runner.search.best_journal import (
-        BestAnswer,
-        BestRequest,
-        Interval,
-        Space,
-    )
+    from trainfast_runner.search.best_journal import BestAnswer, BestRequest, Interval, Space
 
 
 MAX_LISTED = 5
