@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from msgspec.structs import replace
 from recorded import ANSWER, CONDUCTED, GIB, MIB, START_NS, S, a_probe, a_search, answered, asked, going_on, seen
 from still import MIDDLE, SMALL, Conducted, has, running
@@ -67,10 +65,11 @@ def test_kind_e_unsure_widths_stand_in_the_headline_and_under_the_chart(home: Ho
 
 
 def test_the_smallest_size_as_fast_as_the_largest_is_offered_where_speeds_rank(home: Home) -> None:
-    search = seen(a_search(home, answered()))
-    ended, ranked = search.ended, replace(ANSWER, samples_per_s=14.8)
+    *tried, ended = answered()
+    ranked = replace(ANSWER, samples_per_s=14.8)
     found = []
-    for answer in (ANSWER, ranked, replace(ranked, fastest_batch=None)):
-        offered = offers(dataclasses.replace(search, ended=replace(ended, answer=answer)))
+    for number, answer in enumerate((ANSWER, ranked, replace(ranked, fastest_batch=None))):
+        lines = [*tried, replace(ended, answer=answer)]
+        offered = offers(seen(a_search(Home(home.path / str(number)).create(), lines)))
         found.append([(offer.knob_texts, offer.reason) for offer in offered if offer.label == "flat from"])
     assert found == [[], [((("batch_size", "8"),), "as fast as 42, with 734 MiB to spare")], []], "none on a CPU"
